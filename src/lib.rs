@@ -1,0 +1,6 @@
+//! ckptfs: a filesystem that lays itself over a directory and gives it instant checkpoints.
+//!
+//! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `control`, `fuse`, `engine`, `live`, `history`, `store`, `sys`.
+
+pub mod store;
+pub mod sys;

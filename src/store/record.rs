@@ -1,0 +1,218 @@
+//! What the journal says: undo records, and the operations that are more than one change.
+//!
+//! History is kept as **undo records**. Each says what a key held *before* it first changed in an epoch; the state of a key at checkpoint N is
+//! what the first record with an epoch above N says, and what the live tree says where there is none. Within an epoch the first record of a key
+//! wins.
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
+use crate::sys::{Kind, Stat, Xattrs};
+
+/// The inode that a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Child {
+    /// Its slot.
+    pub slot: Slot,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// Where an inode was found: one of its names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The directory.
+    pub parent: Slot,
+    /// The name in it.
+    pub name: Name,
+}
+
+/// Attributes of an inode before a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttrState {
+    /// Everything stat(2) said.
+    pub stat: Stat,
+    /// Where a symbolic link led; `None` for every other kind.
+    pub target: Option<Vec<u8>>,
+}
+
+/// The data of a regular file before a change, and what a moved inode of another kind became.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataState {
+    /// Where the bytes are; `None`: the file was empty, nothing is kept.
+    pub object: Option<ObjectId>,
+    /// Size in bytes.
+    pub size: u64,
+    /// The capture was made ahead of a change that may never come (a writable open, a file held open over a checkpoint); it can be voided.
+    pub provisional: bool,
+}
+
+/// What a record is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Key {
+    /// What a name in a directory led to.
+    Entry(Slot, Name),
+    /// The attributes of an inode.
+    Attr(Slot),
+    /// Its extended attributes.
+    Xattrs(Slot),
+    /// Its data.
+    Data(Slot),
+    /// Where it was: one of its names. Made for every directory above a change, so that a past path can be told without a scan.
+    Home(Slot),
+}
+
+/// One undo record: what a key held before it first changed in the epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Undo {
+    /// A name led to `before`; `None`: it did not exist.
+    Entry {
+        /// The directory.
+        dir: Slot,
+        /// The name.
+        name: Name,
+        /// What it led to.
+        before: Option<Child>,
+    },
+    /// An inode had these attributes.
+    Attr {
+        /// The inode.
+        slot: Slot,
+        /// Its attributes.
+        before: AttrState,
+    },
+    /// An inode had these extended attributes.
+    Xattrs {
+        /// The inode.
+        slot: Slot,
+        /// All of them, sorted by name.
+        before: Xattrs,
+    },
+    /// A file had this content.
+    Data {
+        /// The file.
+        slot: Slot,
+        /// Its content.
+        before: DataState,
+    },
+    /// An inode was to be found here.
+    Home {
+        /// The inode.
+        slot: Slot,
+        /// One of its names.
+        before: Place,
+    },
+}
+
+impl Undo {
+    /// The key that the record is about.
+    pub fn key(&self) -> Key {
+        match self {
+            Undo::Entry { dir, name, .. } => Key::Entry(*dir, name.clone()),
+            Undo::Attr { slot, .. } => Key::Attr(*slot),
+            Undo::Xattrs { slot, .. } => Key::Xattrs(*slot),
+            Undo::Data { slot, .. } => Key::Data(*slot),
+            Undo::Home { slot, .. } => Key::Home(*slot),
+        }
+    }
+}
+
+/// A checkpoint as the journal keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Its number, and the epoch that it closed.
+    pub id: CheckpointId,
+    /// Names given to it, sorted.
+    pub tags: Vec<String>,
+    /// The note of whoever made it; empty if none.
+    pub note: String,
+    /// Wall clock, nanoseconds since 1970.
+    pub created_ns: i64,
+    /// All files held open for writing were captured at one instant.
+    pub atomic: bool,
+    /// Number of changed keys recorded in the epoch that it closed.
+    pub dirty: u64,
+    /// Why it was made: by a person, as the guard of a restore, ...
+    pub reason: Reason,
+}
+
+/// Why a checkpoint was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Reason {
+    /// Somebody asked for it.
+    Asked,
+    /// It guards what a restore of this checkpoint replaced.
+    Guard {
+        /// The checkpoint that was restored.
+        restored: CheckpointId,
+    },
+}
+
+/// One frame of the journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// The changes of one operation, all in `epoch`.
+    Undo {
+        /// The epoch that was open.
+        epoch: Epoch,
+        /// What held before.
+        undo: Vec<Undo>,
+    },
+    /// The data record of this slot in this epoch is void: the file was opened for writing and left alone.
+    Void {
+        /// The epoch.
+        epoch: Epoch,
+        /// The file.
+        slot: Slot,
+    },
+    /// Inodes with a past are to be found at these names now; the last record for a slot counts.
+    Moved {
+        /// Slot and place.
+        places: Vec<(Slot, Place)>,
+    },
+    /// A checkpoint was made: its epoch is closed, the next one is open.
+    Checkpoint(Checkpoint),
+    /// A checkpoint's tags are these from now on.
+    Tags {
+        /// Which one.
+        id: CheckpointId,
+        /// All its tags, sorted.
+        tags: Vec<String>,
+    },
+    /// A checkpoint was deleted.
+    Deleted {
+        /// Which one.
+        id: CheckpointId,
+    },
+    /// A rename over an existing inode is under way: names were exchanged, and what is now at `place` (still `slot`) is to be moved into `object`.
+    Replacing {
+        /// The inode that lost its name.
+        slot: Slot,
+        /// Where it is between the two steps.
+        place: Place,
+        /// Where it goes.
+        object: ObjectId,
+    },
+    /// A restore began.
+    RestoreBegin {
+        /// What is restored.
+        target: CheckpointId,
+        /// The checkpoint made before.
+        guard: CheckpointId,
+        /// Only these paths (relative, `/`-separated bytes); empty: the whole tree.
+        paths: Vec<Vec<u8>>,
+    },
+    /// The restore that began last is complete.
+    RestoreEnd,
+    /// A daemon began to serve the tree.
+    Mounted {
+        /// Wall clock, nanoseconds since 1970.
+        at_ns: i64,
+    },
+    /// A daemon stopped serving in an orderly way.
+    Unmounted {
+        /// Wall clock, nanoseconds since 1970.
+        at_ns: i64,
+    },
+}

@@ -1,0 +1,145 @@
+//! Plain types that every layer speaks: error numbers, kinds of inode, times and stat records.
+//!
+//! They are ours, and not `libc`'s, because `libc` and `rustix` are named in `sys/` only.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// An error number as the kernel gives it (errno(3)); positive, never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Errno(pub i32);
+
+/// The result of a call that fails with an [`Errno`].
+pub type SysResult<T> = Result<T, Errno>;
+
+macro_rules! errnos {
+    ($($name:ident),* $(,)?) => {
+        impl Errno {
+            $(#[doc = concat!("`", stringify!($name), "` of errno(3).")] pub const $name: Errno = Errno(libc::$name);)*
+
+            /// The number's symbolic name, where it is one that this program gives or tests.
+            pub fn name(self) -> Option<&'static str> {
+                $(if self.0 == libc::$name { return Some(stringify!($name)); })*
+                None
+            }
+        }
+    };
+}
+
+errnos!(
+    EPERM, ENOENT, EINTR, EIO, ENXIO, E2BIG, EBADF, EAGAIN, ENOMEM, EACCES, EFAULT, EBUSY, EEXIST, EXDEV, ENODEV, ENOTDIR, EISDIR, EINVAL,
+    ENFILE, EMFILE, ENOTTY, ETXTBSY, EFBIG, ENOSPC, ESPIPE, EROFS, EMLINK, EPIPE, ERANGE, ENAMETOOLONG, ENOSYS, ENOTEMPTY, ELOOP,
+    EOVERFLOW, EOPNOTSUPP, ENOTCONN, ETIMEDOUT, ESTALE, EDQUOT, ECANCELED, ECONNREFUSED, EADDRINUSE,
+);
+
+impl Errno {
+    /// "No such extended attribute": ENODATA on Linux, ENOATTR on macOS.
+    #[cfg(target_os = "linux")]
+    pub const NO_XATTR: Errno = Errno(libc::ENODATA);
+    /// "No such extended attribute": ENODATA on Linux, ENOATTR on macOS.
+    #[cfg(not(target_os = "linux"))]
+    pub const NO_XATTR: Errno = Errno(libc::ENOATTR);
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "errno {}", self.0),
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", std::io::Error::from_raw_os_error(self.0))
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(error: rustix::io::Errno) -> Self {
+        Errno(error.raw_os_error())
+    }
+}
+
+impl From<Errno> for std::io::Error {
+    fn from(errno: Errno) -> Self {
+        std::io::Error::from_raw_os_error(errno.0)
+    }
+}
+
+/// What an inode is (the `S_IFMT` bits of inode(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Symlink,
+    /// A FIFO.
+    Fifo,
+    /// A unix socket.
+    Socket,
+    /// A character device.
+    CharDev,
+    /// A block device.
+    BlockDev,
+}
+
+/// Seconds and nanoseconds since 1970 (`struct timespec`); `nsec` is below 1,000,000,000 also where `sec` is negative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Time {
+    /// Seconds since 1970-01-01T00:00:00Z; negative before.
+    pub sec: i64,
+    /// Nanoseconds after `sec`.
+    pub nsec: u32,
+}
+
+/// What stat(2) says of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Device of the filesystem that holds it.
+    pub dev: u64,
+    /// Inode number on that filesystem.
+    pub ino: u64,
+    /// Kind of inode.
+    pub kind: Kind,
+    /// Permission bits, set-id and sticky bits included: `st_mode & 0o7777`.
+    pub mode: u32,
+    /// Number of hard links.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node, as stat(2) encodes it.
+    pub rdev: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Blocks of 512 bytes.
+    pub blocks: u64,
+    /// Preferred block size for I/O.
+    pub blksize: u32,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of content.
+    pub mtime: Time,
+    /// Last change of anything.
+    pub ctime: Time,
+    /// Birth, where the filesystem keeps it.
+    pub btime: Option<Time>,
+}
+
+/// Extended attributes of an inode, sorted by name: (name, value).
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
