@@ -70,6 +70,13 @@ pub fn readlink_at(dir: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
     retry(|| rustix::fs::readlinkat(&dir, name, Vec::new())).map(|target| target.into_bytes())
 }
 
+/// Target of the symbolic link that `fd` names (an `O_PATH` descriptor of the link itself).
+///
+/// Errors: ENOENT or EINVAL if it is no link.
+pub fn readlink_fd(fd: impl AsFd) -> SysResult<Vec<u8>> {
+    retry(|| rustix::fs::readlinkat(&fd, c"", Vec::new())).map(|target| target.into_bytes())
+}
+
 /// Moves `from` in `from_dir` to `to` in `to_dir`, in one step (renameat2(2); renameatx_np on macOS).
 ///
 /// Errors: EINVAL where the filesystem does not have `mode`.
