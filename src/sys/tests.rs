@@ -1,4 +1,5 @@
-//! Tests of the calls together, on a real directory. It is in /var/tmp: a disk filesystem, not necessarily one with reflink.
+//! Tests of the calls together, on a real directory: in `CKPTFS_TEST_DIR`, or in /var/tmp, which is a disk filesystem but
+//! not necessarily one with reflink.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -7,7 +8,8 @@ use super::*;
 
 /// A directory of its own for one test, and a descriptor of it.
 fn scratch() -> (tempfile::TempDir, OwnedFd) {
-    let temp = tempfile::Builder::new().prefix("ckptfs-sys-").tempdir_in("/var/tmp").expect("tempdir");
+    let parent = std::env::var_os("CKPTFS_TEST_DIR").unwrap_or_else(|| "/var/tmp".into());
+    let temp = tempfile::Builder::new().prefix("ckptfs-sys-").tempdir_in(parent).expect("tempdir");
     let dir = open_root(temp.path()).expect("open_root");
     (temp, dir)
 }
@@ -111,13 +113,17 @@ fn nothing_outside_is_reached_by_a_path() {
     let a = open_dir_at(&dir, b"a").expect("a");
     file_with(&a, b"f", b"x");
     symlink_at(b"..", &a, b"up").expect("symlink");
-    assert!(open_beneath(&dir, b"a/f", OpenKind::File(Open::READ)).is_ok());
-    assert!(open_beneath(&dir, b"a", OpenKind::Dir).is_ok());
-    assert!(open_beneath(&dir, b"a/up", OpenKind::Path).is_err() || cfg!(target_os = "linux"));
-    assert_eq!(open_beneath(&dir, b"a/../../x", OpenKind::Path).err(), Some(Errno::EXDEV));
-    assert_eq!(open_beneath(&dir, b"/etc", OpenKind::Dir).err(), Some(Errno::EXDEV));
-    assert!(matches!(open_beneath(&dir, b"a/up/a", OpenKind::Dir), Err(Errno::ELOOP | Errno::ENOTDIR)));
-    assert_eq!(open_beneath(&dir, b"", OpenKind::Path).err(), Some(Errno::ENOENT));
+    let by_kernel = |path: &[u8], kind| open_beneath(&dir, path, kind);
+    let by_walk = |path: &[u8], kind| path::walk_beneath(&dir, path, kind);
+    for open in [&by_kernel as &dyn Fn(&[u8], OpenKind) -> SysResult<OwnedFd>, &by_walk] {
+        assert!(open(b"a/f", OpenKind::File(Open::READ)).is_ok());
+        assert!(open(b"./a/", OpenKind::Dir).is_ok());
+        assert_eq!(open(b"a/up", OpenKind::Path).and_then(stat_fd).map(|stat| stat.kind), Ok(Kind::Symlink));
+        assert_eq!(open(b"a/../../x", OpenKind::Path).err(), Some(Errno::EXDEV));
+        assert_eq!(open(b"/etc", OpenKind::Dir).err(), Some(Errno::EXDEV));
+        assert!(matches!(open(b"a/up/a", OpenKind::Dir), Err(Errno::ELOOP | Errno::ENOTDIR)));
+        assert_eq!(open(b"", OpenKind::Path).err(), Some(Errno::ENOENT));
+    }
     assert_eq!(open_dir_at(&a, b"f").err(), Some(Errno::ENOTDIR));
 }
 
@@ -310,10 +316,17 @@ fn a_clone_shares_or_says_that_it_cannot() {
         Ok(clone) => {
             assert_eq!(content(&clone), content(&src));
             assert_eq!(stat_fd(&clone).map(|stat| stat.mode), Ok(0o600));
-            assert!(!cfg!(target_os = "linux") || shares_extents(&src, &clone).expect("fiemap"));
+            if cfg!(target_os = "linux") {
+                assert_eq!(shares_extents(&src, &clone), Ok(true));
+                write_all_at(&clone, &[9], 50_000).expect("write");
+                assert_eq!(shares_extents(&src, &clone), Ok(false));
+                clone_file(&src, &clone).expect("clone again");
+                assert_eq!(shares_extents(&src, &clone), Ok(true));
+            }
         }
         Err(errno) => {
             assert_eq!(errno, Errno::EOPNOTSUPP);
+            assert!(!matches!(fs_name(statfs_fd(&dir).expect("statfs").fs_type), "xfs" | "btrfs"));
             assert_eq!(stat_at(&dir, b"clone"), Err(Errno::ENOENT));
         }
     }
