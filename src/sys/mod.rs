@@ -8,8 +8,8 @@
 //! a device. Every descriptor is close-on-exec. Calls that a signal can interrupt are repeated. A name is one component
 //! of 1 to 255 bytes without `/` and NUL, and is never `..`.
 //!
-//! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]); what a system does not have is `ENOSYS` or
-//! `EOPNOTSUPP`.
+//! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]; only macOS's two for "not supported" become one);
+//! what a system does not have is `ENOSYS` or `EOPNOTSUPP`.
 //!
 //! **Locking.** None, and no state: every function may be called from any thread. What belongs to the calling thread
 //! only ([`set_thread_idle`], [`drop_cap_fsetid_for`]) or to the process ([`umask0`], [`block_terminate`]) says so.

@@ -25,12 +25,17 @@ pub(super) fn component(name: &[u8]) -> SysResult<&[u8]> {
 
 /// Calls until no signal interrupts (EINTR).
 pub(super) fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
-    rustix::io::retry_on_intr(call).map_err(Errno::from)
+    rustix::io::retry_on_intr(call).map_err(|errno| one_enotsup(errno.into()))
 }
 
 /// `errno` of the call that just failed.
 pub(super) fn last_errno() -> Errno {
-    Errno::from(std::io::Error::last_os_error())
+    one_enotsup(std::io::Error::last_os_error().into())
+}
+
+/// Gives "not supported" one number: on macOS ENOTSUP is another one than EOPNOTSUPP, and the kernel gives both.
+fn one_enotsup(errno: Errno) -> Errno {
+    if errno.0 == libc::ENOTSUP { Errno::EOPNOTSUPP } else { errno }
 }
 
 /// Turns what a libc call returned into a result: -1 means `errno`.

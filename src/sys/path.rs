@@ -6,10 +6,10 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 
-use super::args::{Open, RenameMode};
+use super::args::{Open, OpenKind, RenameMode};
 use super::name::{component, permissions, retry};
 use super::os;
-use super::types::SysResult;
+use super::types::{Errno, SysResult};
 
 /// Flags of every descriptor for a directory's names.
 pub(super) const DIR_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -87,4 +87,26 @@ pub fn rename_at(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd, to: &[u8],
         RenameMode::NoReplace => rustix::fs::renameat_with(&from_dir, from, &to_dir, to, RenameFlags::NOREPLACE),
         RenameMode::Exchange => rustix::fs::renameat_with(&from_dir, from, &to_dir, to, RenameFlags::EXCHANGE),
     })
+}
+
+/// Opens `path`, relative to `dir`, component by component, without ever leaving `dir` or following a link.
+///
+/// Errors: EXDEV for a path that leads out (absolute, or any `..`), ELOOP or ENOTDIR for a link on the way.
+pub(super) fn walk_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
+    if path.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".").peekable();
+    if path.first() == Some(&b'/') || names.clone().any(|name| name == b"..") {
+        return Err(Errno::EXDEV);
+    }
+    let mut at = retry(|| rustix::fs::openat(&dir, c".", DIR_FLAGS, Mode::empty()))?;
+    while let Some(name) = names.next() {
+        at = match (names.peek(), kind) {
+            (Some(_), _) | (None, OpenKind::Dir) => open_dir_at(&at, name)?,
+            (None, OpenKind::Path) => os::open_path_at(&at, name)?,
+            (None, OpenKind::File(open)) => open_file_at(&at, name, open)?.into(),
+        };
+    }
+    Ok(at)
 }

@@ -81,3 +81,38 @@ fn terminate_set() -> libc::sigset_t {
         set.assume_init()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::thread::JoinHandleExt;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    // Each signal goes to one thread that blocks it, so that the other tests of this process live on.
+
+    #[test]
+    fn a_blocked_signal_is_waited_for() {
+        let thread = std::thread::spawn(|| {
+            block_terminate().expect("block");
+            // SAFETY: raise(3) takes a signal number and sends it to this thread, which blocks it.
+            assert_eq!(unsafe { libc::raise(libc::SIGHUP) }, 0);
+            assert_eq!(wait_terminate(), Ok(libc::SIGHUP));
+        });
+        thread.join().expect("thread");
+    }
+
+    #[test]
+    fn the_callback_gets_the_signal() {
+        let thread = std::thread::spawn(|| {
+            let (sender, receiver) = mpsc::channel();
+            let waiter = on_terminate(move |signal| sender.send(signal).expect("send")).expect("on_terminate");
+            // SAFETY: the thread has not been joined, so its handle is valid, and it was started with the signal blocked.
+            assert_eq!(unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGTERM) }, 0);
+            assert_eq!(receiver.recv(), Ok(libc::SIGTERM));
+            waiter.join().expect("join");
+        });
+        thread.join().expect("thread");
+        assert_eq!(ignore_sigpipe(), Ok(()));
+    }
+}

@@ -7,7 +7,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use super::super::args::{Open, OpenKind};
 use super::super::name::{component, permissions, retry};
-use super::super::path::DIR_FLAGS;
+use super::super::path::{DIR_FLAGS, walk_beneath};
 use super::super::types::{Errno, SysResult};
 
 /// Flags of a descriptor that only names an inode.
@@ -55,7 +55,8 @@ pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
 
 /// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link (openat2(2)).
 ///
-/// Errors: EXDEV for a path that leads out (absolute, or too many `..`), ELOOP for a link on the way.
+/// Errors: EXDEV for a path that leads out (absolute, or too many `..`), ELOOP for a link on the way. A link at the end is
+/// itself for [`OpenKind::Path`]. Where the kernel has no openat2, any `..` is EXDEV, and a link on the way may be ENOTDIR.
 pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
     let flags = match kind {
         OpenKind::Path => PATH_FLAGS,
@@ -67,6 +68,8 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
     loop {
         match retry(|| rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve)) {
             Err(Errno::EAGAIN) if tries < RESOLVE_TRIES_MAX => tries += 1,
+            // Before 5.6, and in sandboxes that do not know it.
+            Err(Errno::ENOSYS) => return walk_beneath(dir, path, kind),
             result => return result,
         }
     }

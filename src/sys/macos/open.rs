@@ -7,7 +7,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use super::super::args::{Open, OpenKind};
 use super::super::name::{component, permissions, retry};
-use super::super::path::{DIR_FLAGS, open_dir_at, open_file_at};
+use super::super::path::walk_beneath;
 use super::super::types::{Errno, SysResult};
 use super::attr::stat_fd;
 
@@ -52,26 +52,11 @@ pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     retry(|| rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
 }
 
-/// Opens `path`, relative to `dir`, component by component, without ever leaving `dir` or following a link.
+/// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link.
 ///
 /// Errors: EXDEV for a path that leads out (absolute, or any `..`), ELOOP or ENOTDIR for a link on the way.
 pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
-    if path.is_empty() {
-        return Err(Errno::ENOENT);
-    }
-    let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".").peekable();
-    if path.first() == Some(&b'/') || names.clone().any(|name| name == b"..") {
-        return Err(Errno::EXDEV);
-    }
-    let mut at = retry(|| rustix::fs::openat(&dir, c".", DIR_FLAGS, Mode::empty()))?;
-    while let Some(name) = names.next() {
-        at = match (names.peek(), kind) {
-            (Some(_), _) | (None, OpenKind::Dir) => open_dir_at(&at, name)?,
-            (None, OpenKind::Path) => open_path_at(&at, name)?,
-            (None, OpenKind::File(open)) => open_file_at(&at, name, open)?.into(),
-        };
-    }
-    Ok(at)
+    walk_beneath(dir, path, kind)
 }
 
 /// Opens anew what a descriptor names, with the permissions that its inode gives now, by the path it has now (F_GETPATH).
