@@ -241,10 +241,8 @@ fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
     if from_of.is_empty() {
         return found;
     }
-    let moved: HashMap<Vec<u8>, Vec<u8>> = from_of
-        .iter()
-        .filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone())))
-        .collect();
+    let moved: HashMap<Vec<u8>, Vec<u8>> =
+        from_of.iter().filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone()))).collect();
     let consumed: std::collections::HashSet<usize> = from_of.values().copied().collect();
     let carried = |to: &[u8], from: &[u8]| {
         let (Some((to_dir, to_name)), Some((from_dir, from_name))) = (split(to), split(from)) else { return false };

@@ -12,8 +12,8 @@ use super::timeline::Timeline;
 use crate::store::{Address, Batch, StoreError};
 use crate::sys;
 
-/// Records in one batch for the index.
-const BATCH_RECORDS_MAX: usize = 256;
+/// Keys that are put into the index at once.
+const PIECE_KEYS_MAX: usize = 64;
 /// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or works on at once.
 const SETTLE: Duration = Duration::from_millis(300);
 
@@ -71,7 +71,7 @@ pub(super) fn start(timeline: Arc<Timeline>) -> std::io::Result<()> {
     timeline.wake.sealed();
     let worker = Arc::clone(&timeline);
     let spawned = std::thread::Builder::new().name("indexer".into()).spawn(move || {
-        sys::set_thread_idle();
+        let _ = sys::set_thread_idle();
         while worker.wake.wait() {
             if let Err(error) = worker.index_closed() {
                 tracing::error!(%error, "the index cannot be written; closed epochs stay in memory until the next mount");
@@ -90,31 +90,26 @@ pub(super) fn start(timeline: Arc<Timeline>) -> std::io::Result<()> {
 impl Timeline {
     /// Applies every closed epoch to the index and drops its table.
     fn index_closed(&self) -> Result<(), StoreError> {
-        let index = self.store.index();
-        let mut from = index.applied()?;
-        loop {
-            let Some((id, end)) = self.oldest_sealed() else { return Ok(()) };
-            let mut batch = Batch::default();
-            let mut after = end;
-            for frame in self.store.journal().scan(from, None) {
+        let index = &self.store.index;
+        while let Some((id, end)) = self.oldest_sealed() {
+            let mut batch = Batch::new();
+            for frame in self.store.journal.scan(index.applied()?, None) {
                 let (address, record) = frame?;
-                after = address;
                 if address > end {
                     break;
                 }
-                batch.add(address, &record);
-                if batch.len() >= BATCH_RECORDS_MAX {
-                    index.apply(std::mem::take(&mut batch), None)?;
-                    if self.wake.stopping() {
-                        return Ok(());
-                    }
-                }
+                batch.add(address, &record)?;
             }
-            let _ = after;
-            index.apply(batch, Some(end))?;
-            from = Some(end);
+            // Merged first, then applied in pieces: readers of the index wait for one piece only, and never see a record that was voided.
+            for mut piece in batch.pieces(PIECE_KEYS_MAX) {
+                if self.wake.stopping() {
+                    return Ok(());
+                }
+                index.apply(&mut piece)?;
+            }
             self.inner.write().sealed.retain(|table| table.epoch > id.epoch());
         }
+        Ok(())
     }
 
     /// The checkpoint that closed the oldest epoch still in memory, and where its record is.

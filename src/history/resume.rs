@@ -19,19 +19,22 @@ impl Timeline {
     /// # Errors
     /// EIO if the journal is damaged.
     pub fn open(store: Arc<Store>) -> SysResult<(Timeline, Aftermath)> {
-        let checkpoints = store.index().checkpoints().map_err(fault)?;
-        let next = checkpoints.iter().map(|(checkpoint, _, _)| checkpoint.id.epoch().next()).max().unwrap_or(Epoch(1));
+        let checkpoints = store.index.checkpoints().map_err(fault)?;
+        let next = store.index.last_checkpoint().map_err(fault)?.map_or(Epoch(1), |id| id.epoch().next());
+        let applied = store.index.applied().map_err(fault)?;
+        // An index that was rebuilt holds records of the open epoch too; they are needed in memory, so the scan begins where that epoch did.
+        let from = checkpoints.last().map_or(Address::START, |(_, address)| *address).min(applied);
         let mut inner = Inner::new(next);
-        for (checkpoint, address, deleted) in checkpoints {
-            if !deleted {
-                inner.put_checkpoint(checkpoint, address);
-            }
+        for (checkpoint, address) in checkpoints {
+            inner.put_checkpoint(checkpoint, address);
         }
         let mut replay = Replay { inner, aftermath: Aftermath::default() };
-        let from = store.index().applied().map_err(fault)?;
-        for frame in store.journal().scan(from, None) {
+        for frame in store.journal.scan(from, None) {
             let (address, record) = frame.map_err(fault)?;
-            replay.take(address, record);
+            let structural = matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. });
+            if address >= applied || !structural {
+                replay.take(address, record);
+            }
         }
         let Replay { inner, aftermath } = replay;
         let timeline = Timeline { store, inner: RwLock::new(inner), wake: Wake::default() };
@@ -46,7 +49,7 @@ impl Timeline {
     /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
     pub fn stop(&self) {
         self.wake.stop();
-        if let Err(error) = self.store.journal().sync().and_then(|()| self.store.index().flush_durable()) {
+        if let Err(error) = self.store.journal.sync().and_then(|()| self.store.index.flush_durable()) {
             tracing::warn!(%error, "the index was not made durable; the next mount will rebuild what is missing");
         }
     }

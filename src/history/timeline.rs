@@ -164,7 +164,7 @@ impl Timeline {
             records.push(Record::Undo { epoch, undo: undo.clone() });
         }
         records.extend(more);
-        self.store.journal().append(&records).map_err(fault)?;
+        self.store.journal.append(&records).map_err(fault)?;
         let mut inner = self.inner.write();
         for item in undo {
             inner.open.add(item);
@@ -184,7 +184,7 @@ impl Timeline {
     /// # Errors
     /// ENOSPC or EIO of the journal.
     pub fn append(&self, records: &[Record]) -> SysResult<()> {
-        self.store.journal().append(records).map(|_| ()).map_err(fault)
+        self.store.journal.append(records).map(|_| ()).map_err(fault)
     }
 
     /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
@@ -249,7 +249,7 @@ impl Timeline {
         if !ahead.is_empty() {
             records.push(Record::Undo { epoch: next, undo: ahead.clone() });
         }
-        let addresses = self.store.journal().append(&records).map_err(fault)?;
+        let addresses = self.store.journal.append(&records).map_err(fault)?;
         let address = addresses.first().copied().ok_or(Errno::EIO)?;
         inner.seal();
         for item in ahead {
@@ -320,13 +320,20 @@ impl Timeline {
 
     fn in_index(&self, key: &Key, after: CheckpointId) -> SysResult<Option<Undo>> {
         // A table leaves memory only after the index has it, and memory was asked first; so what was in neither has no record.
-        match self.store.index().first_after(key, after).map_err(fault)? {
-            Some((_, address, item)) => self.store.undo_at(address, item).map(Some).map_err(fault),
+        match self.store.index.first_after(key, after).map_err(fault)? {
+            Some(found) => self.store.undo_at(found.at, found.item).map(Some).map_err(fault),
             None => Ok(None),
         }
     }
 
-    fn node_at<T>(&self, key: &Key, slot: Slot, after: CheckpointId, pick: impl Fn(&NodeUndo) -> Option<T>, turn: impl Fn(Undo) -> Option<T>) -> SysResult<Option<T>> {
+    fn node_at<T>(
+        &self,
+        key: &Key,
+        slot: Slot,
+        after: CheckpointId,
+        pick: impl Fn(&NodeUndo) -> Option<T>,
+        turn: impl Fn(Undo) -> Option<T>,
+    ) -> SysResult<Option<T>> {
         let memory = self.in_memory(after, |table| table.node(slot).and_then(&pick));
         match self.in_index(key, after)? {
             Some(undo) => turn(undo).map(Some).ok_or(Errno::EIO),
@@ -364,8 +371,8 @@ impl Timeline {
                 }
             }
         }
-        for (name, _, address, item) in self.store.index().entries_after(dir, at).map_err(fault)? {
-            match self.store.undo_at(address, item).map_err(fault)? {
+        for (name, undo) in self.store.index.entries_after(dir, at).map_err(fault)? {
+            match self.store.undo_at(undo.at, undo.item).map_err(fault)? {
                 Undo::Entry { before, .. } => found.insert(name, before),
                 _ => return Err(Errno::EIO),
             };
@@ -378,10 +385,16 @@ impl Timeline {
     /// # Errors
     /// EIO if the record cannot be read.
     pub fn attr_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<Arc<AttrState>>> {
-        self.node_at(&Key::Attr(slot), slot, at, |node| node.attr.clone(), |undo| match undo {
-            Undo::Attr { before, .. } => Some(Arc::new(before)),
-            _ => None,
-        })
+        self.node_at(
+            &Key::Attr(slot),
+            slot,
+            at,
+            |node| node.attr.clone(),
+            |undo| match undo {
+                Undo::Attr { before, .. } => Some(Arc::new(before)),
+                _ => None,
+            },
+        )
     }
 
     /// Extended attributes at a checkpoint; `None`: no record.
@@ -389,10 +402,16 @@ impl Timeline {
     /// # Errors
     /// EIO if the record cannot be read.
     pub fn xattrs_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<Arc<Xattrs>>> {
-        self.node_at(&Key::Xattrs(slot), slot, at, |node| node.xattrs.clone(), |undo| match undo {
-            Undo::Xattrs { before, .. } => Some(Arc::new(before)),
-            _ => None,
-        })
+        self.node_at(
+            &Key::Xattrs(slot),
+            slot,
+            at,
+            |node| node.xattrs.clone(),
+            |undo| match undo {
+                Undo::Xattrs { before, .. } => Some(Arc::new(before)),
+                _ => None,
+            },
+        )
     }
 
     /// Content at a checkpoint; `None`: no record.
@@ -400,10 +419,16 @@ impl Timeline {
     /// # Errors
     /// EIO if the record cannot be read.
     pub fn data_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<DataState>> {
-        self.node_at(&Key::Data(slot), slot, at, |node| node.data, |undo| match undo {
-            Undo::Data { before, .. } => Some(before),
-            _ => None,
-        })
+        self.node_at(
+            &Key::Data(slot),
+            slot,
+            at,
+            |node| node.data,
+            |undo| match undo {
+                Undo::Data { before, .. } => Some(before),
+                _ => None,
+            },
+        )
     }
 
     /// Where an inode with a past is to be found now; a hint, to be verified.
@@ -413,7 +438,7 @@ impl Timeline {
             let mut tables = std::iter::once(&inner.open).chain(inner.sealed.iter().rev().map(|table| &**table));
             tables.find_map(|table| table.place(slot).cloned())
         };
-        memory.or_else(|| self.store.index().place(slot).map_err(fault).ok().flatten())
+        memory.or_else(|| self.store.index.place(slot).map_err(fault).ok().flatten())
     }
 
     /// Opens an object for reading.
@@ -421,7 +446,7 @@ impl Timeline {
     /// # Errors
     /// EIO if it is not there: a version is lost.
     pub fn open_object(&self, object: ObjectId) -> SysResult<File> {
-        self.store.layers().open(object).map_err(|error| {
+        self.store.layers.open(object).map_err(|error| {
             tracing::error!(%error, ?object, "a captured version cannot be opened");
             Errno::EIO
         })

@@ -52,7 +52,7 @@ impl Timeline {
         let from = self.address(after).ok_or(Errno::ENOENT)?;
         let to = upto.map(|id| self.address(id).ok_or(Errno::ENOENT)).transpose()?;
         let mut touched = Touched::default();
-        for frame in self.store.journal().scan(from, to) {
+        for frame in self.store.journal.scan(from, to) {
             let (_, record) = frame.map_err(fault)?;
             if let Record::Undo { undo, .. } = record {
                 undo.into_iter().for_each(|item| touched.add(item));

@@ -52,9 +52,7 @@ impl<'a> View<'a> {
     }
 
     /// Asks history, then the live tree, then history again.
-    fn resolve<T>(
-        &self, past: impl Fn(CheckpointId) -> SysResult<Option<T>>, live: impl FnOnce() -> SysResult<T>,
-    ) -> SysResult<T> {
+    fn resolve<T>(&self, past: impl Fn(CheckpointId) -> SysResult<Option<T>>, live: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
         let State::At(id) = self.state else { return live() };
         if let Some(found) = past(id)? {
             return Ok(found);

@@ -103,8 +103,8 @@ impl Live {
         if size == 0 {
             return Ok(None);
         }
-        let layers = self.timeline.store().layers();
-        let object = layers.next_object(epoch, slot, ObjectOrigin::Cloned);
+        let layers = &self.timeline.store().layers;
+        let object = layers.next_object(epoch, slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
         let kept = self.fill_object(object, file, size);
         if let Err(errno) = kept {
             self.drop_object(object);
@@ -114,7 +114,7 @@ impl Live {
     }
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
-        let layers = self.timeline.store().layers();
+        let layers = &self.timeline.store().layers;
         let copy_is_cheaper = || size <= COPY_DIRTY_MAX && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0);
         if self.reflink && !copy_is_cheaper() {
             let (dir, name) = layers.location(object).map_err(|error| error.errno())?;
@@ -130,7 +130,7 @@ impl Live {
 
     /// Removes an object that nothing refers to.
     pub(super) fn drop_object(&self, object: ObjectId) {
-        if let Err(error) = self.timeline.store().layers().remove(object) {
+        if let Err(error) = self.timeline.store().layers.remove(object) {
             tracing::debug!(%error, ?object, "an unneeded object was not removed");
         }
     }

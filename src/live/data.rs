@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 
 use super::Live;
 use super::find::At;
-use super::names::{Make, Made};
+use super::names::{Made, Make};
 use super::nodes::{IoMode, Node};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
@@ -109,7 +109,14 @@ impl Live {
         if flags.write {
             self.prepare_write(slot, &fd, flags, io)?;
         }
-        let how = Open { read: flags.read, write: flags.write, append: flags.append && io == IoMode::Passthrough, sync: flags.sync, dsync: flags.dsync, ..Open::default() };
+        let how = Open {
+            read: flags.read,
+            write: flags.write,
+            append: flags.append && io == IoMode::Passthrough,
+            sync: flags.sync,
+            dsync: flags.dsync,
+            ..Open::default()
+        };
         let file = sys::reopen(&fd, how)?;
         if flags.truncate && flags.write && stat.size > 0 {
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
@@ -139,7 +146,14 @@ impl Live {
         let special = make.mode & 0o6000 != 0;
         let io = if self.passthrough() && !special { IoMode::Passthrough } else { IoMode::Daemon };
         // Read as well as write: the daemon may have to read what it captures, and a mode of 0200 stops nobody who has it open.
-        let open = Open { read: flags.read, write: flags.write, append: flags.append && io == IoMode::Passthrough, sync: flags.sync, dsync: flags.dsync, ..Open::default() };
+        let open = Open {
+            read: flags.read,
+            write: flags.write,
+            append: flags.append && io == IoMode::Passthrough,
+            sync: flags.sync,
+            dsync: flags.dsync,
+            ..Open::default()
+        };
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
         let (id, handle) = self.opened(made.slot, file, flags, io);
@@ -236,7 +250,11 @@ impl Live {
         let handle = self.handle(id)?;
         self.change_content(&handle, |file| {
             let keep_set_id = privileged || sys::stat_fd(file)?.mode & 0o6000 == 0;
-            if keep_set_id { sys::write_all_at(file, data, offset)? } else { sys::drop_cap_fsetid_for(|| sys::write_all_at(file, data, offset))? }
+            if keep_set_id {
+                sys::write_all_at(file, data, offset)?
+            } else {
+                sys::drop_cap_fsetid_for(|| sys::write_all_at(file, data, offset))?
+            }
             Ok(u32::try_from(data.len()).unwrap_or(u32::MAX))
         })
     }
@@ -259,7 +277,7 @@ impl Live {
         if let Some(object) = data.object {
             sys::fsync(self.timeline.open_object(object)?)?;
         }
-        self.timeline.store().journal().sync().map_err(|error| error.errno())?;
+        self.timeline.store().journal.sync().map_err(|error| error.errno())?;
         self.durable.lock().insert(slot);
         Ok(())
     }

@@ -32,7 +32,7 @@ pub use attrs::Change;
 pub use data::{Handle, HandleId, OpenFlags};
 pub use find::At;
 pub use hot::Cut;
-pub use names::{Make, Made};
+pub use names::{Made, Make};
 pub use nodes::{IoMode, Node};
 
 use crate::history::timeline::Timeline;

@@ -38,7 +38,7 @@ impl Live {
     fn strike_unmade(&self) -> SysResult<()> {
         for (slot, data) in self.timeline.data_records() {
             let Some(object) = data.object else { continue };
-            let (layer, file) = self.timeline.store().layers().location(object).map_err(|error| error.errno())?;
+            let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
             if sys::stat_at(&*layer, file.as_bytes()) == Err(Errno::ENOENT) {
                 if object.origin == ObjectOrigin::Cloned {
                     tracing::error!(slot = slot.0, "a captured version is missing from the store");
@@ -68,7 +68,7 @@ impl Live {
     fn sweep_objects(&self) {
         let epoch = self.timeline.epoch();
         let named: HashSet<ObjectId> = self.timeline.data_records().into_iter().filter_map(|(_, data)| data.object).collect();
-        let Ok(objects) = self.timeline.store().layers().list(epoch) else { return };
+        let Ok(objects) = self.timeline.store().layers.list(epoch) else { return };
         for object in objects {
             // A moved inode is the only copy of what it holds: it is never removed on suspicion.
             if object.origin == ObjectOrigin::Cloned && !named.contains(&object) {

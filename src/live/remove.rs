@@ -77,7 +77,7 @@ impl Live {
             self.keep_content(target, undo)?;
             return Ok(Fate::Free);
         }
-        let object = self.timeline.store().layers().next_object(self.timeline.epoch(), slot, ObjectOrigin::Moved);
+        let object = self.timeline.store().layers.next_object(self.timeline.epoch(), slot, ObjectOrigin::Moved).map_err(|error| error.errno())?;
         undo.push(Undo::Data { slot, before: DataState { object: Some(object), size: target.stat.size, provisional: false } });
         Ok(Fate::Move(object))
     }
@@ -109,7 +109,7 @@ impl Live {
 
     /// Moves an inode into the layer, from where it is.
     pub(super) fn move_away(&self, dir: &OwnedFd, name: &Name, object: ObjectId) -> SysResult<()> {
-        let (layer, file) = self.timeline.store().layers().location(object).map_err(|error| error.errno())?;
+        let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
         match sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace) {
             Err(Errno::EACCES | Errno::EPERM) => {
                 // A directory that its owner may not write cannot be moved: its `..` would change. Its mode is on record.

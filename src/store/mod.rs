@@ -22,8 +22,10 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 pub use self::error::{StoreError, StoreResult};
-use self::index::{Batch, Doubt, Index};
-use self::journal::{Address, Journal};
+pub use self::index::Batch;
+use self::index::{Doubt, Index};
+pub use self::journal::Address;
+use self::journal::Journal;
 use self::layers::Layers;
 use self::layout::Layout;
 use self::record::{Checkpoint, Record, Undo};

@@ -81,6 +81,20 @@ impl Batch {
         Ok(())
     }
 
+    /// The same changes in pieces of at most `keys_max` keys, to be applied one after the other: only the last says how far the journal is applied.
+    /// If not all are applied, the same records must be added again later, which leads to the same index.
+    pub fn pieces(mut self, keys_max: usize) -> Vec<Batch> {
+        let mut pieces = Vec::new();
+        while self.changes.len() > keys_max {
+            let Some(from) = self.changes.keys().nth(keys_max).cloned() else { break };
+            let rest = self.changes.split_off(&from);
+            let changes = std::mem::replace(&mut self.changes, rest);
+            pieces.push(Batch { records: changes.len(), changes, ..Batch::default() });
+        }
+        pieces.push(self);
+        pieces
+    }
+
     /// The checkpoints that the records made and did not delete, with the tags that they have at the end.
     pub(in crate::store) fn into_checkpoints(self) -> Vec<Checkpoint> {
         let alive = self.checkpoints.into_values().filter(|change| !change.deleted);
