@@ -3,5 +3,7 @@
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `control`, `fuse`, `engine`, `live`, `history`, `store`, `sys`.
 
 pub mod engine;
+#[cfg(feature = "fuse")]
+pub mod fuse;
 pub mod store;
 pub mod sys;
