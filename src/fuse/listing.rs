@@ -10,22 +10,17 @@ use super::convert;
 use crate::engine::request::{Fh, Listed, NodeId, Service};
 use crate::sys::SysResult;
 
-/// Hands names to `add` from `offset` on, until it says that there is no more room. An empty reply means the end of the directory, so it goes on
-/// until a name was added or none is left.
+/// Hands names to `add` from `offset` on, until it says that there is no more room or no name is left. It asks the engine as often as that takes:
+/// the kernel wants attributes with the first reply at least (`READDIRPLUS_AUTO`), and takes an empty one for the end.
 pub fn fill(service: &dyn Service, node: NodeId, fh: Fh, mut offset: u64, mut add: impl FnMut(&Listed) -> bool) -> SysResult<()> {
     loop {
         let names = service.readdir(node, fh, offset)?;
         let Some(last) = names.last() else { return Ok(()) };
         offset = last.next;
-        let mut added = false;
         for listed in names.iter().filter(|listed| listed.name.len() <= convert::NAME_BYTES_MAX) {
             if add(listed) {
                 return Ok(());
             }
-            added = true;
-        }
-        if added {
-            return Ok(());
         }
     }
 }
