@@ -25,8 +25,7 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// Mounts read-only.
     pub read_only: bool,
-    /// Threads that serve requests; at least 1. More than one on Linux only. Each reads into 16 MiB of address space, of which what requests
-    /// need is ever touched: about 1 MiB.
+    /// Threads that serve requests; at least 1, and 1 but on Linux. Each has a buffer of 16 MiB of address space, of which requests touch 1 MiB.
     pub threads: usize,
 }
 
