@@ -3,6 +3,8 @@
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `control`, `fuse`, `engine`, `live`, `history`, `store`, `sys`.
 
 pub mod engine;
+#[cfg(feature = "fuse")]
+pub mod fuse;
 pub mod history;
 pub mod live;
 pub mod store;
