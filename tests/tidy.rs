@@ -485,7 +485,8 @@ mod scanner {
 
     #[test]
     fn functions_are_measured_from_their_name_to_their_brace() {
-        let code = "trait T { fn declared(&self);\n fn given(&self) {\n } }\nfn long<F>(f: F, g: fn(u8)) -> [u8; 2]\nwhere F: Fn()\n{\n if a { b }\n}\n";
+        let code =
+            "trait T { fn declared(&self);\n fn given(&self) {\n } }\nfn long<F>(f: F, g: fn(u8)) -> [u8; 2]\nwhere F: Fn()\n{\n if a { b }\n}\n";
         let found = functions(code);
         assert_eq!(found, [(2, "given", 2), (4, "long", 5)]);
     }

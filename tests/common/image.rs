@@ -90,7 +90,9 @@ impl Image {
         fs::create_dir(&point).expect("the slot is empty");
         let file = fs.mkfs().map(|(mkfs, options)| {
             let file = slot.join("disk.img");
-            File::create_new(&file).and_then(|file| file.set_len(bytes)).unwrap_or_else(|error| panic!("cannot make an image of {bytes} bytes: {error}"));
+            File::create_new(&file)
+                .and_then(|file| file.set_len(bytes))
+                .unwrap_or_else(|error| panic!("cannot make an image of {bytes} bytes: {error}"));
             succeeds(tool(mkfs, options).arg(&file), TOOL_SECONDS);
             file
         });
@@ -131,7 +133,7 @@ impl Image {
 
     /// Unmounts it, for a test that remounts it or looks at the image file.
     pub fn unmount(&mut self) {
-        succeeds(tool("umount", &[&self.point]), TOOL_SECONDS);
+        succeeds(&mut tool("umount", &[&self.point]), TOOL_SECONDS);
         self.mounted = false;
     }
 

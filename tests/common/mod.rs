@@ -33,5 +33,5 @@ pub use mount::{Io, Mount, MountOpts};
 pub use run_dir::{RunDir, scratch};
 pub use sample::sample_tree;
 pub use tree::{NodeInfo, TreeOpts, assert_same_tree, copy_tree, tree_of};
-pub use variant::{Rig, Variant, skip};
 pub(crate) use variant::for_each_variant;
+pub use variant::{Rig, Variant, skip};

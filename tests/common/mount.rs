@@ -187,7 +187,8 @@ impl Mount {
     pub fn dirty(&self) -> Vec<String> {
         let status = self.status_json();
         let entries = status["dirty"].as_array().expect("status --json has the array dirty");
-        let mut paths: Vec<String> = entries.iter().map(|entry| entry["path"].as_str().map_or_else(|| entry["path"].to_string(), str::to_owned)).collect();
+        let mut paths: Vec<String> =
+            entries.iter().map(|entry| entry["path"].as_str().map_or_else(|| entry["path"].to_string(), str::to_owned)).collect();
         paths.sort();
         paths
     }

@@ -213,8 +213,13 @@ fn compare_nodes(path: &Path, a: &NodeInfo, b: &NodeInfo, opts: &TreeOpts, diffe
     check(timed, "mtime", &a.mtime, &b.mtime);
     check(opts.links, "linked to", &a.linked_to, &b.linked_to);
     for name in a.xattrs.keys().chain(b.xattrs.keys().filter(|name| !a.xattrs.contains_key(*name))) {
-        check(opts.xattrs, &format!("xattr {name:?}"), &a.xattrs.get(name), &b.xattrs.get(name));
+        check(opts.xattrs, &format!("xattr {name:?}"), &shown(a, name), &shown(b, name));
     }
+}
+
+/// The value of an attribute as text, with what is not printable escaped.
+fn shown(node: &NodeInfo, name: &OsString) -> Option<String> {
+    node.xattrs.get(name).map(|value| value.escape_ascii().to_string())
 }
 
 fn report(a: &Path, b: &Path, differences: &[String]) -> String {
@@ -231,7 +236,8 @@ fn report(a: &Path, b: &Path, differences: &[String]) -> String {
 pub fn copy_tree(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap_or_else(|error| panic!("cannot make {}: {error}", to.display()));
     let ours = [".ckptfs", ".snapshots"];
-    let names: Vec<OsString> = fs::read_dir(from).expect("the tree can be listed").map(|entry| entry.expect("the tree can be listed").file_name()).collect();
+    let names: Vec<OsString> =
+        fs::read_dir(from).expect("the tree can be listed").map(|entry| entry.expect("the tree can be listed").file_name()).collect();
     let mut copy = tool("cp", &["-a", "--reflink=auto", "--"]);
     copy.args(names.iter().filter(|name| !ours.iter().any(|our| name == our))).arg(to).current_dir(from);
     if names.iter().any(|name| !ours.iter().any(|our| name == our)) {

@@ -8,7 +8,7 @@ use super::common::command::try_run_limited;
 use super::common::{Fs, Image, run_limited, scratch, skip, stdout_of, succeeds, tool};
 
 fn type_of(path: &Path) -> String {
-    stdout_of(&mut tool("findmnt", &["-n", "-o", "FSTYPE", "--target".as_ref(), path.as_os_str().to_str().unwrap()]), 10).trim().to_owned()
+    stdout_of(tool("findmnt", &["-n", "-o", "FSTYPE", "--target"]).arg(path), 10).trim().to_owned()
 }
 
 fn comes_and_goes(fs: Fs) {

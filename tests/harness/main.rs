@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod hung;
 mod images;
 mod scripts;
 mod trees;

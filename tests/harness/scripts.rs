@@ -57,7 +57,8 @@ fn mount_options_become_arguments() {
 fn mount_options_that_cannot_be_kept_are_refused() {
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("mount/mount.ckptfs");
     for option in ["ro", "nosuid", "colour=blue"] {
-        let said = fails(tool("sh", &[helper.as_os_str(), "/data".as_ref(), "/mnt".as_ref(), "-o".as_ref(), option.as_ref()]).env("CKPTFS", "echo"), 10);
+        let said =
+            fails(tool("sh", &[helper.as_os_str(), "/data".as_ref(), "/mnt".as_ref(), "-o".as_ref(), option.as_ref()]).env("CKPTFS", "echo"), 10);
         assert!(said.contains(option), "{said}");
     }
 }
@@ -65,7 +66,16 @@ fn mount_options_that_cannot_be_kept_are_refused() {
 #[test]
 fn every_script_is_valid() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for name in ["tests/run.sh", "tests/deps.sh", "tests/cleanup.sh", "tests/summary.sh", "tests/check-macos.sh", "benches/demo.sh", "benches/tree.sh", ".ci/run"] {
+    for name in [
+        "tests/run.sh",
+        "tests/deps.sh",
+        "tests/cleanup.sh",
+        "tests/summary.sh",
+        "tests/check-macos.sh",
+        "benches/demo.sh",
+        "benches/tree.sh",
+        ".ci/run",
+    ] {
         succeeds(tool("bash", &["-n"]).arg(root.join(name)), 10);
     }
 }

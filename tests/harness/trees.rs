@@ -46,7 +46,13 @@ fn each_kind_of_difference_is_seen() {
         fs::write(b.join("new"), "").unwrap();
         rustix::fs::removexattr(b.join("deep"), "user.on-a-directory").unwrap();
         let seen = differences(a, b).join("\n");
-        for expected in ["\"plain.txt\": kind or content", "\"sticky\": mode", "\"wide/file-007\": only in the first", "\"new\": only in the second", "\"deep\": xattr"] {
+        for expected in [
+            "\"plain.txt\": kind or content",
+            "\"sticky\": mode",
+            "\"wide/file-007\": only in the first",
+            "\"new\": only in the second",
+            "\"deep\": xattr",
+        ] {
             assert!(seen.contains(expected), "{expected} is missing in:\n{seen}");
         }
         assert!(!seen.contains("\"plain.txt\": mtime"), "{seen}");
@@ -60,7 +66,7 @@ fn a_hard_link_that_became_a_copy_is_seen() {
         fs::copy(&name, b.join("copy")).unwrap();
         fs::rename(b.join("copy"), &name).unwrap();
         let seen = differences(a, b).join("\n");
-        assert!(seen.contains("\"links/same-again\": linked to"), "{seen}");
+        assert!(seen.contains("\"plain.txt\": linked to"), "{seen}");
     });
 }
 
