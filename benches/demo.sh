@@ -13,13 +13,17 @@ export PATH="$PATH:/usr/sbin:/sbin" LC_ALL=C
 DEMO_HOME=${DEMO_HOME:-/var/tmp/ckptfs-demo}
 DEMO_FILES=${DEMO_FILES:-12000}
 CHANGED_FILES=60
+SHOWN_LINES=10
 IMAGE_SIZE=${IMAGE_SIZE:-20G}
 CKPTFS=${CKPTFS:-$PWD/target/release/ckptfs}
 
 SUDO=()
 if [ "$(id -u)" != 0 ]; then SUDO=(sudo); fi
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+BOLD='' PLAIN=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then BOLD=$'\033[1m' PLAIN=$'\033[0m'; fi
+
+say() { printf '\n%s%s%s\n' "$BOLD" "$*" "$PLAIN"; }
 
 fail() {
     echo "demo: $*" >&2
@@ -28,13 +32,17 @@ fail() {
 
 now_us() { echo $(($(date +%s%N) / 1000)); }
 
-# Runs a command, shows it as the user would type it, and prints how long the whole process took.
+# Runs a command, shows it as the user would type it, prints the beginning of what it said and how long the whole process
+# took. All that it said is in the file OUT.
 timed() {
-    local started ended status=0
+    local started ended lines status=0
     printf '$ %s\n' "${*/#$CKPTFS/ckptfs}"
     started=$(now_us)
-    "$@" || status=$?
+    "$@" >"$OUT" || status=$?
     ended=$(now_us)
+    lines=$(wc -l <"$OUT")
+    sed -n "1,${SHOWN_LINES}p" "$OUT"
+    if [ "$lines" -gt "$SHOWN_LINES" ]; then echo "... ($lines lines)"; fi
     printf '  -> %d.%03d ms\n' $(((ended - started) / 1000)) $(((ended - started) % 1000))
     return $status
 }
@@ -101,7 +109,8 @@ some_files() { find "$PROJECT" -path "$PROJECT/.ckptfs" -prune -o -type f -print
 # What an agent or a careless person does: appends to files, deletes a directory, leaves new ones.
 make_changes() {
     local file victim
-    some_files | head -n "$CHANGED_FILES" >"$LIST"
+    # Not `head`: it would end `find` by SIGPIPE.
+    some_files | sed -n "1,${CHANGED_FILES}p" >"$LIST"
     while IFS= read -r file; do
         echo "// changed by the demo" >>"$file"
     done <"$LIST"
@@ -145,27 +154,25 @@ EOF
 run() {
     [ -x "$CKPTFS" ] || fail "$CKPTFS is not built. Hint: make build"
     prepare "${1:-}"
-    LIST=$(mktemp)
-    trap 'rm -f "$LIST"' EXIT
+    OUT=$(mktemp) LIST=$(mktemp)
+    trap 'rm -f "$OUT" "$LIST"' EXIT
     if mounted "$PROJECT"; then fail "$PROJECT is mounted already. Hint: ckptfs umount $PROJECT"; fi
     say "Mount $(some_files | wc -l) files ($(du -sh --exclude=.ckptfs "$PROJECT" | cut -f1)) on $(findmnt -n -o FSTYPE --target "$PROJECT"), in place"
     timed "$CKPTFS" mount "$PROJECT"
     cd "$PROJECT"
     say "Checkpoint the tree as it came"
-    timed "$CKPTFS" checkpoint -m "before the changes" | tee "$LIST"
-    FIRST=$(head -n 2 "$LIST" | grep -x '[0-9][0-9]*')
+    timed "$CKPTFS" checkpoint -m "before the changes"
+    FIRST=$(cat "$OUT")
     say "Change it"
     timed make_changes
     say "What has changed, without a scan"
-    timed "$CKPTFS" status | head -n 12
+    timed "$CKPTFS" status
     say "Checkpoint that too: the time the daemon took is duration_us"
     timed "$CKPTFS" checkpoint -m "after the changes" --json
     say "The past is there to be read"
     timed ls .snapshots/
     say "What changed since checkpoint $FIRST"
-    timed "$CKPTFS" diff "$FIRST" --name-only >"$LIST"
-    sed -n '1p;$p' "$LIST"
-    echo "  $(($(wc -l <"$LIST") - 2)) paths"
+    timed "$CKPTFS" diff "$FIRST"
     say "Bring it back; what is there now becomes a checkpoint first"
     timed "$CKPTFS" restore "$FIRST"
     say "Compare the whole tree with the view of checkpoint $FIRST"

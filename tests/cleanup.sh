@@ -75,8 +75,8 @@ detach_loops() {
 clean() {
     local dir
     dir=$(readlink -f "$1") || return 0
-    case $dir in
-        */ckptfs-test-* | */ckptfs-run-*) ;;
+    case ${dir##*/} in
+        ckptfs-test-* | ckptfs-run-*) ;;
         *) echo "cleanup: $dir is not a run directory of the tests" >&2 && return 1 ;;
     esac
     abort_fuse "$dir"

@@ -33,9 +33,9 @@ fn counts_are_summed_over_the_stages() {
 fn a_stage_that_fails_without_naming_a_test_is_one_failure() {
     let dir = scratch();
     stage(dir.path(), "clippy", "error: no\n", "101 1 \n");
-    stage(dir.path(), "mounted", "test a ... ok\n", "124 1 hung: stopped after 1 s\n");
+    stage(dir.path(), "mounted", "test a ... ok\ntest b ... \nSKIPPED: no\nok\ntest c ... ", "124 1 hung: stopped after 1 s\n");
     stage(dir.path(), "unit", "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured\n", "101 1 \n");
-    assert_eq!(summary(dir.path()), ("3 passed, 4 failed, 0 skipped".to_owned(), false));
+    assert_eq!(summary(dir.path()), ("4 passed, 4 failed, 1 skipped".to_owned(), false));
 }
 
 /// What `mount.ckptfs` would run for these arguments.
