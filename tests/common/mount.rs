@@ -61,7 +61,7 @@ pub struct MountOpts {
 impl MountOpts {
     /// In place, nothing special.
     pub fn new(io: Io) -> MountOpts {
-        MountOpts { io, extra: Vec::new(), env: Vec::new(), mountpoint: None, user: None, limit: MOUNT_LIMIT }
+        MountOpts { io, extra: Vec::new(), env: Vec::new(), mountpoint: None, user: None, limit: limit() }
     }
 
     /// With one more argument of `ckptfs mount`.
@@ -267,6 +267,12 @@ fn binary(opts: &MountOpts) -> Command {
         command.uid(user).gid(user);
     }
     command
+}
+
+/// The limit of a mount: longer by the time that a bounded test was told to run (`CKPTFS_SECONDS`).
+fn limit() -> Duration {
+    let told = std::env::var("CKPTFS_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    MOUNT_LIMIT + Duration::from_secs(told.unwrap_or(0))
 }
 
 /// Aborts the mount on `point` after `limit` unless it is told before that all is well.
