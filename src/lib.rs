@@ -2,5 +2,6 @@
 //!
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `control`, `fuse`, `engine`, `live`, `history`, `store`, `sys`.
 
+pub mod engine;
 pub mod store;
 pub mod sys;

@@ -14,6 +14,8 @@ pub struct Slot(pub u64);
 impl Slot {
     /// The root of the tree.
     pub const ROOT: Slot = Slot(1);
+    /// The directory in the store where a restore prepares what it puts into the tree. It is no part of the tree and has no history.
+    pub const STAGING: Slot = Slot(0);
 }
 
 impl fmt::Debug for Slot {

@@ -1,4 +1,131 @@
 //! What is on disk in `.ckptfs/`: the journal, the layers, and the index over them.
+//!
+//! The journal is the truth about the past, the layers hold the data of old versions, the index finds things in the journal and can be made from it.
+//! This layer knows what is written and how it is checked, and nothing of what it means: which record is made when is decided above.
+//!
+//! Invariants: one process writes a store at a time (`layout`); nothing is opened by a path below the mount (`at`); bytes from the disk are checked
+//! before they are believed, and bad ones are errors, never panics. `docs/format.md` is the format in one place.
+//!
+//! Locking: each part has its own locks, told in its module; none is held when another part is called, except that [`Index::rebuild`] reads the
+//! journal under the index's.
 
+mod at;
+pub mod error;
 pub mod ids;
+pub mod index;
+pub mod journal;
+pub mod layers;
+pub mod layout;
 pub mod record;
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+pub use self::error::{StoreError, StoreResult};
+use self::index::{Batch, Doubt, Index};
+use self::journal::{Address, Journal};
+use self::layers::Layers;
+use self::layout::Layout;
+use self::record::{Checkpoint, Record, Undo};
+
+/// An open store. Shared by reference between threads; its lock is given back when it is dropped.
+#[derive(Debug)]
+pub struct Store {
+    // Dropped in this order: the lock in `layout` goes last.
+    /// Finds things in the journal.
+    pub index: Index,
+    /// The data of old versions.
+    pub layers: Layers,
+    /// Every change to the past.
+    pub journal: Journal,
+    /// The directory itself.
+    pub layout: Layout,
+}
+
+/// What opening a store found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// It did not exist before.
+    pub created: bool,
+    /// The journal's end was torn, as a power cut tears it; it was repaired.
+    pub torn: bool,
+    /// The index was made anew from the journal, for this reason.
+    pub rebuilt: Option<Doubt>,
+}
+
+impl Store {
+    /// Opens the store of a directory, and makes it if there is none and `create` says so; locks it, repairs the journal's end after a power cut, and
+    /// makes an index anew that cannot be trusted. Records after [`Index::applied`] are not applied: that is for the caller, who keeps them in memory.
+    ///
+    /// `root` is the backing directory itself, opened before anything was mounted over it.
+    ///
+    /// Errors: those of [`Layout::open`], [`Journal::open`], [`Index::open`], [`Index::rebuild`].
+    pub fn open(root: impl AsFd, create: bool) -> StoreResult<(Store, Opened)> {
+        Store::open_with(root, create, None)
+    }
+
+    /// [`Store::open`], with a directory for the index where the system has no `/proc/self/fd`: see [`Layout::with_index_home`].
+    pub fn open_with(root: impl AsFd, create: bool, index_home: Option<PathBuf>) -> StoreResult<(Store, Opened)> {
+        let layout = Layout::open(root, create)?.with_index_home(index_home);
+        let (journal, found) = Journal::open(&layout)?;
+        let layers = Layers::new(&layout)?;
+        let (index, opening) = Index::open(&layout)?;
+        let rebuilt = match opening {
+            // Of nothing there is nothing to index.
+            index::Opening::Rebuild(Doubt::Missing) if found.end == journal.start() => None,
+            index::Opening::Rebuild(doubt) => Some(doubt),
+            index::Opening::Ready => doubt_of(&index, &journal)?,
+        };
+        if let Some(doubt) = rebuilt {
+            tracing::info!(reason = %doubt, "the index is made anew");
+            index.rebuild(&journal)?;
+        }
+        let opened = Opened { created: layout.created(), torn: found.torn, rebuilt };
+        Ok((Store { index, layers, journal, layout }, opened))
+    }
+
+    /// The undo record of an index entry, read from the journal.
+    ///
+    /// Errors: `NoUndo` if the frame there has none of that number, and those of [`Journal::read`]: either way the index does not fit the journal.
+    pub fn undo_at(&self, at: Address, item: u16) -> StoreResult<Undo> {
+        match self.journal.read(at)? {
+            Record::Undo { undo, .. } => undo.into_iter().nth(usize::from(item)).ok_or(StoreError::NoUndo { at, item }),
+            _ => Err(StoreError::NoUndo { at, item }),
+        }
+    }
+}
+
+/// Whether the index that was opened fits the journal: it may be behind, but not ahead, and its last record must be there.
+fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<Doubt>> {
+    let (last, end) = match index.last_applied() {
+        Ok(Some(applied)) => applied,
+        Ok(None) => return Ok(None),
+        Err(StoreError::IndexDamaged) => return Ok(Some(Doubt::Damaged)),
+        Err(error) => return Err(error),
+    };
+    if end > journal.position() {
+        return Ok(Some(Doubt::Ahead));
+    }
+    let fits = journal.read(last).is_ok_and(|record| last.after(&record) == Ok(end));
+    Ok(if fits { None } else { Some(Doubt::Unfit) })
+}
+
+/// The checkpoints of a store that need not be mounted, in order of their numbers, read from the journal. Takes no lock and writes nothing; of a store
+/// in use, checkpoints that are being made may or may not be seen.
+///
+/// Errors: those of [`Layout::open_existing_readonly`] and of reading the journal.
+pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Checkpoint>> {
+    let layout = Layout::open_existing_readonly(root)?;
+    let (journal, _) = Journal::open(&layout)?;
+    let mut batch = Batch::new();
+    for entry in journal.scan(journal.start(), None) {
+        let (at, record) = entry?;
+        if matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. }) {
+            batch.add(at, &record)?;
+        }
+    }
+    Ok(batch.into_checkpoints())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/` carries over the socket and `--json` prints.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::ids::CheckpointId;
+use crate::store::record::{Checkpoint, Reason};
+
+/// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
+/// `{"base64": "..."}`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TreePath(pub Vec<u8>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum PathText {
+    Text(String),
+    Bytes { base64: String },
+}
+
+impl Serialize for TreePath {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use base64::Engine;
+        match std::str::from_utf8(&self.0) {
+            Ok(text) => PathText::Text(text.to_owned()),
+            Err(_) => PathText::Bytes { base64: base64::engine::general_purpose::STANDARD.encode(&self.0) },
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for TreePath {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use base64::Engine;
+        match PathText::deserialize(deserializer)? {
+            PathText::Text(text) => Ok(TreePath(text.into_bytes())),
+            PathText::Bytes { base64 } => base64::engine::general_purpose::STANDARD.decode(base64).map(TreePath).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+/// Which state of the tree is meant, as a person writes it: a number, a tag, `latest`, or `live` (the tree as it is now).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StateName(pub String);
+
+/// How to make a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointOptions {
+    /// A note; may be empty.
+    pub note: String,
+    /// Tags to give it.
+    pub tags: Vec<String>,
+    /// Sync the tree and the store before answering, so that it survives a power cut.
+    pub sync: bool,
+}
+
+/// A checkpoint, as `checkpoint --json`, `log --json` and `show --json` print it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointInfo {
+    /// Number.
+    pub id: CheckpointId,
+    /// Tags, sorted.
+    pub tags: Vec<String>,
+    /// Note; may be empty.
+    pub note: String,
+    /// When it was made: RFC 3339, UTC, nanoseconds.
+    pub created: String,
+    /// All files held open for writing were captured at one instant.
+    pub atomic: bool,
+    /// Number of changes recorded since the checkpoint before.
+    pub dirty: u64,
+    /// Why it was made.
+    pub reason: Reason,
+    /// From request to acknowledgement in the daemon, microseconds; only in the answer to `checkpoint`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub duration_us: Option<u64>,
+    /// Files that were open or mapped for writing and had to be captured inside the freeze; only in the answer to `checkpoint`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_files: Option<u64>,
+}
+
+impl CheckpointInfo {
+    /// The journal's checkpoint as people see it.
+    pub fn new(checkpoint: &Checkpoint) -> CheckpointInfo {
+        let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.created_ns)).map(|time| time.to_string()).unwrap_or_default();
+        CheckpointInfo {
+            id: checkpoint.id,
+            tags: checkpoint.tags.clone(),
+            note: checkpoint.note.clone(),
+            created,
+            atomic: checkpoint.atomic,
+            dirty: checkpoint.dirty,
+            reason: checkpoint.reason,
+            duration_us: None,
+            open_files: None,
+        }
+    }
+}
+
+/// What happened to a path between two states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ChangeKind {
+    /// It did not exist.
+    #[serde(rename = "A")]
+    Added,
+    /// Its content, attributes or extended attributes differ.
+    #[serde(rename = "M")]
+    Modified,
+    /// It is gone.
+    #[serde(rename = "D")]
+    Deleted,
+    /// It had another path.
+    #[serde(rename = "R")]
+    Renamed,
+    /// It is of another kind.
+    #[serde(rename = "T")]
+    TypeChanged,
+}
+
+impl ChangeKind {
+    /// The letter.
+    pub fn letter(self) -> char {
+        match self {
+            ChangeKind::Added => 'A',
+            ChangeKind::Modified => 'M',
+            ChangeKind::Deleted => 'D',
+            ChangeKind::Renamed => 'R',
+            ChangeKind::TypeChanged => 'T',
+        }
+    }
+}
+
+/// One path that differs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Its path in the newer state; in the older one if it was deleted.
+    pub path: TreePath,
+    /// What happened.
+    pub change: ChangeKind,
+    /// For a rename: the path it had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<TreePath>,
+    /// What it is in the newer state (in the older one if deleted): `file`, `dir`, ...
+    pub kind: crate::sys::Kind,
+}
+
+/// What `status` says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Where the tree is mounted.
+    pub mount: PathBuf,
+    /// The directory that is served.
+    pub backing: PathBuf,
+    /// The store.
+    pub store: PathBuf,
+    /// Filesystem of the backing directory: `xfs`, `btrfs`, ...
+    pub filesystem: String,
+    /// How captures are made: `reflink` or `copy`.
+    pub capture: String,
+    /// Who does reads and writes: `passthrough` or `daemon`.
+    pub io: String,
+    /// How writes reach the files: `passthrough` or `daemon`.
+    pub writes: String,
+    /// The daemon.
+    pub daemon: DaemonInfo,
+    /// Number of the open epoch.
+    pub epoch: u64,
+    /// The newest checkpoint, if there is one.
+    pub latest: Option<CheckpointId>,
+    /// Number of checkpoints kept.
+    pub checkpoints: u64,
+    /// Every path that differs from the newest checkpoint, sorted by path; empty if there is no checkpoint.
+    pub dirty: Vec<Change>,
+    /// What somebody should know: damage found, captures refused, changes made while not mounted.
+    pub warnings: Vec<String>,
+}
+
+/// The daemon that serves a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonInfo {
+    /// Process id.
+    pub pid: u32,
+    /// When it started: RFC 3339, UTC.
+    pub started: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// What a restore is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreOptions {
+    /// What to restore.
+    pub to: StateName,
+    /// Only these paths and what is below them; empty: the whole tree.
+    pub paths: Vec<TreePath>,
+    /// Only tell what would change.
+    pub dry_run: bool,
+}
+
+/// What a restore did, or would do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// What was restored.
+    pub restored: CheckpointId,
+    /// The checkpoint of what was there before; `None` only in a dry run.
+    pub guard: Option<CheckpointId>,
+    /// What changed in the live tree, sorted by path.
+    pub changes: Vec<Change>,
+    /// It was only asked what would change.
+    pub dry_run: bool,
+    /// Time in the daemon, microseconds.
+    pub duration_us: u64,
+}
+
+/// A failed verb: one line for a person, and the command that may help.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct VerbError {
+    /// What kind of failure, for programs: `unknown-checkpoint`, `bad-tag`, `no-space`, `unknown-path`, `io`, `busy`, `read-only`, ...
+    pub code: String,
+    /// What failed on what.
+    pub message: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+/// The result of a verb.
+pub type VerbResult<T> = Result<T, VerbError>;
+
+/// The verbs. All may be called from several threads at once; none blocks a request of the kernel longer than its freeze.
+pub trait Verbs: Send + Sync {
+    /// Freezes the state of the tree. When it returns the checkpoint survives `kill -9` of the daemon; with `sync` also a power cut.
+    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo>;
+    /// What is mounted, and what differs from the newest checkpoint.
+    fn status(&self) -> VerbResult<Status>;
+    /// Every checkpoint kept, newest first.
+    fn log(&self) -> VerbResult<Vec<CheckpointInfo>>;
+    /// One checkpoint.
+    fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo>;
+    /// What changed from state `from` to state `to` (`None`: the live tree), sorted by path.
+    fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
+    /// Makes the tree what it was; see [`RestoreOptions`].
+    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored>;
+    /// Deletes a checkpoint and frees what only it needed.
+    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo>;
+    /// Asks the daemon to unmount and end. `lazy`: although files are open.
+    fn unmount(&self, lazy: bool) -> VerbResult<()>;
+}

@@ -1,0 +1,246 @@
+//! What the kernel asks of a filesystem, in plain types: the face of the engine that `fuse/` decodes requests for.
+//!
+//! Nothing here knows FUSE's wire format or `fuser`. Node ids are what the kernel calls `nodeid`; they equal `st_ino`, for `fuser` 0.18 sends one
+//! number for both (docs/adr/0003-node-ids.md).
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::sys::{Kind, Stat, SysResult, Time};
+
+/// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
+/// (`.snapshots` and what it lists).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u64);
+
+/// An open file or directory, as the kernel hands it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fh(pub u64);
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Filesystem user id.
+    pub uid: u32,
+    /// Filesystem group id.
+    pub gid: u32,
+    /// Process id; 0 if the kernel does not tell.
+    pub pid: u32,
+}
+
+/// A node and how long the kernel may remember it.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// The node; equals `stat.ino`.
+    pub node: NodeId,
+    /// Tells two inodes apart that had one number in turn.
+    pub generation: u64,
+    /// Attributes; `ino` is the node's number.
+    pub stat: Stat,
+    /// How long the name and the attributes may be cached (one time for both: `fuser` sends one).
+    pub ttl: Duration,
+}
+
+/// What a look-up found.
+#[derive(Clone, Copy, Debug)]
+pub enum Looked {
+    /// The name exists.
+    Found(Entry),
+    /// It does not, and the kernel may remember that for so long.
+    Absent(Duration),
+}
+
+/// Attributes and how long they may be cached.
+#[derive(Clone, Copy, Debug)]
+pub struct Attr {
+    /// Attributes; `ino` is the node's number.
+    pub stat: Stat,
+    /// How long they may be cached.
+    pub ttl: Duration,
+}
+
+/// A new time for an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewTime {
+    /// The time of the request.
+    Now,
+    /// This time.
+    At(Time),
+}
+
+/// The attributes that a setattr changes; `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SetAttr {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size in bytes.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<NewTime>,
+    /// Modification time.
+    pub mtime: Option<NewTime>,
+}
+
+/// A file that was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// The handle.
+    pub fh: Fh,
+    /// The kernel may keep what it has cached of the file (`FOPEN_KEEP_CACHE`).
+    pub keep_cache: bool,
+    /// Reads and writes bypass the page cache (`FOPEN_DIRECT_IO`).
+    pub direct_io: bool,
+    /// No FLUSH is wanted at close(2) (`FOPEN_NOFLUSH`).
+    pub no_flush: bool,
+    /// The kernel does the I/O on this backing file itself (`FOPEN_PASSTHROUGH`). Every open of a node while one is open gets the same choice, and
+    /// the adapter gives them the same backing id. If the kernel refuses the backing file the adapter calls [`Service::no_passthrough`] and
+    /// replies without.
+    pub passthrough: Option<Arc<File>>,
+}
+
+/// A directory that was opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenedDir {
+    /// The handle.
+    pub fh: Fh,
+    /// The kernel may cache the listing (`FOPEN_CACHE_DIR`), and keep what it has (`FOPEN_KEEP_CACHE`).
+    pub cache: bool,
+}
+
+/// One name of a listing.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// The name; `.` and `..` included.
+    pub name: Vec<u8>,
+    /// Number for `d_ino`.
+    pub node: NodeId,
+    /// Kind for `d_type`.
+    pub kind: Kind,
+    /// Offset that continues after this name.
+    pub next: u64,
+}
+
+/// What a mutation of the namespace makes.
+#[derive(Clone, Copy, Debug)]
+pub struct NewNode {
+    /// What to make: a directory, a fifo, a socket, a device node or a regular file.
+    pub kind: Kind,
+    /// Permission bits asked for; the umask is not yet applied.
+    pub mode: u32,
+    /// The caller's umask: applied unless the directory has a default ACL.
+    pub umask: u32,
+    /// Device number, for device nodes.
+    pub rdev: u64,
+}
+
+/// How a rename treats what is at the new name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameHow {
+    /// It is replaced.
+    Replace,
+    /// It must not exist (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// The two change places (`RENAME_EXCHANGE`).
+    Exchange,
+}
+
+/// How setxattr treats an attribute that exists or does not (`XATTR_CREATE`, `XATTR_REPLACE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrHow {
+    /// Made or replaced.
+    Any,
+    /// It must not exist.
+    Create,
+    /// It must exist.
+    Replace,
+}
+
+/// Numbers for statfs(2).
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Space {
+    pub blocks: u64,
+    pub bfree: u64,
+    pub bavail: u64,
+    pub files: u64,
+    pub ffree: u64,
+    pub bsize: u32,
+    pub frsize: u32,
+    pub namelen: u32,
+}
+
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// The next data (`SEEK_DATA`).
+    Data,
+    /// The next hole (`SEEK_HOLE`).
+    Hole,
+}
+
+/// What the engine tells the kernel to forget. Calls come from any thread that serves no request; an implementation may block until the kernel has
+/// done it.
+pub trait Caches: Send + Sync {
+    /// Forgets what `name` in `parent` leads to, and that it does not exist.
+    fn forget_entry(&self, parent: NodeId, name: &[u8]);
+    /// Forgets the attributes of `node`.
+    fn forget_attributes(&self, node: NodeId);
+    /// Writes back and forgets the cached data (and listing) of `node`, and its attributes.
+    fn forget_data(&self, node: NodeId);
+}
+
+/// One method per request of the kernel. All may be called from several threads at once.
+///
+/// An error is the errno for the caller. `flags` of [`Service::open`] and [`Service::create`] are open(2)'s.
+#[allow(missing_docs, clippy::too_many_arguments)]
+pub trait Service: Send + Sync {
+    /// The session is up. `passthrough`: the kernel granted it.
+    fn started(&self, passthrough: bool);
+    /// The session has ended; nothing more will be asked.
+    fn ended(&self);
+    /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is `None`) is served by the daemon.
+    fn no_passthrough(&self, fh: Fh);
+
+    fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
+    fn forget(&self, node: NodeId, lookups: u64);
+    fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr>;
+    fn setattr(&self, caller: Caller, node: NodeId, fh: Option<Fh>, set: SetAttr) -> SysResult<Attr>;
+    fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>>;
+    fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry>;
+    fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry>;
+    fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry>;
+    fn unlink(&self, parent: NodeId, name: &[u8]) -> SysResult<()>;
+    fn rmdir(&self, parent: NodeId, name: &[u8]) -> SysResult<()>;
+    fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()>;
+    fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened>;
+    fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)>;
+    fn read(&self, node: NodeId, fh: Fh, offset: u64, size: u32) -> SysResult<Vec<u8>>;
+    /// `from_cache`: dirty pages of a mapping that the kernel writes back (`FUSE_WRITE_CACHE`). `kill_priv`: set-id bits are to be cleared.
+    fn write(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, data: &[u8], from_cache: bool) -> SysResult<u32>;
+    fn flush(&self, node: NodeId, fh: Fh) -> SysResult<()>;
+    fn release(&self, node: NodeId, fh: Fh);
+    fn fsync(&self, node: NodeId, fh: Fh, data_only: bool) -> SysResult<()>;
+    fn opendir(&self, node: NodeId) -> SysResult<OpenedDir>;
+    /// The names from `offset` on, as many as the engine likes (at least one unless at the end).
+    fn readdir(&self, node: NodeId, fh: Fh, offset: u64) -> SysResult<Vec<Listed>>;
+    /// The entry of one listed name, for readdirplus; counts as a look-up when the adapter hands it to the kernel (it calls [`Service::forget`]
+    /// for an entry that did not fit). `None`: it cannot be told (gone, or another filesystem); list it without attributes.
+    fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry>;
+    fn releasedir(&self, fh: Fh);
+    fn fsyncdir(&self, node: NodeId, fh: Fh, data_only: bool) -> SysResult<()>;
+    fn statfs(&self, node: NodeId) -> SysResult<Space>;
+    fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()>;
+    fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>>;
+    fn listxattr(&self, node: NodeId) -> SysResult<Vec<Vec<u8>>>;
+    fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()>;
+    fn access(&self, caller: Caller, node: NodeId, mask: i32) -> SysResult<()>;
+    /// `mode`: fallocate(2)'s bits.
+    fn fallocate(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()>;
+    fn lseek(&self, node: NodeId, fh: Fh, offset: u64, seek: Seek) -> SysResult<u64>;
+    fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64>;
+}

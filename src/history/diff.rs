@@ -1,0 +1,294 @@
+//! What differs between two states of the tree.
+//!
+//! Only what was recorded between them can differ, so the walk follows those names alone, and lists a directory whole only where it is another one
+//! than before. What was recorded is compared: a file that was opened and left alone, or changed and changed back, is not in the answer.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::sync::Arc;
+
+use super::present::Trail;
+use super::touched::Touched;
+use super::view::{Source, State, View};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{AttrState, Child};
+use crate::sys::{self, Errno, Kind, SysResult};
+
+/// How a path differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Difference {
+    /// It exists only in the newer state.
+    Added,
+    /// Its content, attributes or extended attributes differ.
+    Modified,
+    /// It exists only in the older state.
+    Deleted,
+    /// Its inode had this path in the older state.
+    Renamed(Vec<u8>),
+    /// It is of another kind.
+    TypeChanged,
+}
+
+/// One path that differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Differs {
+    /// The path in the newer state, or in the older if it was deleted.
+    pub path: Vec<u8>,
+    /// How.
+    pub how: Difference,
+    /// What it is in the newer state, or was.
+    pub kind: Kind,
+    /// Its inode in the newer state, or in the older.
+    slot: Slot,
+}
+
+/// Compares two states. See the module.
+pub struct Comparison<'a> {
+    /// The older state.
+    pub from: View<'a>,
+    /// The newer state.
+    pub to: View<'a>,
+    /// What was recorded between them.
+    pub touched: &'a Touched,
+}
+
+type Side = Option<(Child, Arc<Trail>)>;
+
+/// A live inode that vanished while it was looked at is not there.
+fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
+    match result {
+        Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
+        other => other,
+    }
+}
+
+impl Comparison<'_> {
+    /// Every path that differs, sorted by path.
+    ///
+    /// # Errors
+    /// EIO if a record or a version cannot be read.
+    pub fn all(&self) -> SysResult<Vec<Differs>> {
+        self.below(b"")
+    }
+
+    /// Every path that differs at or below `path`, sorted by path.
+    ///
+    /// # Errors
+    /// As [`Comparison::all`].
+    pub fn below(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
+        let from = there(self.from.walk(path))?;
+        let to = there(self.to.walk(path))?;
+        let mut found = Vec::new();
+        self.pair(path, from, to, &mut found)?;
+        let mut found = pair_renames(found);
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(found)
+    }
+
+    fn pair(&self, path: &[u8], from: Side, to: Side, out: &mut Vec<Differs>) -> SysResult<()> {
+        match (from, to) {
+            (None, None) => Ok(()),
+            (Some((child, trail)), None) => self.only(&self.from, path, child, &trail, &Difference::Deleted, out),
+            (None, Some((child, trail))) => self.only(&self.to, path, child, &trail, &Difference::Added, out),
+            (Some(from), Some(to)) => self.both(path, &from, &to, out),
+        }
+    }
+
+    /// A path that exists in one state only, with everything below it.
+    fn only(&self, view: &View<'_>, path: &[u8], child: Child, trail: &Arc<Trail>, how: &Difference, out: &mut Vec<Differs>) -> SysResult<()> {
+        let mut open = vec![(path.to_vec(), child, Arc::clone(trail))];
+        while let Some((path, child, trail)) = open.pop() {
+            if child.kind == Kind::Dir {
+                for (name, below) in there(view.list(&trail).map(Some))?.unwrap_or_default() {
+                    open.push((join(&path, &name), below, trail.step(&name, below.slot)));
+                }
+            }
+            if !path.is_empty() {
+                out.push(Differs { path, how: how.clone(), kind: child.kind, slot: child.slot });
+            }
+        }
+        Ok(())
+    }
+
+    fn both(&self, path: &[u8], from: &(Child, Arc<Trail>), to: &(Child, Arc<Trail>), out: &mut Vec<Differs>) -> SysResult<()> {
+        let (old, new) = (from.0, to.0);
+        let differs = |how| Differs { path: path.to_vec(), how, kind: new.kind, slot: new.slot };
+        if old.kind != new.kind {
+            out.push(differs(Difference::TypeChanged));
+            let mut below = Vec::new();
+            self.only(&self.from, path, old, &from.1, &Difference::Deleted, &mut below)?;
+            self.only(&self.to, path, new, &to.1, &Difference::Added, &mut below)?;
+            out.extend(below.into_iter().filter(|item| item.path != path));
+            return Ok(());
+        }
+        if self.changed(old, new, &from.1, &to.1)? && !path.is_empty() {
+            out.push(differs(Difference::Modified));
+        }
+        if new.kind != Kind::Dir {
+            return Ok(());
+        }
+        for name in self.names(&from.1, &to.1)? {
+            let old = there(self.from.step(&from.1, &name))?;
+            let new = there(self.to.step(&to.1, &name))?;
+            self.pair(&join(path, &name), old, new, out)?;
+        }
+        Ok(())
+    }
+
+    /// The names in which two directories can differ.
+    fn names(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<BTreeSet<Name>> {
+        if from.slot == to.slot {
+            return Ok(self.touched.names.get(&from.slot).cloned().unwrap_or_default());
+        }
+        let mut names: BTreeSet<Name> = self.from.list(from)?.into_iter().map(|(name, _)| name).collect();
+        names.extend(there(self.to.list(to).map(Some))?.unwrap_or_default().into_iter().map(|(name, _)| name));
+        Ok(names)
+    }
+
+    /// Two inodes of one kind differ in content, attributes or extended attributes.
+    fn changed(&self, old: Child, new: Child, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
+        let same_inode = old.slot == new.slot;
+        if same_inode && !self.touched.nodes.contains(&old.slot) {
+            return Ok(false);
+        }
+        let before = self.from.attr(from)?;
+        let Some(after) = there(self.to.attr(to).map(Some))? else { return Ok(true) };
+        if attributes_differ(&before, &after) {
+            return Ok(true);
+        }
+        let times_differ = before.stat.mtime != after.stat.mtime;
+        if old.kind == Kind::Dir {
+            // A directory's times follow its entries; they count only where no entry explains them.
+            let explained = !same_inode || self.touched.dirs.contains(&old.slot);
+            return Ok((times_differ && !explained) || self.xattrs_differ(from, to)?);
+        }
+        if times_differ || self.xattrs_differ(from, to)? {
+            return Ok(true);
+        }
+        if old.kind != Kind::File || (same_inode && !self.touched.data.contains(&old.slot)) {
+            return Ok(false);
+        }
+        Ok(!self.same_content(from, to)?)
+    }
+
+    fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
+        let before = self.from.xattrs(from)?;
+        Ok(there(self.to.xattrs(to).map(Some))?.is_none_or(|after| after != before))
+    }
+
+    fn same_content(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
+        let (old_source, old) = self.from.open(from)?;
+        let Some((new_source, new)) = there(self.to.open(to).map(Some))? else { return Ok(false) };
+        if old_source == new_source && (old_source != Source::Live || from.slot == to.slot) {
+            return Ok(true);
+        }
+        match (old, new) {
+            (None, None) => Ok(true),
+            (Some(file), None) | (None, Some(file)) => Ok(sys::stat_fd(&file)?.size == 0),
+            (Some(old), Some(new)) => same_bytes(&old, &new),
+        }
+    }
+}
+
+/// Attributes differ, times and counts apart.
+fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
+    let (a, b) = (&before.stat, &after.stat);
+    let size_differs = a.kind == Kind::File && a.size != b.size;
+    a.mode != b.mode || a.uid != b.uid || a.gid != b.gid || a.rdev != b.rdev || size_differs || before.target != after.target
+}
+
+/// Two files hold the same bytes: their extents are shared, or a comparison says so.
+fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
+    if sys::stat_fd(a)?.size != sys::stat_fd(b)?.size {
+        return Ok(false);
+    }
+    if sys::shares_extents(a, b).unwrap_or(false) {
+        return Ok(true);
+    }
+    let (mut left, mut right) = (vec![0_u8; 128 * 1024], vec![0_u8; 128 * 1024]);
+    let mut offset = 0_u64;
+    loop {
+        let got = sys::read_at(a, &mut left, offset)?;
+        let mut filled = 0;
+        while filled < got {
+            match sys::read_at(b, right.get_mut(filled..got).unwrap_or_default(), offset + filled as u64)? {
+                0 => return Ok(false),
+                more => filled += more,
+            }
+        }
+        if left.get(..got) != right.get(..got) {
+            return Ok(false);
+        }
+        if got == 0 {
+            return Ok(true);
+        }
+        offset += got as u64;
+    }
+}
+
+/// Finds inodes that were deleted at one path and added at another: renames. What only moved along with its directory is left out.
+fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
+    let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
+    for (index, item) in found.iter().enumerate().filter(|(_, item)| item.how == Difference::Deleted) {
+        gone.entry((item.slot, item.kind)).or_default().push(index);
+    }
+    let mut from_of: HashMap<usize, usize> = HashMap::new();
+    for (index, item) in found.iter().enumerate().filter(|(_, item)| item.how == Difference::Added) {
+        if let Some(from) = gone.get_mut(&(item.slot, item.kind)).and_then(Vec::pop) {
+            from_of.insert(index, from);
+        }
+    }
+    if from_of.is_empty() {
+        return found;
+    }
+    let moved: HashMap<Vec<u8>, Vec<u8>> = from_of
+        .iter()
+        .filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone())))
+        .collect();
+    let consumed: std::collections::HashSet<usize> = from_of.values().copied().collect();
+    let carried = |to: &[u8], from: &[u8]| {
+        let (Some((to_dir, to_name)), Some((from_dir, from_name))) = (split(to), split(from)) else { return false };
+        to_name == from_name && moved.get(to_dir).is_some_and(|old| old == from_dir)
+    };
+    let mut out = Vec::with_capacity(found.len());
+    for (index, item) in found.into_iter().enumerate() {
+        if consumed.contains(&index) {
+            continue;
+        }
+        let from = from_of.get(&index).and_then(|_| moved.get(&item.path)).cloned();
+        match from {
+            Some(from) if carried(&item.path, &from) => {}
+            Some(from) => out.push(Differs { how: Difference::Renamed(from), ..item }),
+            None => out.push(item),
+        }
+    }
+    out
+}
+
+fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let slash = path.iter().rposition(|byte| *byte == b'/')?;
+    Some((path.get(..slash)?, path.get(slash + 1..)?))
+}
+
+/// `dir/name`, or `name` in the root.
+pub fn join(dir: &[u8], name: &Name) -> Vec<u8> {
+    let mut path = Vec::with_capacity(dir.len() + 1 + name.as_bytes().len());
+    if !dir.is_empty() {
+        path.extend_from_slice(dir);
+        path.push(b'/');
+    }
+    path.extend_from_slice(name.as_bytes());
+    path
+}
+
+impl Differs {
+    /// The newer state is the live tree, and so on: which view `kind` and `path` speak of is told by `how`.
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+}
+
+/// The states as a pair can be named backwards; the walk wants the older first.
+pub fn ordered(a: State, b: State) -> (State, State, bool) {
+    if a <= b { (a, b, false) } else { (b, a, true) }
+}

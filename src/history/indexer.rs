@@ -1,0 +1,127 @@
+//! The thread that moves closed epochs into the index and lets go of their tables.
+//!
+//! It runs only when the machine has nothing else to do (`SCHED_IDLE`): a checkpoint that follows a busy epoch must not wait for the indexing of
+//! that epoch. The index says how far it got only at the end of an epoch; one that was begun and not ended is applied again, to the same effect.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::timeline::Timeline;
+use crate::store::{Address, Batch, StoreError};
+use crate::sys;
+
+/// Records in one batch for the index.
+const BATCH_RECORDS_MAX: usize = 256;
+/// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or works on at once.
+const SETTLE: Duration = Duration::from_millis(300);
+
+#[derive(Default)]
+struct Signals {
+    sealed: bool,
+    stop: bool,
+    running: bool,
+}
+
+/// Wakes the indexer.
+#[derive(Default)]
+pub(super) struct Wake {
+    signals: Mutex<Signals>,
+    changed: Condvar,
+}
+
+impl Wake {
+    /// An epoch was closed.
+    pub(super) fn sealed(&self) {
+        self.signals.lock().sealed = true;
+        self.changed.notify_all();
+    }
+
+    /// Asks the thread to end and waits until it has.
+    pub(super) fn stop(&self) {
+        let mut signals = self.signals.lock();
+        signals.stop = true;
+        self.changed.notify_all();
+        while signals.running {
+            self.changed.wait(&mut signals);
+        }
+    }
+
+    fn stopping(&self) -> bool {
+        self.signals.lock().stop
+    }
+
+    /// Waits for work; `false`: the thread shall end.
+    fn wait(&self) -> bool {
+        let mut signals = self.signals.lock();
+        while !signals.sealed && !signals.stop {
+            self.changed.wait(&mut signals);
+        }
+        if !signals.stop {
+            self.changed.wait_for(&mut signals, SETTLE);
+        }
+        signals.sealed = false;
+        !signals.stop
+    }
+}
+
+pub(super) fn start(timeline: Arc<Timeline>) -> std::io::Result<()> {
+    timeline.wake.signals.lock().running = true;
+    timeline.wake.sealed();
+    let worker = Arc::clone(&timeline);
+    let spawned = std::thread::Builder::new().name("indexer".into()).spawn(move || {
+        sys::set_thread_idle();
+        while worker.wake.wait() {
+            if let Err(error) = worker.index_closed() {
+                tracing::error!(%error, "the index cannot be written; closed epochs stay in memory until the next mount");
+                break;
+            }
+        }
+        worker.wake.signals.lock().running = false;
+        worker.wake.changed.notify_all();
+    });
+    if spawned.is_err() {
+        timeline.wake.signals.lock().running = false;
+    }
+    spawned.map(drop)
+}
+
+impl Timeline {
+    /// Applies every closed epoch to the index and drops its table.
+    fn index_closed(&self) -> Result<(), StoreError> {
+        let index = self.store.index();
+        let mut from = index.applied()?;
+        loop {
+            let Some((id, end)) = self.oldest_sealed() else { return Ok(()) };
+            let mut batch = Batch::default();
+            let mut after = end;
+            for frame in self.store.journal().scan(from, None) {
+                let (address, record) = frame?;
+                after = address;
+                if address > end {
+                    break;
+                }
+                batch.add(address, &record);
+                if batch.len() >= BATCH_RECORDS_MAX {
+                    index.apply(std::mem::take(&mut batch), None)?;
+                    if self.wake.stopping() {
+                        return Ok(());
+                    }
+                }
+            }
+            let _ = after;
+            index.apply(batch, Some(end))?;
+            from = Some(end);
+            self.inner.write().sealed.retain(|table| table.epoch > id.epoch());
+        }
+    }
+
+    /// The checkpoint that closed the oldest epoch still in memory, and where its record is.
+    fn oldest_sealed(&self) -> Option<(crate::store::ids::CheckpointId, Address)> {
+        let inner = self.inner.read();
+        let epoch = inner.sealed.front()?.epoch;
+        // A deleted checkpoint closed its epoch all the same; the next one kept tells where to stop.
+        inner.checkpoints.range(epoch.checkpoint()..).next().map(|(id, (_, address))| (*id, *address))
+    }
+}

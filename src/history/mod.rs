@@ -1,0 +1,10 @@
+//! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of them.
+
+pub mod diff;
+mod indexer;
+pub mod present;
+mod resume;
+pub mod table;
+pub mod timeline;
+pub mod touched;
+pub mod view;

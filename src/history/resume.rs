@@ -1,0 +1,104 @@
+//! Opening a timeline: the checkpoints from the index, and everything after from the journal's tail.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::indexer::{self, Wake};
+use super::timeline::{Aftermath, Inner, Timeline, fault};
+use crate::store::ids::Epoch;
+use crate::store::record::Record;
+use crate::store::{Address, Store};
+use crate::sys::SysResult;
+
+impl Timeline {
+    /// Opens the history that is in `store`. Costs what changed since the index last took over, not what there is.
+    ///
+    /// The caller finishes what [`Aftermath`] tells of before it serves anything.
+    ///
+    /// # Errors
+    /// EIO if the journal is damaged.
+    pub fn open(store: Arc<Store>) -> SysResult<(Timeline, Aftermath)> {
+        let checkpoints = store.index().checkpoints().map_err(fault)?;
+        let next = checkpoints.iter().map(|(checkpoint, _, _)| checkpoint.id.epoch().next()).max().unwrap_or(Epoch(1));
+        let mut inner = Inner::new(next);
+        for (checkpoint, address, deleted) in checkpoints {
+            if !deleted {
+                inner.put_checkpoint(checkpoint, address);
+            }
+        }
+        let mut replay = Replay { inner, aftermath: Aftermath::default() };
+        let from = store.index().applied().map_err(fault)?;
+        for frame in store.journal().scan(from, None) {
+            let (address, record) = frame.map_err(fault)?;
+            replay.take(address, record);
+        }
+        let Replay { inner, aftermath } = replay;
+        let timeline = Timeline { store, inner: RwLock::new(inner), wake: Wake::default() };
+        Ok((timeline, aftermath))
+    }
+
+    /// Starts the thread that moves closed epochs into the index. It ends with [`Timeline::stop`].
+    pub fn start_indexer(self: &Arc<Timeline>) -> std::io::Result<()> {
+        indexer::start(Arc::clone(self))
+    }
+
+    /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
+    pub fn stop(&self) {
+        self.wake.stop();
+        if let Err(error) = self.store.journal().sync().and_then(|()| self.store.index().flush_durable()) {
+            tracing::warn!(%error, "the index was not made durable; the next mount will rebuild what is missing");
+        }
+    }
+}
+
+struct Replay {
+    inner: Inner,
+    aftermath: Aftermath,
+}
+
+impl Replay {
+    fn take(&mut self, address: Address, record: Record) {
+        match record {
+            Record::Undo { epoch, undo } => {
+                self.undone();
+                if epoch == self.inner.open.epoch {
+                    undo.into_iter().for_each(|item| self.inner.open.add(item));
+                }
+            }
+            Record::Void { epoch, slot } => {
+                if epoch == self.inner.open.epoch {
+                    self.inner.open.void(slot);
+                }
+            }
+            Record::Moved { places } => {
+                for (slot, place) in &places {
+                    self.inner.open.put_place(*slot, place.clone());
+                }
+                self.aftermath.moved = places;
+            }
+            Record::Checkpoint(checkpoint) => {
+                self.undone();
+                self.inner.seal();
+                self.inner.put_checkpoint(checkpoint, address);
+            }
+            Record::Tags { id, tags } => self.inner.retag(id, tags),
+            Record::Deleted { id } => self.inner.drop_checkpoint(id),
+            Record::Replacing { slot, place, object } => self.aftermath.replacing = Some((slot, place, object)),
+            Record::RestoreBegin { target, guard, paths } => self.aftermath.restoring = Some((target, guard, paths)),
+            Record::RestoreEnd => self.aftermath.restoring = None,
+            Record::Mounted { .. } => self.aftermath.unclean = true,
+            Record::Unmounted { at_ns } => {
+                self.undone();
+                self.aftermath.unclean = false;
+                self.aftermath.stopped_ns = Some(at_ns);
+            }
+        }
+    }
+
+    /// A later operation was recorded: whatever may have been half done before is done.
+    fn undone(&mut self) {
+        self.aftermath.replacing = None;
+        self.aftermath.moved.clear();
+    }
+}

@@ -1,0 +1,434 @@
+//! The timeline: the open epoch, the closed ones, and the checkpoints between them.
+//!
+//! Records are made by the live tree before each change ([`Timeline::record`]) and asked for by views. Those of the open epoch and of closed ones
+//! that the indexer has not yet taken over are in memory; older ones are found through the index, which leads to the journal.
+//!
+//! **Locking.** One `RwLock` over the tables, a leaf: nothing else is locked while it is held, but for the journal's own mutex. Callers that record
+//! hold the engine's gate for reading, and whoever seals an epoch holds it for writing, so that no record comes after the checkpoint of its epoch.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::fs::File;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::table::{NodeUndo, Table};
+use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
+use crate::store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, Record, Undo};
+use crate::store::{Address, Store, StoreError};
+use crate::sys::{Errno, SysResult, Xattrs};
+
+pub(super) struct Inner {
+    pub(super) open: Table,
+    /// Inodes made in the open epoch: no checkpoint can see them.
+    born: HashSet<Slot>,
+    /// Closed epochs not yet in the index, oldest first.
+    pub(super) sealed: VecDeque<Arc<Table>>,
+    /// Every checkpoint kept, with where its record is in the journal.
+    pub(super) checkpoints: BTreeMap<CheckpointId, (Checkpoint, Address)>,
+    tags: BTreeMap<String, CheckpointId>,
+}
+
+impl Inner {
+    pub(super) fn new(epoch: Epoch) -> Inner {
+        Inner { open: Table::new(epoch), born: HashSet::new(), sealed: VecDeque::new(), checkpoints: BTreeMap::new(), tags: BTreeMap::new() }
+    }
+
+    fn is_born(&self, slot: Slot) -> bool {
+        slot == Slot::STAGING || self.born.contains(&slot)
+    }
+
+    pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
+        self.tags.retain(|_, id| *id != checkpoint.id);
+        for tag in &checkpoint.tags {
+            self.tags.insert(tag.clone(), checkpoint.id);
+        }
+        self.checkpoints.insert(checkpoint.id, (checkpoint, address));
+    }
+
+    pub(super) fn drop_checkpoint(&mut self, id: CheckpointId) {
+        self.tags.retain(|_, tagged| *tagged != id);
+        self.checkpoints.remove(&id);
+    }
+
+    pub(super) fn retag(&mut self, id: CheckpointId, tags: Vec<String>) {
+        self.tags.retain(|_, tagged| *tagged != id);
+        for tag in &tags {
+            self.tags.insert(tag.clone(), id);
+        }
+        if let Some((checkpoint, _)) = self.checkpoints.get_mut(&id) {
+            checkpoint.tags = tags;
+        }
+    }
+
+    pub(super) fn seal(&mut self) {
+        let next = Table::new(self.open.epoch.next());
+        let closed = std::mem::replace(&mut self.open, next);
+        self.born.clear();
+        self.sealed.push_back(Arc::new(closed));
+    }
+}
+
+/// What the journal's tail said about how the last daemon ended.
+#[derive(Clone, Debug, Default)]
+pub struct Aftermath {
+    /// The last daemon did not end in an orderly way.
+    pub unclean: bool,
+    /// A rename over an existing inode may be half done: the last one.
+    pub replacing: Option<(Slot, Place, ObjectId)>,
+    /// The last renames recorded: each may not have happened.
+    pub moved: Vec<(Slot, Place)>,
+    /// A restore was under way.
+    pub restoring: Option<(CheckpointId, CheckpointId, Vec<Vec<u8>>)>,
+    /// When the tree stopped being served, nanoseconds since 1970, if that is known.
+    pub stopped_ns: Option<i64>,
+}
+
+/// The history of one tree. See the module.
+pub struct Timeline {
+    pub(super) store: Arc<Store>,
+    pub(super) inner: RwLock<Inner>,
+    pub(super) wake: super::indexer::Wake,
+}
+
+/// Errors of the store as the kernel shall see them; each is logged where it happens.
+pub(super) fn fault(error: StoreError) -> Errno {
+    tracing::error!(%error, "the store failed");
+    error.errno()
+}
+
+impl Timeline {
+    /// The store that it is kept in.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Number of the open epoch.
+    pub fn epoch(&self) -> Epoch {
+        self.inner.read().open.epoch
+    }
+
+    /// Number of changed paths in the open epoch, as the operations counted them.
+    pub fn dirty(&self) -> u64 {
+        self.inner.read().open.dirty()
+    }
+
+    /// The inode was made in the open epoch: no checkpoint can see it.
+    pub fn is_born(&self, slot: Slot) -> bool {
+        self.inner.read().is_born(slot)
+    }
+
+    /// Notes that an inode was made (`true`) or that it is gone and its slot free (`false`).
+    pub fn set_born(&self, slot: Slot, born: bool) {
+        let mut inner = self.inner.write();
+        if born {
+            inner.born.insert(slot);
+        } else {
+            inner.born.remove(&slot);
+        }
+    }
+
+    /// Counts changed paths.
+    pub fn count(&self, by: i64) {
+        self.inner.write().open.count(by);
+    }
+
+    /// A change of this key in the open epoch would need a record first.
+    pub fn needs(&self, key: &Key) -> bool {
+        let slot = match key {
+            Key::Entry(slot, _) | Key::Attr(slot) | Key::Xattrs(slot) | Key::Data(slot) | Key::Home(slot) => slot,
+        };
+        let inner = self.inner.read();
+        !inner.is_born(*slot) && !inner.open.has(key)
+    }
+
+    /// Records the state before a change: those of `undo` whose keys need it, then `more`, in one append. When it returns they survive `kill -9`.
+    ///
+    /// # Errors
+    /// ENOSPC or EIO of the journal; then nothing was recorded and the change must not be made.
+    pub fn record(&self, mut undo: Vec<Undo>, more: Vec<Record>) -> SysResult<()> {
+        let epoch = {
+            let inner = self.inner.read();
+            undo.retain(|item| {
+                let key = item.key();
+                let (Key::Entry(slot, _) | Key::Attr(slot) | Key::Xattrs(slot) | Key::Data(slot) | Key::Home(slot)) = &key;
+                !inner.is_born(*slot) && !inner.open.has(&key)
+            });
+            inner.open.epoch
+        };
+        if undo.is_empty() && more.is_empty() {
+            return Ok(());
+        }
+        let mut records = Vec::with_capacity(1 + more.len());
+        if !undo.is_empty() {
+            records.push(Record::Undo { epoch, undo: undo.clone() });
+        }
+        records.extend(more);
+        self.store.journal().append(&records).map_err(fault)?;
+        let mut inner = self.inner.write();
+        for item in undo {
+            inner.open.add(item);
+        }
+        for record in records {
+            if let Record::Moved { places } = record {
+                for (slot, place) in places {
+                    inner.open.put_place(slot, place);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends records that change nothing of the tables.
+    ///
+    /// # Errors
+    /// ENOSPC or EIO of the journal.
+    pub fn append(&self, records: &[Record]) -> SysResult<()> {
+        self.store.journal().append(records).map(|_| ()).map_err(fault)
+    }
+
+    /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`]; then the record stands.
+    pub fn void(&self, slot: Slot) -> SysResult<Option<ObjectId>> {
+        let epoch = self.epoch();
+        if !self.data_now(slot).is_some_and(|data| data.provisional) {
+            return Ok(None);
+        }
+        self.append(&[Record::Void { epoch, slot }])?;
+        let mut inner = self.inner.write();
+        inner.open.count(-1);
+        Ok(inner.open.void(slot).and_then(|data| data.object))
+    }
+
+    /// A data record that is no longer true is taken out whatever it was: recovery found that its object never came to be.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn strike(&self, slot: Slot) -> SysResult<()> {
+        self.append(&[Record::Void { epoch: self.epoch(), slot }])?;
+        self.inner.write().open.void(slot);
+        Ok(())
+    }
+
+    /// The provisional capture of a file will be needed: it can no longer be voided.
+    pub fn confirm(&self, slot: Slot) {
+        self.inner.write().open.confirm(slot);
+    }
+
+    /// The data record of a file in the open epoch.
+    pub fn data_now(&self, slot: Slot) -> Option<DataState> {
+        self.inner.read().open.node(slot).and_then(|node| node.data)
+    }
+
+    /// The attribute record of an inode in the open epoch.
+    pub fn attr_now(&self, slot: Slot) -> Option<Arc<AttrState>> {
+        self.inner.read().open.node(slot).and_then(|node| node.attr.clone())
+    }
+
+    /// Where an inode was when it was first recorded in the open epoch.
+    pub fn home_now(&self, slot: Slot) -> Option<Place> {
+        self.inner.read().open.node(slot).and_then(|node| node.home.clone())
+    }
+
+    /// Every data record of the open epoch.
+    pub fn data_records(&self) -> Vec<(Slot, DataState)> {
+        self.inner.read().open.nodes().filter_map(|(slot, node)| node.data.map(|data| (slot, data))).collect()
+    }
+
+    /// Closes the open epoch with `checkpoint` and opens the next, whose first records are `ahead`: all in one append. When it returns the
+    /// checkpoint survives `kill -9`.
+    ///
+    /// # Errors
+    /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
+    pub fn seal(&self, checkpoint: Checkpoint, ahead: Vec<Undo>) -> SysResult<()> {
+        let mut inner = self.inner.write();
+        let next = inner.open.epoch.next();
+        let mut records = vec![Record::Checkpoint(checkpoint.clone())];
+        if !ahead.is_empty() {
+            records.push(Record::Undo { epoch: next, undo: ahead.clone() });
+        }
+        let addresses = self.store.journal().append(&records).map_err(fault)?;
+        let address = addresses.first().copied().ok_or(Errno::EIO)?;
+        inner.seal();
+        for item in ahead {
+            inner.open.add(item);
+        }
+        inner.put_checkpoint(checkpoint, address);
+        drop(inner);
+        self.wake.sealed();
+        Ok(())
+    }
+
+    /// Every checkpoint kept, oldest first.
+    pub fn checkpoints(&self) -> Vec<Checkpoint> {
+        self.inner.read().checkpoints.values().map(|(checkpoint, _)| checkpoint.clone()).collect()
+    }
+
+    /// Number of checkpoints kept.
+    pub fn checkpoint_count(&self) -> usize {
+        self.inner.read().checkpoints.len()
+    }
+
+    /// One checkpoint.
+    pub fn checkpoint(&self, id: CheckpointId) -> Option<Checkpoint> {
+        self.inner.read().checkpoints.get(&id).map(|(checkpoint, _)| checkpoint.clone())
+    }
+
+    /// The newest checkpoint.
+    pub fn latest(&self) -> Option<CheckpointId> {
+        self.inner.read().checkpoints.last_key_value().map(|(id, _)| *id)
+    }
+
+    /// The checkpoint with this tag.
+    pub fn tagged(&self, tag: &str) -> Option<CheckpointId> {
+        self.inner.read().tags.get(tag).copied()
+    }
+
+    /// Every tag, sorted.
+    pub fn tags(&self) -> Vec<(String, CheckpointId)> {
+        self.inner.read().tags.iter().map(|(tag, id)| (tag.clone(), *id)).collect()
+    }
+
+    /// Gives a checkpoint these tags, taking them from whichever had them.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn set_tags(&self, id: CheckpointId, tags: Vec<String>) -> SysResult<()> {
+        self.append(&[Record::Tags { id, tags: tags.clone() }])?;
+        self.inner.write().retag(id, tags);
+        Ok(())
+    }
+
+    /// Deletes a checkpoint. What only it needed can be collected after.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn delete(&self, id: CheckpointId) -> SysResult<()> {
+        self.append(&[Record::Deleted { id }])?;
+        self.inner.write().drop_checkpoint(id);
+        Ok(())
+    }
+
+    /// The first record after a checkpoint, of all those in memory, and whether the index may hold an earlier one.
+    fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> Option<T> {
+        let inner = self.inner.read();
+        let from = inner.sealed.partition_point(|table| table.epoch <= after.epoch());
+        inner.sealed.iter().skip(from).find_map(|table| pick(table)).or_else(|| pick(&inner.open))
+    }
+
+    fn in_index(&self, key: &Key, after: CheckpointId) -> SysResult<Option<Undo>> {
+        // A table leaves memory only after the index has it, and memory was asked first; so what was in neither has no record.
+        match self.store.index().first_after(key, after).map_err(fault)? {
+            Some((_, address, item)) => self.store.undo_at(address, item).map(Some).map_err(fault),
+            None => Ok(None),
+        }
+    }
+
+    fn node_at<T>(&self, key: &Key, slot: Slot, after: CheckpointId, pick: impl Fn(&NodeUndo) -> Option<T>, turn: impl Fn(Undo) -> Option<T>) -> SysResult<Option<T>> {
+        let memory = self.in_memory(after, |table| table.node(slot).and_then(&pick));
+        match self.in_index(key, after)? {
+            Some(undo) => turn(undo).map(Some).ok_or(Errno::EIO),
+            None => Ok(memory),
+        }
+    }
+
+    /// What a name led to at a checkpoint; `None`: no record, the live tree says.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn entry_at(&self, dir: Slot, name: &Name, at: CheckpointId) -> SysResult<Option<Option<Child>>> {
+        let memory = self.in_memory(at, |table| table.entry(dir, name));
+        match self.in_index(&Key::Entry(dir, name.clone()), at)? {
+            Some(Undo::Entry { before, .. }) => Ok(Some(before)),
+            Some(_) => Err(Errno::EIO),
+            None => Ok(memory),
+        }
+    }
+
+    /// Every name of a directory that has a record after a checkpoint, with what it led to at the checkpoint.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn entries_at(&self, dir: Slot, at: CheckpointId) -> SysResult<BTreeMap<Name, Option<Child>>> {
+        let mut found = BTreeMap::new();
+        {
+            let inner = self.inner.read();
+            for (name, before) in inner.open.entries_of(dir) {
+                found.insert(name.clone(), before);
+            }
+            for table in inner.sealed.iter().rev().take_while(|table| table.epoch > at.epoch()) {
+                for (name, before) in table.entries_of(dir) {
+                    found.insert(name.clone(), before);
+                }
+            }
+        }
+        for (name, _, address, item) in self.store.index().entries_after(dir, at).map_err(fault)? {
+            match self.store.undo_at(address, item).map_err(fault)? {
+                Undo::Entry { before, .. } => found.insert(name, before),
+                _ => return Err(Errno::EIO),
+            };
+        }
+        Ok(found)
+    }
+
+    /// Attributes at a checkpoint; `None`: no record.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn attr_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<Arc<AttrState>>> {
+        self.node_at(&Key::Attr(slot), slot, at, |node| node.attr.clone(), |undo| match undo {
+            Undo::Attr { before, .. } => Some(Arc::new(before)),
+            _ => None,
+        })
+    }
+
+    /// Extended attributes at a checkpoint; `None`: no record.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn xattrs_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<Arc<Xattrs>>> {
+        self.node_at(&Key::Xattrs(slot), slot, at, |node| node.xattrs.clone(), |undo| match undo {
+            Undo::Xattrs { before, .. } => Some(Arc::new(before)),
+            _ => None,
+        })
+    }
+
+    /// Content at a checkpoint; `None`: no record.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn data_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<DataState>> {
+        self.node_at(&Key::Data(slot), slot, at, |node| node.data, |undo| match undo {
+            Undo::Data { before, .. } => Some(before),
+            _ => None,
+        })
+    }
+
+    /// Where an inode with a past is to be found now; a hint, to be verified.
+    pub fn place(&self, slot: Slot) -> Option<Place> {
+        let memory = {
+            let inner = self.inner.read();
+            let mut tables = std::iter::once(&inner.open).chain(inner.sealed.iter().rev().map(|table| &**table));
+            tables.find_map(|table| table.place(slot).cloned())
+        };
+        memory.or_else(|| self.store.index().place(slot).map_err(fault).ok().flatten())
+    }
+
+    /// Opens an object for reading.
+    ///
+    /// # Errors
+    /// EIO if it is not there: a version is lost.
+    pub fn open_object(&self, object: ObjectId) -> SysResult<File> {
+        self.store.layers().open(object).map_err(|error| {
+            tracing::error!(%error, ?object, "a captured version cannot be opened");
+            Errno::EIO
+        })
+    }
+
+    /// Where in the journal the records after a checkpoint begin.
+    pub(super) fn address(&self, id: CheckpointId) -> Option<Address> {
+        self.inner.read().checkpoints.get(&id).map(|(_, address)| *address)
+    }
+}

@@ -1,0 +1,186 @@
+//! The tree as it was at a checkpoint, or as it is.
+//!
+//! A view resolves each key by itself: the first undo record after the checkpoint, else the live tree. **A live answer counts only if no record
+//! came while it was read**: a record is always made before its change, so a second look that finds none proves that the answer is still of the
+//! past. Views take no lock of the live tree and never make a writer wait.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::present::{Present, Trail};
+use super::timeline::Timeline;
+use crate::store::ids::{CheckpointId, Name, ObjectId, Slot};
+use crate::store::record::{AttrState, Child, DataState};
+use crate::sys::{Errno, Kind, SysResult, Xattrs};
+
+/// Which state of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// As it was at a checkpoint.
+    At(CheckpointId),
+    /// As it is.
+    Live,
+}
+
+/// Where the bytes of a version are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In an object of the store.
+    Object(ObjectId),
+    /// Nowhere: the file was empty.
+    Empty,
+    /// Still in the live file.
+    Live,
+}
+
+/// One state of the tree.
+pub struct View<'a> {
+    timeline: &'a Timeline,
+    present: &'a dyn Present,
+    state: State,
+}
+
+impl<'a> View<'a> {
+    /// The view of a state.
+    pub fn new(timeline: &'a Timeline, present: &'a dyn Present, state: State) -> View<'a> {
+        View { timeline, present, state }
+    }
+
+    /// Which state it shows.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Asks history, then the live tree, then history again.
+    fn resolve<T>(
+        &self, past: impl Fn(CheckpointId) -> SysResult<Option<T>>, live: impl FnOnce() -> SysResult<T>,
+    ) -> SysResult<T> {
+        let State::At(id) = self.state else { return live() };
+        if let Some(found) = past(id)? {
+            return Ok(found);
+        }
+        let answer = live();
+        match past(id)? {
+            Some(found) => Ok(found),
+            None => answer,
+        }
+    }
+
+    /// What a name in a directory led to.
+    ///
+    /// # Errors
+    /// ESTALE if the directory cannot be found; EIO if the record is damaged.
+    pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        self.resolve(|id| self.timeline.entry_at(dir.slot, name, id), || self.present.child(dir, name))
+    }
+
+    /// The inode that a name led to, with its trail.
+    ///
+    /// # Errors
+    /// As [`View::child`].
+    pub fn step(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<(Child, Arc<Trail>)>> {
+        Ok(self.child(dir, name)?.map(|child| (child, dir.step(name, child.slot))))
+    }
+
+    /// Every name of a directory, sorted.
+    ///
+    /// # Errors
+    /// As [`View::child`].
+    pub fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        let State::At(id) = self.state else {
+            let mut names = self.present.list(dir)?;
+            names.sort_by(|a, b| a.0.cmp(&b.0));
+            return Ok(names);
+        };
+        // A directory that is gone from the live tree is listed from records alone: every name was removed, with a record, before the directory.
+        let live = self.present.list(dir);
+        let recorded = self.timeline.entries_at(dir.slot, id)?;
+        let mut names: std::collections::BTreeMap<Name, Child> = match live {
+            Ok(names) => names.into_iter().collect(),
+            Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => std::collections::BTreeMap::new(),
+            Err(errno) => return Err(errno),
+        };
+        for (name, before) in recorded {
+            match before {
+                Some(child) => names.insert(name, child),
+                None => names.remove(&name),
+            };
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    /// Attributes.
+    ///
+    /// # Errors
+    /// As [`View::child`].
+    pub fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        self.resolve(|id| Ok(self.timeline.attr_at(node.slot, id)?.map(|attr| (*attr).clone())), || self.present.attr(node))
+    }
+
+    /// Extended attributes, sorted by name.
+    ///
+    /// # Errors
+    /// As [`View::child`].
+    pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
+        self.resolve(|id| Ok(self.timeline.xattrs_at(node.slot, id)?.map(|xattrs| (*xattrs).clone())), || self.present.xattrs(node))
+    }
+
+    /// Where the content of a regular file is now. An answer of [`Source::Live`] holds only until the file changes.
+    ///
+    /// # Errors
+    /// EIO if the record is damaged.
+    pub fn source(&self, slot: Slot) -> SysResult<Source> {
+        let State::At(id) = self.state else { return Ok(Source::Live) };
+        Ok(match self.timeline.data_at(slot, id)? {
+            Some(DataState { object: Some(object), .. }) => Source::Object(object),
+            Some(DataState { object: None, .. }) => Source::Empty,
+            None => Source::Live,
+        })
+    }
+
+    /// Opens the content for reading; `None`: it is empty. A descriptor of a live file must be read with [`View::still_live`] asked after each
+    /// read.
+    ///
+    /// # Errors
+    /// As [`View::child`]; EIO if the object is not in the store.
+    pub fn open(&self, node: &Arc<Trail>) -> SysResult<(Source, Option<File>)> {
+        loop {
+            match self.source(node.slot)? {
+                Source::Empty => return Ok((Source::Empty, None)),
+                Source::Object(object) => return Ok((Source::Object(object), Some(self.timeline.open_object(object)?))),
+                Source::Live => {
+                    let opened = self.present.open(node);
+                    if self.source(node.slot)? == Source::Live {
+                        return Ok((Source::Live, Some(opened?)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The content is still in the live file, and unchanged.
+    ///
+    /// # Errors
+    /// EIO if a record is damaged.
+    pub fn still_live(&self, slot: Slot) -> SysResult<bool> {
+        Ok(self.source(slot)? == Source::Live)
+    }
+
+    /// Walks a path; `None` if it does not exist in this state.
+    ///
+    /// # Errors
+    /// As [`View::child`].
+    pub fn walk(&self, path: &[u8]) -> SysResult<Option<(Child, Arc<Trail>)>> {
+        let mut at = (Child { slot: Slot::ROOT, kind: Kind::Dir }, Trail::root());
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            if at.0.kind != Kind::Dir {
+                return Ok(None);
+            }
+            match self.step(&at.1, &Name::new(name))? {
+                Some(next) => at = next,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(at))
+    }
+}

@@ -1,0 +1,198 @@
+//! Attributes and extended attributes.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use super::Live;
+use super::find::At;
+use crate::store::ids::Slot;
+use crate::store::record::{Key, Undo};
+use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult, XattrMode};
+
+/// Attributes to be changed; `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size in bytes.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: Option<SetTime>,
+    /// Modification time.
+    pub mtime: Option<SetTime>,
+    /// The caller may keep set-id bits where it changes content (root).
+    pub privileged: bool,
+}
+
+impl Live {
+    /// Changes attributes. `file`: a handle's file, open for writing, for a change of size. Returns the new ones.
+    ///
+    /// # Errors
+    /// Those of chmod(2), chown(2), truncate(2), utimensat(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn set_attr<'a>(&self, at: impl Into<At<'a>>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
+        let at = at.into();
+        let _gate = self.gate.read();
+        let _tree = self.tree.read();
+        let _stripe = self.stripe(at.slot);
+        self.set_attr_in(at, file, change)
+    }
+
+    /// As [`Live::set_attr`]; the caller holds the locks.
+    pub(super) fn set_attr_in(&self, at: At<'_>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
+        let fd = match self.fd(at) {
+            Ok(fd) => fd,
+            Err(errno) => match file {
+                Some(file) => std::sync::Arc::new(OwnedFd::from(file.try_clone()?)),
+                None => return Err(errno),
+            },
+        };
+        let owner = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
+        self.keep_inode(at, &fd, owner || change.size.is_some())?;
+        if let Some(size) = change.size {
+            self.resize(at, &fd, file, size, change.privileged)?;
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            sys::chown_fd(&fd, change.uid, change.gid)?;
+        }
+        if let Some(mode) = change.mode {
+            sys::chmod_fd(&fd, mode)?;
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            sys::utimens_fd(&fd, change.atime.unwrap_or(SetTime::Omit), change.mtime.unwrap_or(SetTime::Omit))?;
+        }
+        let stat = sys::stat_fd(&fd)?;
+        Ok(if self.is_dead(at.slot) { Stat { nlink: 0, ..stat } } else { stat })
+    }
+
+    /// Records attributes and place of an inode, and its extended attributes where the change can touch them (a chmod changes the ACL, a chown or a
+    /// write drops file capabilities).
+    fn keep_inode(&self, at: At<'_>, fd: &OwnedFd, xattrs_too: bool) -> SysResult<()> {
+        let mut undo = Vec::new();
+        if self.is_dead(at.slot) {
+            return Ok(());
+        }
+        let attr_is_new = self.timeline.needs(&Key::Attr(at.slot));
+        if attr_is_new {
+            let stat = sys::stat_fd(fd)?;
+            let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(fd)?) } else { None };
+            self.keep_attr(at.slot, &stat, target, &mut undo);
+            self.keep_homes(at, &mut undo);
+        }
+        if xattrs_too && self.timeline.needs(&Key::Xattrs(at.slot)) {
+            let xattrs = sys::all_xattrs(fd)?;
+            if !xattrs.is_empty() {
+                undo.push(Undo::Xattrs { slot: at.slot, before: xattrs });
+            }
+        }
+        self.timeline.record(undo, Vec::new())?;
+        if attr_is_new && at.slot != Slot::ROOT {
+            self.timeline.count(1);
+        }
+        Ok(())
+    }
+
+    fn resize(&self, at: At<'_>, fd: &OwnedFd, file: Option<&File>, size: u64, privileged: bool) -> SysResult<()> {
+        let opened;
+        let file = match file {
+            Some(file) => file,
+            None => {
+                opened = sys::reopen(fd, Open::READ_WRITE).or_else(|_| sys::reopen(fd, Open::WRITE))?;
+                &opened
+            }
+        };
+        if self.timeline.needs(&Key::Data(at.slot)) {
+            // A handle that is open for writing only cannot be read from.
+            let source = sys::reopen(fd, Open::READ)?;
+            self.capture(at, &source, false)?;
+        } else {
+            self.timeline.confirm(at.slot);
+        }
+        if privileged { sys::truncate(file, size) } else { sys::drop_cap_fsetid_for(|| sys::truncate(file, size)) }
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// Those of setxattr(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn set_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8], value: &[u8], mode: XattrMode) -> SysResult<()> {
+        self.change_xattrs(at.into(), |fd| sys::setxattr(fd, name, value, mode))
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// Those of removexattr(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn remove_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<()> {
+        self.change_xattrs(at.into(), |fd| sys::removexattr(fd, name))
+    }
+
+    fn change_xattrs(&self, at: At<'_>, change: impl FnOnce(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.read();
+        let _stripe = self.stripe(at.slot);
+        let fd = self.fd(at)?;
+        self.keep_inode(at, &fd, false)?;
+        if !self.is_dead(at.slot) {
+            let mut undo = Vec::new();
+            self.keep_xattrs(at.slot, &fd, &mut undo)?;
+            self.timeline.record(undo, Vec::new())?;
+        }
+        change(&fd)
+    }
+
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// Those of getxattr(2).
+    pub fn get_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<Vec<u8>> {
+        sys::getxattr(self.fd(at)?, name)
+    }
+
+    /// Names of the extended attributes.
+    ///
+    /// # Errors
+    /// Those of listxattr(2).
+    pub fn list_xattrs<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<Vec<u8>>> {
+        sys::listxattr(self.fd(at)?)
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// EINVAL if it is none.
+    pub fn read_link<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<u8>> {
+        let at = at.into();
+        if let Some(orphan) = self.orphan(at.slot) {
+            return sys::readlink_fd(&orphan);
+        }
+        let found = self.find(at)?;
+        sys::readlink_at(&found.dir, found.name.as_bytes())
+    }
+
+    /// Makes the extended attributes of an inode exactly `wanted`. The caller holds the locks.
+    pub(super) fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<()> {
+        let fd = self.fd(at)?;
+        let now = sys::all_xattrs(&fd)?;
+        if now == *wanted {
+            return Ok(());
+        }
+        self.keep_inode(at, &fd, false)?;
+        let mut undo = Vec::new();
+        self.keep_xattrs(at.slot, &fd, &mut undo)?;
+        self.timeline.record(undo, Vec::new())?;
+        for (name, _) in now.iter().filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
+            match sys::removexattr(&fd, name) {
+                Ok(()) | Err(Errno::NO_XATTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        for (name, value) in wanted.iter().filter(|pair| !now.contains(pair)) {
+            sys::setxattr(&fd, name, value, XattrMode::Any)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! Keeping the past: what must be recorded before an inode or a name changes.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::Live;
+use super::find::At;
+use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
+use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
+use crate::sys::{self, Errno, Kind, Stat, SysResult};
+
+/// A dirty file of at most this many bytes is copied and not cloned: a clone must write it back first, which costs more (FACTS: 110 us against 8).
+const COPY_DIRTY_MAX: u64 = 16 * 1024;
+
+impl Live {
+    /// Records where an inode and every directory above it are, as far as the open epoch does not know.
+    pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
+        let mut at = at;
+        while at.slot != Slot::ROOT && self.timeline.needs(&Key::Home(at.slot)) {
+            let Some(place) = self.places(at).into_iter().next() else { return };
+            let up = at.trail.and_then(|trail| trail.up.as_ref()).filter(|up| up.slot == place.parent);
+            let next = At { slot: place.parent, trail: up };
+            undo.push(Undo::Home { slot: at.slot, before: place });
+            at = next;
+        }
+    }
+
+    /// Records the attributes of an inode.
+    pub(super) fn keep_attr(&self, slot: Slot, stat: &Stat, target: Option<Vec<u8>>, undo: &mut Vec<Undo>) {
+        if self.timeline.needs(&Key::Attr(slot)) {
+            undo.push(Undo::Attr { slot, before: AttrState { stat: *stat, target } });
+        }
+    }
+
+    /// Records attributes and place of a directory whose entries are to change.
+    pub(super) fn keep_dir(&self, dir: At<'_>, fd: &OwnedFd, undo: &mut Vec<Undo>) -> SysResult<()> {
+        if self.timeline.needs(&Key::Attr(dir.slot)) {
+            self.keep_attr(dir.slot, &sys::stat_fd(fd)?, None, undo);
+            self.keep_homes(dir, undo);
+        }
+        Ok(())
+    }
+
+    /// Records what a name leads to.
+    pub(super) fn keep_entry(&self, dir: Slot, name: &Name, before: Option<Child>, undo: &mut Vec<Undo>) {
+        if self.timeline.needs(&Key::Entry(dir, name.clone())) {
+            undo.push(Undo::Entry { dir, name: name.clone(), before });
+        }
+    }
+
+    /// Records the extended attributes of an inode.
+    pub(super) fn keep_xattrs(&self, slot: Slot, fd: impl AsFd, undo: &mut Vec<Undo>) -> SysResult<()> {
+        if self.timeline.needs(&Key::Xattrs(slot)) {
+            undo.push(Undo::Xattrs { slot, before: sys::all_xattrs(fd)? });
+        }
+        Ok(())
+    }
+
+    /// The target of a symbolic link, for its attributes' record.
+    pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
+        if stat.kind == Kind::Symlink { sys::readlink_at(dir, name.as_bytes()).map(Some) } else { Ok(None) }
+    }
+
+    /// Makes sure that the content of a file as it is now is kept, if a checkpoint can see it. The caller holds the gate, and the file's stripe.
+    ///
+    /// When it returns the content survives `kill -9` whatever is done to the file.
+    ///
+    /// # Errors
+    /// ENOSPC, EIO: nothing was kept and the file must not be changed.
+    pub(super) fn capture(&self, at: At<'_>, file: &File, provisional: bool) -> SysResult<()> {
+        let slot = at.slot;
+        if !self.timeline.needs(&Key::Data(slot)) {
+            if !provisional {
+                self.timeline.confirm(slot);
+            }
+            return Ok(());
+        }
+        if self.is_dead(slot) {
+            return Ok(());
+        }
+        let stat = sys::stat_fd(file)?;
+        let object = self.capture_object(slot, file, stat.size)?;
+        let mut undo = vec![Undo::Data { slot, before: DataState { object, size: stat.size, provisional } }];
+        self.keep_attr(slot, &stat, None, &mut undo);
+        self.keep_xattrs(slot, file, &mut undo)?;
+        self.keep_homes(at, &mut undo);
+        if let Err(errno) = self.timeline.record(undo, Vec::new()) {
+            if let Some(object) = object {
+                self.drop_object(object);
+            }
+            return Err(errno);
+        }
+        self.timeline.count(1);
+        Ok(())
+    }
+
+    /// Clones (or copies) a file into the layer of the open epoch; `None` if it is empty.
+    pub(super) fn capture_object(&self, slot: Slot, file: &File, size: u64) -> SysResult<Option<ObjectId>> {
+        self.capture_object_in(self.timeline.epoch(), slot, file, size)
+    }
+
+    pub(super) fn capture_object_in(&self, epoch: crate::store::ids::Epoch, slot: Slot, file: &File, size: u64) -> SysResult<Option<ObjectId>> {
+        if size == 0 {
+            return Ok(None);
+        }
+        let layers = self.timeline.store().layers();
+        let object = layers.next_object(epoch, slot, ObjectOrigin::Cloned);
+        let kept = self.fill_object(object, file, size);
+        if let Err(errno) = kept {
+            self.drop_object(object);
+            return Err(errno);
+        }
+        Ok(Some(object))
+    }
+
+    fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
+        let layers = self.timeline.store().layers();
+        let copy_is_cheaper = || size <= COPY_DIRTY_MAX && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0);
+        if self.reflink && !copy_is_cheaper() {
+            let (dir, name) = layers.location(object).map_err(|error| error.errno())?;
+            return sys::clone_to(file, &*dir, name.as_bytes()).map(drop);
+        }
+        let target = layers.create(object).map_err(|error| error.errno())?;
+        sys::copy_data(file, &target, size)?;
+        if sys::stat_fd(&target)?.size != size {
+            return Err(Errno::EIO);
+        }
+        Ok(())
+    }
+
+    /// Removes an object that nothing refers to.
+    pub(super) fn drop_object(&self, object: ObjectId) {
+        if let Err(error) = self.timeline.store().layers().remove(object) {
+            tracing::debug!(%error, ?object, "an unneeded object was not removed");
+        }
+    }
+
+    /// The place of an inode as its parent and name.
+    pub(super) fn place(parent: Slot, name: &Name) -> Place {
+        Place { parent, name: name.clone() }
+    }
+}

@@ -1,0 +1,294 @@
+//! Open files: handles, and reads and writes that pass through the daemon.
+//!
+//! In a passthrough mount the kernel writes to the backing file itself, so a file is captured when it is opened for writing, ahead of a write that
+//! may never come; when the last writer is gone the capture is taken back if nothing changed ([`Live::settle`]). In a daemon mount the first write
+//! captures.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+
+use super::Live;
+use super::find::At;
+use super::names::{Make, Made};
+use super::nodes::{IoMode, Node};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::Key;
+use crate::sys::{self, Errno, Open, SysResult};
+
+/// Number of an open handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HandleId(pub u64);
+
+/// How a file is opened (open(2)).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenFlags {
+    /// For reading.
+    pub read: bool,
+    /// For writing.
+    pub write: bool,
+    /// Every write goes to the end.
+    pub append: bool,
+    /// The content is dropped.
+    pub truncate: bool,
+    /// Writes are on disk when they return.
+    pub sync: bool,
+    /// As `sync`, for the data alone.
+    pub dsync: bool,
+    /// The caller may keep set-id bits where it changes content (root).
+    pub privileged: bool,
+}
+
+/// An open file.
+#[derive(Debug)]
+pub struct Handle {
+    /// Whose.
+    pub slot: Slot,
+    /// The backing file.
+    pub file: Arc<File>,
+    /// How it was opened.
+    pub flags: OpenFlags,
+    /// Who does its I/O.
+    pub io: IoMode,
+}
+
+/// All open handles.
+#[derive(Default)]
+pub(super) struct Handles {
+    map: RwLock<HashMap<u64, Arc<Handle>>>,
+    last: AtomicU64,
+}
+
+impl Handles {
+    fn put(&self, handle: Handle) -> (HandleId, Arc<Handle>) {
+        let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let handle = Arc::new(handle);
+        self.map.write().insert(id, Arc::clone(&handle));
+        (HandleId(id), handle)
+    }
+}
+
+impl Live {
+    /// An open handle.
+    ///
+    /// # Errors
+    /// EBADF if it is not open.
+    pub fn handle(&self, id: HandleId) -> SysResult<Arc<Handle>> {
+        self.handles.map.read().get(&id.0).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
+    fn io_mode(&self, slot: Slot, special: bool) -> IoMode {
+        let nodes = self.nodes.lock();
+        match nodes.get(slot).filter(|node| node.handles > 0).and_then(|node| node.io) {
+            Some(mode) => mode,
+            None if self.passthrough() && !special => IoMode::Passthrough,
+            None => IoMode::Daemon,
+        }
+    }
+
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    /// Those of open(2); ENOSPC or EIO if the past could not be kept.
+    pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
+        let _gate = flags.write.then(|| self.gate.read());
+        let _tree = self.tree.read();
+        let fd = self.fd(slot)?;
+        let stat = sys::stat_fd(&fd)?;
+        if stat.kind != sys::Kind::File {
+            return Err(Errno::EINVAL);
+        }
+        // The kernel caches set-id bits; where it writes by itself they would stay.
+        let _stripe = flags.write.then(|| self.stripe(slot));
+        let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
+        if flags.write {
+            self.prepare_write(slot, &fd, flags, io)?;
+        }
+        let how = Open { read: flags.read, write: flags.write, append: flags.append && io == IoMode::Passthrough, sync: flags.sync, dsync: flags.dsync, ..Open::default() };
+        let file = sys::reopen(&fd, how)?;
+        if flags.truncate && flags.write && stat.size > 0 {
+            if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
+        }
+        Ok(self.opened(slot, file, flags, io))
+    }
+
+    fn prepare_write(&self, slot: Slot, fd: &OwnedFd, flags: OpenFlags, io: IoMode) -> SysResult<()> {
+        let ahead = io == IoMode::Passthrough;
+        if !(ahead || flags.truncate) || !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) {
+            if flags.truncate {
+                self.timeline.confirm(slot);
+            }
+            return Ok(());
+        }
+        let source = sys::reopen(fd, Open::READ)?;
+        self.capture(slot.into(), &source, !flags.truncate)
+    }
+
+    /// Makes and opens a regular file; the kernel's table learns of it with one look-up.
+    ///
+    /// # Errors
+    /// As [`Live::make`].
+    pub fn create(&self, parent: Slot, name: &Name, make: &Make<'_>, flags: OpenFlags) -> SysResult<(Made, HandleId, Arc<Handle>)> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.write();
+        let special = make.mode & 0o6000 != 0;
+        let io = if self.passthrough() && !special { IoMode::Passthrough } else { IoMode::Daemon };
+        // Read as well as write: the daemon may have to read what it captures, and a mode of 0200 stops nobody who has it open.
+        let open = Open { read: flags.read, write: flags.write, append: flags.append && io == IoMode::Passthrough, sync: flags.sync, dsync: flags.dsync, ..Open::default() };
+        let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
+        let file = made.file.take().ok_or(Errno::EIO)?;
+        let (id, handle) = self.opened(made.slot, file, flags, io);
+        Ok((made, id, handle))
+    }
+
+    /// Enters a new handle into the tables. The caller holds the gate if it writes.
+    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> (HandleId, Arc<Handle>) {
+        {
+            let mut nodes = self.nodes.lock();
+            if let Some(node) = nodes.get_mut(slot) {
+                count_handle(node, flags, true);
+                node.io = Some(io);
+            }
+        }
+        if flags.write && io == IoMode::Passthrough {
+            self.note_hot(slot, &file, flags.read);
+        }
+        self.handles.put(Handle { slot, file: Arc::new(file), flags, io })
+    }
+
+    /// The kernel refused to do the I/O of a handle: the daemon will.
+    pub fn demote(&self, id: HandleId) {
+        let Ok(handle) = self.handle(id) else { return };
+        if let Some(node) = self.nodes.lock().get_mut(handle.slot) {
+            node.io = Some(IoMode::Daemon);
+        }
+        let demoted = Handle { slot: handle.slot, file: Arc::clone(&handle.file), flags: handle.flags, io: IoMode::Daemon };
+        self.handles.map.write().insert(id.0, Arc::new(demoted));
+    }
+
+    /// Closes a handle. A file whose last writer it was is settled.
+    pub fn release(&self, id: HandleId) {
+        let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
+        let slot = handle.slot;
+        let last_writer = {
+            let mut nodes = self.nodes.lock();
+            let last = nodes.get_mut(slot).is_some_and(|node| {
+                count_handle(node, handle.flags, false);
+                handle.flags.write && node.writers == 0
+            });
+            nodes.reap(slot);
+            last
+        };
+        let passthrough = handle.io == IoMode::Passthrough;
+        // The descriptor must be closed before the lease is asked for.
+        drop(handle);
+        if last_writer && passthrough {
+            let _gate = self.gate.read();
+            let _tree = self.tree.read();
+            self.settle(slot);
+        }
+    }
+
+    /// Reads through the daemon.
+    ///
+    /// # Errors
+    /// Those of pread(2).
+    pub fn read(&self, id: HandleId, offset: u64, size: u32) -> SysResult<Vec<u8>> {
+        let handle = self.handle(id)?;
+        let mut buffer = vec![0_u8; size as usize];
+        let mut filled = 0;
+        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match sys::read_at(&handle.file, rest, offset + filled as u64)? {
+                0 => break,
+                got => filled += got,
+            }
+        }
+        buffer.truncate(filled);
+        Ok(buffer)
+    }
+
+    /// Holds the gate, captures, then changes the content of a file through one of its handles. `fd` of the handle itself cannot serve as the
+    /// source of a capture: it may be open for writing only.
+    pub fn change_content<T>(&self, handle: &Handle, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
+        let _gate = self.gate.read();
+        let slot = handle.slot;
+        if self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot) {
+            let _tree = self.tree.read();
+            let _stripe = self.stripe(slot);
+            if self.timeline.needs(&Key::Data(slot)) {
+                let source = if handle.flags.read { Arc::clone(&handle.file) } else { Arc::new(sys::reopen(&*handle.file, Open::READ)?) };
+                self.capture(At::from(slot), &source, false)?;
+            }
+        }
+        change(&handle.file)
+    }
+
+    /// Writes through the daemon. `privileged`: set-id bits stay.
+    ///
+    /// # Errors
+    /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
+    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool) -> SysResult<u32> {
+        let handle = self.handle(id)?;
+        self.change_content(&handle, |file| {
+            let keep_set_id = privileged || sys::stat_fd(file)?.mode & 0o6000 == 0;
+            if keep_set_id { sys::write_all_at(file, data, offset)? } else { sys::drop_cap_fsetid_for(|| sys::write_all_at(file, data, offset))? }
+            Ok(u32::try_from(data.len()).unwrap_or(u32::MAX))
+        })
+    }
+
+    /// fsync(2) of a file. What was captured of it is on disk before, where the backing filesystem could otherwise lose it.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC.
+    pub fn fsync(&self, id: HandleId, data_only: bool) -> SysResult<()> {
+        let handle = self.handle(id)?;
+        self.make_capture_durable(handle.slot)?;
+        if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) }
+    }
+
+    fn make_capture_durable(&self, slot: Slot) -> SysResult<()> {
+        if !self.capture_before_fsync || self.durable.lock().contains(&slot) {
+            return Ok(());
+        }
+        let Some(data) = self.timeline.data_now(slot) else { return Ok(()) };
+        if let Some(object) = data.object {
+            sys::fsync(self.timeline.open_object(object)?)?;
+        }
+        self.timeline.store().journal().sync().map_err(|error| error.errno())?;
+        self.durable.lock().insert(slot);
+        Ok(())
+    }
+
+    /// fsync(2) of a directory.
+    ///
+    /// # Errors
+    /// EIO.
+    pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
+        let dir = self.dir(slot)?;
+        sys::fsync(sys::reopen(&dir, Open::READ)?)
+    }
+
+    /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in the kernel's cache.
+    pub fn mapped_through_daemon(&self) -> Vec<Slot> {
+        self.nodes.lock().matching(|node| node.mappable > 0 && node.io == Some(IoMode::Daemon))
+    }
+}
+
+fn count_handle(node: &mut Node, flags: OpenFlags, opened: bool) {
+    let step = |count: &mut u32| *count = if opened { *count + 1 } else { count.saturating_sub(1) };
+    step(&mut node.handles);
+    if flags.write {
+        step(&mut node.writers);
+        if flags.read {
+            step(&mut node.mappable);
+        }
+    }
+    if node.handles == 0 {
+        node.io = None;
+    }
+}

@@ -1,0 +1,188 @@
+//! Finding an inode by its slot, and verifying that it is the one.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::Live;
+use crate::history::present::Trail;
+use crate::store::ids::{Name, Slot};
+use crate::store::record::Place;
+use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
+
+/// Directories above each other that are looked for at most: deeper trees are served, but only from where the kernel still knows them.
+const DEPTH_MAX: u32 = 1000;
+
+/// An inode, and the way by which it was reached if that is known.
+#[derive(Clone, Copy, Debug)]
+pub struct At<'a> {
+    /// The inode.
+    pub slot: Slot,
+    /// How it was reached.
+    pub trail: Option<&'a Arc<Trail>>,
+}
+
+impl From<Slot> for At<'_> {
+    fn from(slot: Slot) -> Self {
+        At { slot, trail: None }
+    }
+}
+
+impl<'a> From<&'a Arc<Trail>> for At<'a> {
+    fn from(trail: &'a Arc<Trail>) -> Self {
+        At { slot: trail.slot, trail: Some(trail) }
+    }
+}
+
+/// An inode where it was found.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) dir: Arc<OwnedFd>,
+    pub(super) name: Name,
+    pub(super) stat: Stat,
+}
+
+impl Live {
+    /// The names under which an inode may be found, the likeliest first.
+    pub(super) fn places(&self, at: At<'_>) -> Vec<Place> {
+        let mut places = self.nodes.lock().get(at.slot).map(|node| node.links.clone()).unwrap_or_default();
+        if places.is_empty() {
+            places.extend(self.timeline.place(at.slot));
+            if let Some(Trail { name, up: Some(up), .. }) = at.trail.map(|trail| &**trail) {
+                let place = Place { parent: up.slot, name: name.clone() };
+                if !places.contains(&place) {
+                    places.push(place);
+                }
+            }
+        }
+        places
+    }
+
+    /// Finds an inode at one of its names.
+    ///
+    /// # Errors
+    /// ESTALE if it is at none of them.
+    pub(super) fn find(&self, at: At<'_>) -> SysResult<Found> {
+        self.find_below(at, 0)
+    }
+
+    fn find_below(&self, at: At<'_>, depth: u32) -> SysResult<Found> {
+        if depth > DEPTH_MAX {
+            return Err(Errno::ELOOP);
+        }
+        let up = at.trail.and_then(|trail| trail.up.as_ref());
+        for place in self.places(at) {
+            let parent = At { slot: place.parent, trail: up.filter(|up| up.slot == place.parent) };
+            let Ok(dir) = self.dir_below(parent, depth + 1) else { continue };
+            let Ok(stat) = sys::stat_at(&dir, place.name.as_bytes()) else { continue };
+            if self.slot_of(&stat) == Ok(at.slot) {
+                return Ok(Found { dir, name: place.name, stat });
+            }
+        }
+        tracing::debug!(slot = at.slot.0, "an inode is at none of its known names");
+        Err(Errno::ESTALE)
+    }
+
+    /// A descriptor of a directory, for use as the base of *at() calls.
+    ///
+    /// # Errors
+    /// ESTALE if it cannot be found, ENOTDIR if it is none.
+    pub fn dir<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Arc<OwnedFd>> {
+        self.dir_below(at.into(), 0)
+    }
+
+    fn dir_below(&self, at: At<'_>, depth: u32) -> SysResult<Arc<OwnedFd>> {
+        match at.slot {
+            Slot::ROOT => return Ok(Arc::clone(&self.root)),
+            Slot::STAGING => return Ok(Arc::clone(&self.staging)),
+            _ => {}
+        }
+        if let Some(fd) = self.dirs.get(at.slot) {
+            return Ok(fd);
+        }
+        if let Some(orphan) = self.orphan(at.slot) {
+            return Ok(orphan);
+        }
+        let found = self.find_below(at, depth)?;
+        if found.stat.kind != Kind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        let fd = Arc::new(sys::open_path_at(&found.dir, found.name.as_bytes())?);
+        if self.slot_of(&sys::stat_fd(&fd)?)? != at.slot {
+            return Err(Errno::ESTALE);
+        }
+        self.dirs.put(at.slot, Arc::clone(&fd));
+        Ok(fd)
+    }
+
+    pub(super) fn orphan(&self, slot: Slot) -> Option<Arc<OwnedFd>> {
+        self.nodes.lock().get(slot).and_then(|node| node.orphan.clone())
+    }
+
+    /// Attributes of an inode; `ino` is the backing filesystem's.
+    ///
+    /// # Errors
+    /// ESTALE if it cannot be found.
+    pub fn stat<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Stat> {
+        let at = at.into();
+        if at.slot == Slot::ROOT {
+            return sys::stat_fd(&self.root);
+        }
+        if let Some(orphan) = self.orphan(at.slot) {
+            return Ok(Stat { nlink: 0, ..sys::stat_fd(&orphan)? });
+        }
+        if let Some(dir) = self.dirs.get(at.slot) {
+            return sys::stat_fd(&dir);
+        }
+        Ok(self.find(at)?.stat)
+    }
+
+    /// A descriptor that names an inode of any kind (`O_PATH`).
+    ///
+    /// # Errors
+    /// ESTALE if it cannot be found.
+    pub fn fd<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Arc<OwnedFd>> {
+        let at = at.into();
+        if at.slot == Slot::ROOT {
+            return Ok(Arc::clone(&self.root));
+        }
+        if let Some(fd) = self.orphan(at.slot).or_else(|| self.dirs.get(at.slot)) {
+            return Ok(fd);
+        }
+        let found = self.find(at)?;
+        let fd = Arc::new(sys::open_path_at(&found.dir, found.name.as_bytes())?);
+        if self.slot_of(&sys::stat_fd(&fd)?)? != at.slot {
+            return Err(Errno::ESTALE);
+        }
+        Ok(fd)
+    }
+
+    /// Opens a regular file for reading, apart from every handle.
+    ///
+    /// # Errors
+    /// ESTALE if it cannot be found; those of open(2).
+    pub(super) fn open_to_read(&self, at: At<'_>) -> SysResult<std::fs::File> {
+        let fd = self.fd(at)?;
+        if sys::stat_fd(&fd)?.kind != Kind::File {
+            return Err(Errno::EINVAL);
+        }
+        sys::reopen(&fd, Open::READ)
+    }
+
+    /// Finds a name in a directory, tells the kernel's table of it, and counts one look-up.
+    ///
+    /// # Errors
+    /// ENOENT; EXDEV if another filesystem is mounted there.
+    pub fn lookup(&self, parent: Slot, name: &Name) -> SysResult<(Slot, u64, Stat)> {
+        let _tree = self.tree.read();
+        self.lookup_in(parent, name, 1)
+    }
+
+    pub(super) fn lookup_in(&self, parent: Slot, name: &Name, lookups: u64) -> SysResult<(Slot, u64, Stat)> {
+        let dir = self.dir(parent)?;
+        let stat = sys::stat_at(&dir, name.as_bytes())?;
+        let slot = self.slot_of(&stat)?;
+        let place = Place { parent, name: name.clone() };
+        let generation = self.nodes.lock().learn(slot, stat.kind, Some(&place), lookups);
+        Ok((slot, generation, stat))
+    }
+}

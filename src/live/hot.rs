@@ -1,0 +1,201 @@
+//! Files that the kernel may be writing to at this moment, and the cut through all of them at one instant.
+//!
+//! With passthrough no request tells of a write. A file is **hot** from its open for writing until it is proven that nobody can write to it: no
+//! handle, and no mapping, which outlives its handle (a read lease on the backing file is refused while either lives).
+//!
+//! **The cut.** Inside the freeze every hot file is captured for the next epoch: stat, clone, stat, and again whatever has changed, until a pass
+//! finds that nothing has. Then all clones are of the moment at which the last pass began: each was equal to its file from its own first stat
+//! to the last. A store through a mapping moves ctime when it makes a clean page dirty; a clone has cleaned and write-protected all pages; but XFS
+//! moves ctime *before* the store waits for a clone to end, so a page that is dirty after the clone counts as change too.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Live;
+use super::find::At;
+use crate::store::ids::{Epoch, ObjectId, Slot};
+use crate::store::record::{AttrState, DataState, Key, Undo};
+use crate::sys::{self, Open, Stat, SysResult};
+
+/// Passes after which the cut gives up being of one instant.
+const PASSES_MAX: u32 = 64;
+/// Time after which it does.
+const CUT_MAX: Duration = Duration::from_millis(50);
+
+/// A hot file.
+#[derive(Clone, Debug)]
+pub(super) struct Hot {
+    /// Open for reading only: a descriptor open for writing would itself stand in the way of the lease.
+    file: Arc<File>,
+    /// It was open for reading and writing, so that it may be mapped to be written.
+    mappable: bool,
+}
+
+/// What the cut found.
+#[derive(Debug, Default)]
+pub struct Cut {
+    /// Records for the epoch that is about to open.
+    pub ahead: Vec<Undo>,
+    /// All captures are of one instant.
+    pub atomic: bool,
+    /// Number of files captured.
+    pub files: u64,
+}
+
+struct Taken {
+    slot: Slot,
+    hot: Hot,
+    stat: Option<Stat>,
+    object: Option<ObjectId>,
+}
+
+impl Live {
+    /// A file was opened for the kernel to write to. The caller holds the gate, so that no checkpoint misses it.
+    pub(super) fn note_hot(&self, slot: Slot, file: &File, mappable: bool) {
+        let mut hot = self.hot.lock();
+        if let Some(known) = hot.get_mut(&slot) {
+            known.mappable |= mappable;
+            return;
+        }
+        match sys::reopen(file, Open::READ) {
+            Ok(file) => {
+                hot.insert(slot, Hot { file: Arc::new(file), mappable });
+            }
+            Err(error) => tracing::error!(%error, slot = slot.0, "a file open for writing cannot be watched"),
+        }
+    }
+
+    /// The file may be written to without a request.
+    pub fn is_hot_now(&self, slot: Slot) -> bool {
+        self.hot.lock().contains_key(&slot)
+    }
+
+    /// The last handle for writing is closed: unless the file is mapped it is hot no longer, and a capture made ahead is taken back if nothing
+    /// changed. The caller holds the gate and the tree.
+    pub(super) fn settle(&self, slot: Slot) {
+        let _stripe = self.stripe(slot);
+        let Some(hot) = self.hot.lock().get(&slot).cloned() else { return };
+        if self.nodes.lock().get(slot).is_some_and(|node| node.writers > 0) || !sys::lease_free(&*hot.file).unwrap_or(false) {
+            return;
+        }
+        self.hot.lock().remove(&slot);
+        let (Some(data), Some(attr)) = (self.timeline.data_now(slot), self.timeline.attr_now(slot)) else { return };
+        let Ok(now) = sys::stat_fd(&*hot.file) else { return };
+        let same = |before: &Stat| before.size == now.size && before.mtime == now.mtime && before.ctime == now.ctime;
+        if !data.provisional || !same(&attr.stat) {
+            self.timeline.confirm(slot);
+            return;
+        }
+        match self.timeline.void(slot) {
+            Ok(Some(object)) => self.drop_object(object),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "a capture that was not needed stays"),
+        }
+    }
+
+    /// Settles files that were mapped and may be so no longer.
+    pub fn settle_mapped(&self) {
+        let idle: Vec<Slot> = {
+            let nodes = self.nodes.lock();
+            self.hot.lock().keys().copied().filter(|slot| nodes.get(*slot).is_none_or(|node| node.writers == 0)).collect()
+        };
+        if idle.is_empty() {
+            return;
+        }
+        let _gate = self.gate.read();
+        let _tree = self.tree.read();
+        for slot in idle {
+            self.settle(slot);
+        }
+    }
+
+    /// Before the freeze: starts writing hot files back, for a clone must do so first.
+    pub fn preflush(&self) {
+        let files: Vec<Arc<File>> = self.hot.lock().values().map(|hot| Arc::clone(&hot.file)).collect();
+        for file in files {
+            if sys::dirty_pages(&*file).is_ok_and(|dirty| dirty > 0) {
+                let _ = sys::start_writeback(&*file);
+            }
+        }
+    }
+
+    /// Captures all hot files for `epoch`, the one about to open. The caller holds the gate for writing.
+    ///
+    /// # Errors
+    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed.
+    pub fn cut(&self, epoch: Epoch) -> SysResult<Cut> {
+        let mut files: Vec<Taken> =
+            self.hot.lock().iter().map(|(slot, hot)| Taken { slot: *slot, hot: hot.clone(), stat: None, object: None }).collect();
+        let mut cut = Cut { atomic: true, files: files.len() as u64, ahead: Vec::new() };
+        let result = self.converge(epoch, &mut files, &mut cut);
+        if let Err(errno) = result {
+            files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
+            return Err(errno);
+        }
+        for taken in files {
+            self.keep_ahead(&taken, &mut cut.ahead)?;
+        }
+        Ok(cut)
+    }
+
+    fn converge(&self, epoch: Epoch, files: &mut [Taken], cut: &mut Cut) -> SysResult<()> {
+        let started = Instant::now();
+        for pass in 0_u32.. {
+            let mut moved = false;
+            for taken in files.iter_mut() {
+                if taken.stat.is_some() && !changed_since(taken)? {
+                    continue;
+                }
+                moved = true;
+                self.take(epoch, taken)?;
+            }
+            if !moved {
+                return Ok(());
+            }
+            if pass >= PASSES_MAX || started.elapsed() > CUT_MAX {
+                cut.atomic = false;
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
+        if let Some(old) = taken.object.take() {
+            self.drop_object(old);
+        }
+        let stat = sys::stat_fd(&*taken.hot.file)?;
+        taken.object = self.capture_object_in(epoch, taken.slot, &taken.hot.file, stat.size)?;
+        taken.stat = Some(stat);
+        Ok(())
+    }
+
+    fn keep_ahead(&self, taken: &Taken, ahead: &mut Vec<Undo>) -> SysResult<()> {
+        let Some(stat) = taken.stat else { return Ok(()) };
+        let slot = taken.slot;
+        ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: !taken.hot.mappable } });
+        ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
+        ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
+        // Places are recorded for the open epoch only; those of the next are the same at its beginning.
+        let mut at = At::from(slot);
+        while at.slot != Slot::ROOT {
+            let known = ahead.iter().any(|undo| undo.key() == Key::Home(at.slot));
+            let Some(place) = self.places(at).into_iter().next().filter(|_| !known) else { break };
+            let parent = place.parent;
+            ahead.push(Undo::Home { slot: at.slot, before: place });
+            at = parent.into();
+        }
+        Ok(())
+    }
+}
+
+/// The file may differ from its clone.
+fn changed_since(taken: &Taken) -> SysResult<bool> {
+    let Some(before) = taken.stat else { return Ok(true) };
+    if taken.hot.mappable && sys::dirty_pages(&*taken.hot.file).is_ok_and(|dirty| dirty > 0) {
+        return Ok(true);
+    }
+    let now = sys::stat_fd(&*taken.hot.file)?;
+    Ok(now.size != before.size || now.mtime != before.mtime || now.ctime != before.ctime)
+}

@@ -1,0 +1,161 @@
+//! The live tree: POSIX operations on the backing directory, which keep the past before they change the present.
+//!
+//! Every node is named by its slot and found by one of its names, relative to a descriptor of its directory; what is found is verified by its inode
+//! number. No path is ever followed, so no link leads out of the tree.
+//!
+//! **Locking**, in this order:
+//! 1. `gate`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
+//! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
+//! 3. a stripe by slot: held while an inode is captured and changed;
+//! 4. leaves, never held across a system call that can wait: `nodes`, `dirs`, `hot`, `handles`, the timeline.
+
+mod attrs;
+mod capture;
+mod data;
+mod dirs;
+mod find;
+mod hot;
+mod names;
+mod nodes;
+mod present;
+mod recover;
+mod remove;
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+pub use attrs::Change;
+pub use data::{Handle, HandleId, OpenFlags};
+pub use find::At;
+pub use hot::Cut;
+pub use names::{Make, Made};
+pub use nodes::{IoMode, Node};
+
+use crate::history::timeline::Timeline;
+use crate::store::ids::Slot;
+use crate::sys::{self, Errno, Stat, SysResult};
+
+/// Number of locks that captures are spread over.
+const STRIPES: usize = 64;
+
+/// The live tree. See the module.
+pub struct Live {
+    root: Arc<OwnedFd>,
+    staging: Arc<OwnedFd>,
+    device: u64,
+    root_ino: u64,
+    timeline: Arc<Timeline>,
+    /// Lock 1: see the module.
+    pub gate: RwLock<()>,
+    /// Lock 2: see the module.
+    pub tree: RwLock<()>,
+    stripes: Vec<Mutex<()>>,
+    nodes: Mutex<nodes::Nodes>,
+    dirs: dirs::Dirs,
+    handles: data::Handles,
+    hot: Mutex<HashMap<Slot, hot::Hot>>,
+    /// Objects of the open epoch known to be on disk.
+    durable: Mutex<HashSet<Slot>>,
+    passthrough: AtomicBool,
+    reflink: bool,
+    /// The backing filesystem can lose a capture that an application's fsync of the live file survives (btrfs's tree log; copies anywhere).
+    capture_before_fsync: bool,
+}
+
+impl Live {
+    /// The tree below `root`, with its history in `timeline`. `staging` is a directory on the same filesystem, outside the tree.
+    ///
+    /// # Errors
+    /// Those of fstat(2) on the two; EXDEV if they are on different filesystems.
+    pub fn new(root: Arc<OwnedFd>, staging: OwnedFd, timeline: Arc<Timeline>, reflink: bool) -> SysResult<Live> {
+        let stat = sys::stat_fd(&root)?;
+        if sys::stat_fd(&staging)?.dev != stat.dev {
+            return Err(Errno::EXDEV);
+        }
+        let filesystem = sys::fs_name(sys::statfs_fd(&root)?.fs_type);
+        let mut nodes = nodes::Nodes::default();
+        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, None, 1);
+        Ok(Live {
+            root,
+            staging: Arc::new(staging),
+            device: stat.dev,
+            root_ino: stat.ino,
+            timeline,
+            gate: RwLock::new(()),
+            tree: RwLock::new(()),
+            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            nodes: Mutex::new(nodes),
+            dirs: dirs::Dirs::default(),
+            handles: data::Handles::default(),
+            hot: Mutex::new(HashMap::new()),
+            durable: Mutex::new(HashSet::new()),
+            passthrough: AtomicBool::new(false),
+            reflink,
+            capture_before_fsync: !reflink || filesystem == "btrfs",
+        })
+    }
+
+    /// From now on files are opened for the kernel to do their I/O, or no longer.
+    pub fn set_passthrough(&self, on: bool) {
+        self.passthrough.store(on, Ordering::Relaxed);
+    }
+
+    /// The kernel does the I/O of files opened from now on.
+    pub fn passthrough(&self) -> bool {
+        self.passthrough.load(Ordering::Relaxed)
+    }
+
+    /// Captures share extents with the live file.
+    pub fn reflink(&self) -> bool {
+        self.reflink
+    }
+
+    /// The history of this tree.
+    pub fn timeline(&self) -> &Arc<Timeline> {
+        &self.timeline
+    }
+
+    /// Descriptor of the root directory.
+    pub fn root(&self) -> &Arc<OwnedFd> {
+        &self.root
+    }
+
+    /// Descriptor of the staging directory.
+    pub fn staging(&self) -> &Arc<OwnedFd> {
+        &self.staging
+    }
+
+    /// The slot of an inode by what stat(2) said of it.
+    ///
+    /// # Errors
+    /// EXDEV if it is on another filesystem: something is mounted there, or it is another subvolume.
+    pub fn slot_of(&self, stat: &Stat) -> SysResult<Slot> {
+        if stat.dev != self.device {
+            return Err(Errno::EXDEV);
+        }
+        Ok(if stat.ino == self.root_ino { Slot::ROOT } else { Slot(stat.ino) })
+    }
+
+    /// Takes back look-ups that the kernel has forgotten.
+    pub fn forget(&self, slot: Slot, lookups: u64) {
+        self.nodes.lock().forget(slot, lookups);
+    }
+
+    /// Number of nodes known to the kernel.
+    pub fn known(&self) -> usize {
+        self.nodes.lock().len()
+    }
+
+    fn stripe(&self, slot: Slot) -> parking_lot::MutexGuard<'_, ()> {
+        let index = (slot.0 as usize) % self.stripes.len();
+        self.stripes[index].lock()
+    }
+
+    fn is_dead(&self, slot: Slot) -> bool {
+        self.nodes.lock().get(slot).is_some_and(|node| node.dead)
+    }
+}

@@ -1,0 +1,275 @@
+//! Making, linking and renaming.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::Live;
+use super::find::At;
+use super::remove::{Fate, Target};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{Child, Key, Place, Record, Undo};
+use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
+
+/// An inode to be made.
+#[derive(Clone, Debug)]
+pub struct Make<'a> {
+    /// What.
+    pub kind: Kind,
+    /// Permission bits asked for.
+    pub mode: u32,
+    /// The caller's umask; applied unless the directory has a default ACL.
+    pub umask: u32,
+    /// Device number of a device node.
+    pub rdev: u64,
+    /// Target of a symbolic link.
+    pub target: &'a [u8],
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory gives its own.
+    pub gid: u32,
+    /// How to open a regular file; `None`: it is not opened.
+    pub open: Option<Open>,
+}
+
+/// An inode that was made, or found again.
+#[derive(Debug)]
+pub struct Made {
+    /// Its slot.
+    pub slot: Slot,
+    /// Its generation.
+    pub generation: u64,
+    /// Its attributes.
+    pub stat: Stat,
+    /// The file, if it was to be opened.
+    pub file: Option<File>,
+}
+
+impl Live {
+    /// Makes an inode; the kernel's table learns of it with one look-up.
+    ///
+    /// # Errors
+    /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn make(&self, parent: Slot, name: &Name, make: &Make<'_>) -> SysResult<Made> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.write();
+        self.make_in(parent.into(), name, make, 1)
+    }
+
+    /// As [`Live::make`]; the caller holds the gate and the tree.
+    pub(super) fn make_in(&self, parent: At<'_>, name: &Name, make: &Make<'_>, lookups: u64) -> SysResult<Made> {
+        if self.is_dead(parent.slot) {
+            return Err(Errno::ENOENT);
+        }
+        let dir = self.dir(parent)?;
+        self.record_new_name(parent, &dir, name, Vec::new(), Vec::new())?;
+        let mode = if make.umask & make.mode != 0 && sys::getxattr(&dir, b"system.posix_acl_default").is_err() {
+            make.mode & !make.umask
+        } else {
+            make.mode
+        };
+        let file = create(&dir, name, make, mode)?;
+        let made = self.own(parent, &dir, name, make, mode, file, lookups);
+        if made.is_err() {
+            let removed = if make.kind == Kind::Dir { sys::rmdir_at(&dir, name.as_bytes()) } else { sys::unlink_at(&dir, name.as_bytes()) };
+            tracing::debug!(?removed, "an inode that could not be given to its owner");
+        }
+        made
+    }
+
+    /// A name is to appear: it must not be there, and that it is not is recorded.
+    fn record_new_name(&self, parent: At<'_>, dir: &OwnedFd, name: &Name, mut undo: Vec<Undo>, more: Vec<Record>) -> SysResult<()> {
+        match sys::stat_at(dir, name.as_bytes()) {
+            Err(Errno::ENOENT) => {}
+            Ok(_) => return Err(Errno::EEXIST),
+            Err(errno) => return Err(errno),
+        }
+        self.keep_entry(parent.slot, name, None, &mut undo);
+        self.keep_dir(parent, dir, &mut undo)?;
+        self.timeline.record(undo, more)
+    }
+
+    /// Gives a new inode to the caller and tells the tables of it.
+    #[allow(clippy::too_many_arguments)]
+    fn own(&self, parent: At<'_>, dir: &OwnedFd, name: &Name, make: &Make<'_>, mode: u32, file: Option<File>, lookups: u64) -> SysResult<Made> {
+        let mut stat = sys::stat_at(dir, name.as_bytes())?;
+        let group_given = stat.gid != make.gid && sys::stat_fd(dir)?.mode & 0o2000 != 0;
+        if stat.uid != make.uid || (stat.gid != make.gid && !group_given) {
+            let fd = sys::open_path_at(dir, name.as_bytes())?;
+            match sys::chown_fd(&fd, Some(make.uid), (!group_given).then_some(make.gid)) {
+                // Only root can give files away; an ordinary user's daemon serves nobody else.
+                Ok(()) | Err(Errno::EPERM) => {}
+                Err(errno) => return Err(errno),
+            }
+            if make.kind != Kind::Symlink && mode & 0o6000 != 0 {
+                sys::chmod_fd(&fd, stat.mode | (mode & 0o6000))?;
+            }
+            stat = sys::stat_at(dir, name.as_bytes())?;
+        }
+        let slot = self.slot_of(&stat)?;
+        self.timeline.set_born(slot, true);
+        self.timeline.count(1);
+        let place = Live::place(parent.slot, name);
+        let generation = self.nodes.lock().learn(slot, stat.kind, Some(&place), lookups);
+        Ok(Made { slot, generation, stat, file })
+    }
+
+    /// link(2): one more name for an inode.
+    ///
+    /// # Errors
+    /// Those of link(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn link(&self, slot: Slot, parent: Slot, name: &Name) -> SysResult<Made> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.write();
+        if self.is_dead(slot) || self.is_dead(parent) {
+            return Err(Errno::ENOENT);
+        }
+        let _stripe = self.stripe(slot);
+        let found = self.find(slot.into())?;
+        let dir = self.dir(parent)?;
+        let mut undo = Vec::new();
+        self.keep_attr(slot, &found.stat, Self::target_of(&found.stat, &found.dir, &found.name)?, &mut undo);
+        self.keep_homes(slot.into(), &mut undo);
+        self.record_new_name(parent.into(), &dir, name, undo, Vec::new())?;
+        sys::link_at(&found.dir, found.name.as_bytes(), &dir, name.as_bytes())?;
+        self.timeline.count(1);
+        let stat = sys::stat_at(&dir, name.as_bytes())?;
+        let generation = self.nodes.lock().learn(slot, stat.kind, Some(&Live::place(parent, name)), 1);
+        Ok(Made { slot, generation, stat, file: None })
+    }
+
+    /// renameat2(2). Returns the slot of an inode that was replaced.
+    ///
+    /// # Errors
+    /// Those of rename(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.write();
+        if self.is_dead(to.0) {
+            return Err(Errno::ENOENT);
+        }
+        self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how)
+    }
+
+    /// As [`Live::rename`]; the caller holds the gate and the tree.
+    pub(super) fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
+        let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
+        let source = self.target(from.0, &from_dir, from.1)?;
+        let target = match self.target(to.0, &to_dir, to.1) {
+            Ok(target) => Some(target),
+            Err(Errno::ENOENT) => None,
+            Err(errno) => return Err(errno),
+        };
+        match (&target, how) {
+            (None, RenameMode::Exchange) => return Err(Errno::ENOENT),
+            (Some(_), RenameMode::NoReplace) => return Err(Errno::EEXIST),
+            (Some(target), _) if target.slot == source.slot => return Ok(None),
+            (Some(target), RenameMode::Replace) => check_replace(&source, target)?,
+            _ => {}
+        }
+        let mut undo = Vec::new();
+        self.keep_dir(from.0, &from_dir, &mut undo)?;
+        self.keep_dir(to.0, &to_dir, &mut undo)?;
+        self.keep_moved(&source, &mut undo)?;
+        self.keep_entry(to.0.slot, to.1, target.as_ref().map(Target::child), &mut undo);
+        match target {
+            Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo).map(|()| None),
+            Some(target) => self.replace(&source, &target, undo).map(Some),
+            None => {
+                let more = self.moved(&[(source.slot, Live::place(to.0.slot, to.1))]);
+                self.timeline.record(undo, more)?;
+                sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), RenameMode::NoReplace)?;
+                self.timeline.count(i64::from(!self.timeline.is_born(source.slot)));
+                self.nodes.lock().move_link(source.slot, &source.place(), &Live::place(to.0.slot, to.1));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Records name, attributes and place of an inode that is to be renamed.
+    fn keep_moved(&self, moving: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
+        self.keep_entry(moving.parent.slot, moving.name, Some(moving.child()), undo);
+        let target = Self::target_of(&moving.stat, moving.dir, moving.name)?;
+        self.keep_attr(moving.slot, &moving.stat, target, undo);
+        if self.timeline.needs(&Key::Home(moving.slot)) {
+            undo.push(Undo::Home { slot: moving.slot, before: moving.place() });
+            self.keep_homes(moving.parent, undo);
+        }
+        Ok(())
+    }
+
+    /// The record of new places for inodes with a past.
+    fn moved(&self, places: &[(Slot, Place)]) -> Vec<Record> {
+        let places: Vec<_> = places.iter().filter(|(slot, _)| !self.timeline.is_born(*slot)).cloned().collect();
+        if places.is_empty() { Vec::new() } else { vec![Record::Moved { places }] }
+    }
+
+    fn exchange(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>) -> SysResult<()> {
+        self.keep_moved(target, &mut undo)?;
+        let (there, here) = (target.place(), source.place());
+        self.timeline.record(undo, self.moved(&[(source.slot, there.clone()), (target.slot, here.clone())]))?;
+        sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange)?;
+        self.timeline.count(2);
+        let mut nodes = self.nodes.lock();
+        nodes.move_link(source.slot, &here, &there);
+        nodes.move_link(target.slot, &there, &here);
+        Ok(())
+    }
+
+    /// A rename over an existing inode. One with a past is not lost: the two change places in one step, then it is moved into the layer from the
+    /// old name of the other. A crash between the two is finished at the next mount ([`Record::Replacing`]).
+    fn replace(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>) -> SysResult<Slot> {
+        let _stripe = self.stripe(target.slot);
+        let (there, here) = (target.place(), source.place());
+        let past = !self.timeline.is_born(target.slot);
+        let mut more = self.moved(&[(source.slot, there.clone())]);
+        let fate = self.doom(target, &mut undo, &mut more)?;
+        if let Fate::Move(object) = fate {
+            more.push(Record::Replacing { slot: target.slot, place: here.clone(), object });
+        }
+        self.timeline.record(undo, more)?;
+        let held = self.hold(target);
+        let names = (source.name.as_bytes(), target.name.as_bytes());
+        match fate {
+            Fate::Move(object) => {
+                sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Exchange)?;
+                self.move_away(source.dir, source.name, object)?;
+            }
+            Fate::Free => sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Replace)?,
+        }
+        self.timeline.count(i64::from(past));
+        self.lost_name(target, held);
+        self.nodes.lock().move_link(source.slot, &here, &there);
+        Ok(target.slot)
+    }
+}
+
+/// The errors that rename(2) has for what it would replace, which an exchange would not give.
+fn check_replace(source: &Target<'_>, target: &Target<'_>) -> SysResult<()> {
+    match (source.stat.kind == Kind::Dir, target.stat.kind == Kind::Dir) {
+        (false, true) => Err(Errno::EISDIR),
+        (true, false) => Err(Errno::ENOTDIR),
+        (true, true) if !sys::list_dir(sys::open_path_at(target.dir, target.name.as_bytes())?)?.is_empty() => Err(Errno::ENOTEMPTY),
+        _ => Ok(()),
+    }
+}
+
+fn create(dir: &Arc<OwnedFd>, name: &Name, make: &Make<'_>, mode: u32) -> SysResult<Option<File>> {
+    let name = name.as_bytes();
+    match make.kind {
+        Kind::File => match make.open {
+            Some(open) => sys::create_file_at(dir, name, open, mode).map(Some),
+            None => sys::create_file_at(dir, name, Open::WRITE, mode).map(|_| None),
+        },
+        Kind::Dir => sys::mkdir_at(dir, name, mode).map(|()| None),
+        Kind::Symlink => sys::symlink_at(make.target, dir, name).map(|()| None),
+        Kind::Fifo | Kind::Socket | Kind::CharDev | Kind::BlockDev => sys::mknod_at(dir, name, make.kind, mode, make.rdev).map(|()| None),
+    }
+}
+
+impl Made {
+    /// As the child of its directory.
+    pub fn child(&self) -> Child {
+        Child { slot: self.slot, kind: self.stat.kind }
+    }
+}

@@ -1,0 +1,62 @@
+//! The live tree as history reads it.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::Live;
+use super::find::At;
+use crate::history::present::{Present, Trail};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{AttrState, Child};
+use crate::sys::{self, Errno, SysResult, Xattrs};
+
+/// Name of the store in the root directory: no part of the tree.
+pub const STORE_NAME: &[u8] = b".ckptfs";
+
+impl Present for Live {
+    fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        if dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME {
+            return Ok(None);
+        }
+        let fd = self.dir(dir)?;
+        match sys::stat_at(&fd, name.as_bytes()) {
+            Ok(stat) => Ok(Some(Child { slot: self.slot_of(&stat)?, kind: stat.kind })),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        let fd = self.dir(dir)?;
+        let mut names = Vec::new();
+        for entry in sys::list_dir(&fd)? {
+            if dir.slot == Slot::ROOT && entry.name == STORE_NAME {
+                continue;
+            }
+            let kind = match entry.kind {
+                Some(kind) => kind,
+                None => match sys::stat_at(&fd, &entry.name) {
+                    Ok(stat) => stat.kind,
+                    Err(Errno::ENOENT) => continue,
+                    Err(errno) => return Err(errno),
+                },
+            };
+            names.push((Name::new(&entry.name), Child { slot: Slot(entry.ino), kind }));
+        }
+        Ok(names)
+    }
+
+    fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        let stat = self.stat(node)?;
+        let target = if stat.kind == sys::Kind::Symlink { Some(self.read_link(node)?) } else { None };
+        Ok(AttrState { stat, target })
+    }
+
+    fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
+        sys::all_xattrs(self.fd(node)?)
+    }
+
+    fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
+        self.open_to_read(At::from(node))
+    }
+}

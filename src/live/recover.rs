@@ -1,0 +1,79 @@
+//! After a daemon that did not end in an orderly way: operations of two steps are finished or undone.
+
+use std::collections::HashSet;
+
+use super::Live;
+use super::find::At;
+use crate::history::timeline::Aftermath;
+use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
+use crate::store::record::{Place, Record};
+use crate::sys::{self, Errno, SysResult};
+
+impl Live {
+    /// Brings tree and history together again. Costs what changed in the open epoch. Nothing may be served yet.
+    ///
+    /// # Errors
+    /// EIO if the journal or a layer cannot be written or read.
+    pub fn recover(&self, aftermath: &Aftermath) -> SysResult<()> {
+        if let Some((slot, place, object)) = &aftermath.replacing {
+            self.finish_replacing(*slot, place, *object)?;
+        }
+        self.strike_unmade()?;
+        self.verify_moved(&aftermath.moved)?;
+        self.sweep_objects();
+        Ok(())
+    }
+
+    /// A rename over an existing inode: names exchanged, but the inode not yet moved away.
+    fn finish_replacing(&self, slot: Slot, place: &Place, object: ObjectId) -> SysResult<()> {
+        let Ok(dir) = self.dir(place.parent) else { return Ok(()) };
+        match sys::stat_at(&dir, place.name.as_bytes()) {
+            Ok(stat) if self.slot_of(&stat) == Ok(slot) => self.move_away(&dir, &place.name, object),
+            Ok(_) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// A record says that an inode was moved into the layer; if it is not there, it never was, and is still in the tree.
+    fn strike_unmade(&self) -> SysResult<()> {
+        for (slot, data) in self.timeline.data_records() {
+            let Some(object) = data.object else { continue };
+            let (layer, file) = self.timeline.store().layers().location(object).map_err(|error| error.errno())?;
+            if sys::stat_at(&*layer, file.as_bytes()) == Err(Errno::ENOENT) {
+                if object.origin == ObjectOrigin::Cloned {
+                    tracing::error!(slot = slot.0, "a captured version is missing from the store");
+                    continue;
+                }
+                self.timeline.strike(slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The last renames recorded may not have happened: then the inodes are where they were.
+    fn verify_moved(&self, moved: &[(Slot, Place)]) -> SysResult<()> {
+        for (slot, place) in moved {
+            let dir = self.dir(At::from(place.parent));
+            let there = dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())).and_then(|stat| self.slot_of(&stat));
+            if there != Ok(*slot)
+                && let Some(before) = self.timeline.home_now(*slot)
+            {
+                self.timeline.record(Vec::new(), vec![Record::Moved { places: vec![(*slot, before)] }])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Objects of the open epoch that no record names: captured, but the record never came.
+    fn sweep_objects(&self) {
+        let epoch = self.timeline.epoch();
+        let named: HashSet<ObjectId> = self.timeline.data_records().into_iter().filter_map(|(_, data)| data.object).collect();
+        let Ok(objects) = self.timeline.store().layers().list(epoch) else { return };
+        for object in objects {
+            // A moved inode is the only copy of what it holds: it is never removed on suspicion.
+            if object.origin == ObjectOrigin::Cloned && !named.contains(&object) {
+                self.drop_object(object);
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What happens to an inode that loses a name.
+//!
+//! The last name of an inode with a past is not removed: the inode is **moved** into the layer, which touches no data and keeps its number from
+//! being given away. Where somebody still has it open it is captured like a change instead, and its name is removed.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::Live;
+use super::find::At;
+use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
+use crate::store::record::{Child, DataState, Key, Place, Record, Undo};
+use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
+
+/// What will become of an inode that loses a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The name can be removed: nothing of the inode is needed, or all is kept.
+    Free,
+    /// The inode is to be moved here.
+    Move(ObjectId),
+}
+
+/// An inode at a name, found and stat'ed.
+pub(super) struct Target<'a> {
+    pub(super) parent: At<'a>,
+    pub(super) dir: &'a Arc<OwnedFd>,
+    pub(super) name: &'a Name,
+    pub(super) stat: Stat,
+    pub(super) slot: Slot,
+}
+
+impl Target<'_> {
+    pub(super) fn place(&self) -> Place {
+        Live::place(self.parent.slot, self.name)
+    }
+
+    pub(super) fn child(&self) -> Child {
+        Child { slot: self.slot, kind: self.stat.kind }
+    }
+
+    /// This removal takes the last name.
+    fn is_last(&self) -> bool {
+        self.stat.kind == Kind::Dir || self.stat.nlink <= 1
+    }
+}
+
+impl Live {
+    /// Finds what is at a name.
+    pub(super) fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> SysResult<Target<'a>> {
+        let stat = sys::stat_at(dir, name.as_bytes())?;
+        let slot = self.slot_of(&stat)?;
+        Ok(Target { parent, dir, name, stat, slot })
+    }
+
+    /// Collects what must be recorded before an inode loses this name, and decides what becomes of it. `more` gets the records that are no undo.
+    pub(super) fn doom(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
+        let slot = target.slot;
+        if self.timeline.is_born(slot) {
+            return Ok(Fate::Free);
+        }
+        let fd = sys::open_path_at(target.dir, target.name.as_bytes())?;
+        self.keep_attr(slot, &target.stat, Self::target_of(&target.stat, target.dir, target.name)?, undo);
+        self.keep_xattrs(slot, &fd, undo)?;
+        if self.timeline.needs(&Key::Home(slot)) {
+            undo.push(Undo::Home { slot, before: target.place() });
+            self.keep_homes(target.parent, undo);
+        }
+        if !target.is_last() {
+            return self.doom_one_of_many(target, undo, more);
+        }
+        if !self.timeline.needs(&Key::Data(slot)) {
+            self.timeline.confirm(slot);
+            return Ok(Fate::Free);
+        }
+        if target.stat.kind == Kind::File && self.in_use(slot) {
+            self.keep_content(target, undo)?;
+            return Ok(Fate::Free);
+        }
+        let object = self.timeline.store().layers().next_object(self.timeline.epoch(), slot, ObjectOrigin::Moved);
+        undo.push(Undo::Data { slot, before: DataState { object: Some(object), size: target.stat.size, provisional: false } });
+        Ok(Fate::Move(object))
+    }
+
+    /// One of several hard links goes: the others lead to the inode still, if we know one; if not, all of it is kept now.
+    fn doom_one_of_many(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
+        let gone = target.place();
+        let other = self.nodes.lock().get(target.slot).and_then(|node| node.links.iter().find(|link| **link != gone).cloned());
+        match other {
+            Some(other) => more.push(Record::Moved { places: vec![(target.slot, other)] }),
+            None if target.stat.kind == Kind::File && self.timeline.needs(&Key::Data(target.slot)) => self.keep_content(target, undo)?,
+            None => {}
+        }
+        Ok(Fate::Free)
+    }
+
+    fn keep_content(&self, target: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
+        let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
+        let size = sys::stat_fd(&file)?.size;
+        let object = self.capture_object(target.slot, &file, size)?;
+        undo.push(Undo::Data { slot: target.slot, before: DataState { object, size, provisional: false } });
+        Ok(())
+    }
+
+    /// Somebody has it open, or mapped to be written.
+    fn in_use(&self, slot: Slot) -> bool {
+        self.nodes.lock().get(slot).is_some_and(|node| node.handles > 0) || self.hot.lock().contains_key(&slot)
+    }
+
+    /// Moves an inode into the layer, from where it is.
+    pub(super) fn move_away(&self, dir: &OwnedFd, name: &Name, object: ObjectId) -> SysResult<()> {
+        let (layer, file) = self.timeline.store().layers().location(object).map_err(|error| error.errno())?;
+        match sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace) {
+            Err(Errno::EACCES | Errno::EPERM) => {
+                // A directory that its owner may not write cannot be moved: its `..` would change. Its mode is on record.
+                let fd = sys::open_path_at(dir, name.as_bytes())?;
+                sys::chmod_fd(&fd, 0o700)?;
+                sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace)
+            }
+            other => other,
+        }
+    }
+
+    /// Before an inode loses its last name: takes hold of it, if the kernel knows it.
+    pub(super) fn hold(&self, target: &Target<'_>) -> Option<Arc<OwnedFd>> {
+        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.lookups > 0 || node.handles > 0) {
+            return None;
+        }
+        sys::open_path_at(target.dir, target.name.as_bytes()).ok().map(Arc::new)
+    }
+
+    /// After an inode has lost a name: the tables follow.
+    pub(super) fn lost_name(&self, target: &Target<'_>, held: Option<Arc<OwnedFd>>) {
+        let place = target.place();
+        let last = target.is_last();
+        {
+            let mut nodes = self.nodes.lock();
+            if let Some(node) = nodes.get_mut(target.slot)
+                && last
+            {
+                node.dead = true;
+                node.orphan = held;
+            }
+            nodes.remove_link(target.slot, &place);
+        }
+        if last {
+            self.dirs.remove(target.slot);
+            self.hot.lock().remove(&target.slot);
+            self.timeline.set_born(target.slot, false);
+        }
+    }
+
+    /// Removes a name: unlink(2) and rmdir(2). The caller holds the gate and the tree.
+    pub(super) fn remove_in(&self, parent: At<'_>, name: &Name, want_dir: bool) -> SysResult<Slot> {
+        let dir = self.dir(parent)?;
+        let target = self.target(parent, &dir, name)?;
+        match (target.stat.kind == Kind::Dir, want_dir) {
+            (true, false) => return Err(Errno::EISDIR),
+            (false, true) => return Err(Errno::ENOTDIR),
+            _ => {}
+        }
+        let _stripe = self.stripe(target.slot);
+        let past = !self.timeline.is_born(target.slot);
+        if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty() {
+            return Err(Errno::ENOTEMPTY);
+        }
+        let (mut undo, mut more) = (Vec::new(), Vec::new());
+        self.keep_dir(parent, &dir, &mut undo)?;
+        let fate = self.doom(&target, &mut undo, &mut more)?;
+        self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
+        self.timeline.record(undo, more)?;
+        let held = self.hold(&target);
+        match fate {
+            Fate::Move(object) => self.move_away(&dir, name, object)?,
+            Fate::Free if want_dir => sys::rmdir_at(&dir, name.as_bytes())?,
+            Fate::Free => sys::unlink_at(&dir, name.as_bytes())?,
+        }
+        self.timeline.count(if past { 1 } else { -1 });
+        self.lost_name(&target, held);
+        Ok(target.slot)
+    }
+
+    /// unlink(2).
+    ///
+    /// # Errors
+    /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn unlink(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.write();
+        self.remove_in(parent.into(), name, false)
+    }
+
+    /// rmdir(2).
+    ///
+    /// # Errors
+    /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn rmdir(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.write();
+        self.remove_in(parent.into(), name, true)
+    }
+}

@@ -1,0 +1,100 @@
+//! The few file calls that the store needs, all relative to a directory descriptor.
+//!
+//! Invariant: no function here takes a path. A name is one component, and a symbolic link in its place is never followed: the daemon serves a mount
+//! that covers the directory it works in, and a path that led through that mount would make it wait for itself.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+
+/// Most levels that [`remove_tree`] goes down.
+const REMOVE_DEPTH_MAX: u32 = 4;
+
+/// Opens a directory by name. `ELOOP` or `ENOTDIR` if it is none.
+pub(super) fn open_dir(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+}
+
+/// Makes a directory (mode 0700) unless there is something of that name; true if it was made.
+pub(super) fn make_dir(parent: impl AsFd, name: &str) -> io::Result<bool> {
+    match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::EXIST) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens a file by name with these flags; a new one has mode 0600. Never follows a link, never blocks on a FIFO.
+pub(super) fn open_file(parent: impl AsFd, name: &str, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)?))
+}
+
+/// The names in a directory, in no order, without `.` and `..`.
+pub(super) fn names(dir: impl AsFd) -> io::Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(name.to_vec());
+        }
+    }
+    Ok(names)
+}
+
+/// The content of a small file; `EFBIG` if it has more than `limit` bytes.
+pub(super) fn read_small(parent: impl AsFd, name: &str, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_file(parent, name, OFlags::RDONLY)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(rustix::io::Errno::FBIG.into());
+    }
+    Ok(bytes)
+}
+
+/// Writes a file under another name, makes it durable, and gives it its name: whoever looks finds all of it or none. The name is durable on return.
+pub(super) fn write_whole(parent: impl AsFd, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let parent = parent.as_fd();
+    let unfinished = format!("{name}.new");
+    let mut file = open_file(parent, &unfinished, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    rustix::fs::renameat(parent, &unfinished, parent, name)?;
+    sync_dir(parent)
+}
+
+/// Makes the names in a directory durable.
+pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
+    Ok(rustix::fs::fsync(dir)?)
+}
+
+/// Whether the name is that of a directory, itself and not what a link leads to. `ENOENT` if there is none.
+pub(super) fn is_dir(parent: impl AsFd, name: &[u8]) -> io::Result<bool> {
+    let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Removes what has this name, and all below it. Follows no link. It is not an error if there is nothing.
+pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
+    remove_below(parent.as_fd(), name, REMOVE_DEPTH_MAX)
+}
+
+fn remove_below(parent: rustix::fd::BorrowedFd<'_>, name: &[u8], depth: u32) -> io::Result<()> {
+    let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) };
+    match is_dir(parent, name) {
+        Ok(false) => return rustix::fs::unlinkat(parent, name, AtFlags::empty()).map_err(io::Error::from).or_else(gone),
+        Ok(true) => {}
+        Err(error) => return gone(error),
+    }
+    let depth = depth.checked_sub(1).ok_or(io::Error::from(rustix::io::Errno::LOOP))?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    for child in names(&dir)? {
+        remove_below(dir.as_fd(), &child, depth)?;
+    }
+    Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+}

@@ -1,0 +1,114 @@
+//! Records on their way into the index.
+
+use std::collections::BTreeMap;
+
+use super::keys;
+use crate::store::error::{CodecError, StoreResult};
+use crate::store::ids::{CheckpointId, Epoch};
+use crate::store::journal::{Address, codec};
+use crate::store::record::{Checkpoint, Key, Record, Undo};
+
+/// What happens to a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// It gets this value unless it has one: the first record of a key in an epoch wins.
+    Keep(Vec<u8>),
+    /// It gets this value.
+    Put(Vec<u8>),
+    /// It goes.
+    Remove,
+}
+
+/// What happens to a checkpoint, beginning with its record if that is in the batch.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CheckpointChange {
+    pub made: Option<(Checkpoint, Address)>,
+    pub tags: Option<Vec<String>>,
+    pub deleted: bool,
+}
+
+/// Records of the journal, in its order and without a gap, to be applied to the index at once. Memory grows with the number of distinct keys.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub(super) changes: BTreeMap<Vec<u8>, Change>,
+    pub(super) checkpoints: BTreeMap<CheckpointId, CheckpointChange>,
+    /// Where the last record begins and ends.
+    pub(super) applied: Option<(Address, Address)>,
+    records: usize,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// Number of records that were added.
+    pub fn len(&self) -> usize {
+        self.records
+    }
+
+    /// Nothing was added.
+    pub fn is_empty(&self) -> bool {
+        self.records == 0
+    }
+
+    /// Adds the record whose frame begins at `at`. Records come in the order of the journal, each once, none left out, whatever kind they are: the
+    /// index then says that it holds everything before the end of the last. Fails, and changes nothing, if the record has no encoding.
+    pub fn add(&mut self, at: Address, record: &Record) -> StoreResult<()> {
+        let end = at.after(record)?;
+        match record {
+            Record::Undo { epoch, undo } => self.add_undo(at, *epoch, undo)?,
+            Record::Void { epoch, slot } => {
+                self.changes.insert(keys::undo_key(&Key::Data(*slot), *epoch), Change::Remove);
+            }
+            Record::Moved { places } => {
+                for (slot, place) in places {
+                    let mut value = Vec::with_capacity(64);
+                    codec::encode_place(place, &mut value)?;
+                    self.changes.insert(keys::place_key(*slot), Change::Put(value));
+                }
+            }
+            Record::Checkpoint(checkpoint) => {
+                self.checkpoints.insert(checkpoint.id, CheckpointChange { made: Some((checkpoint.clone(), at)), ..Default::default() });
+            }
+            Record::Tags { id, tags } => self.checkpoints.entry(*id).or_default().tags = Some(tags.clone()),
+            Record::Deleted { id } => self.checkpoints.entry(*id).or_default().deleted = true,
+            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Mounted { .. } | Record::Unmounted { .. } => {}
+        }
+        self.applied = Some((at, end));
+        self.records += 1;
+        Ok(())
+    }
+
+    /// The checkpoints that the records made and did not delete, with the tags that they have at the end.
+    pub(in crate::store) fn into_checkpoints(self) -> Vec<Checkpoint> {
+        let alive = self.checkpoints.into_values().filter(|change| !change.deleted);
+        let whole = alive.filter_map(|change| {
+            let (mut checkpoint, _) = change.made?;
+            checkpoint.tags = change.tags.unwrap_or(checkpoint.tags);
+            Some(checkpoint)
+        });
+        whole.collect()
+    }
+
+    fn add_undo(&mut self, at: Address, epoch: Epoch, undo: &[Undo]) -> StoreResult<()> {
+        for (item, undo) in undo.iter().enumerate() {
+            let item = u16::try_from(item).map_err(|_| CodecError::Limit)?;
+            if let Undo::Home { slot, before } = undo {
+                let mut value = Vec::with_capacity(64);
+                codec::encode_place(before, &mut value)?;
+                self.changes.insert(keys::place_key(*slot), Change::Put(value));
+            }
+            let (key, value) = (keys::undo_key(&undo.key(), epoch), keys::undo_value(at, item));
+            match self.changes.get_mut(&key) {
+                Some(change @ Change::Remove) => *change = Change::Put(value),
+                Some(Change::Keep(_) | Change::Put(_)) => {}
+                None => {
+                    self.changes.insert(key, Change::Keep(value));
+                }
+            }
+        }
+        Ok(())
+    }
+}

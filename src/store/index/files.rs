@@ -1,0 +1,136 @@
+//! The index as files: opening sled so that it cannot take the process with it, setting a bad index aside, and making it durable.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::store::at;
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::layout::Layout;
+
+const NAME: &str = "index";
+const ASIDE: &str = "index.bad-";
+/// Bytes that sled may cache; it is no bound on its memory.
+const CACHE_BYTES: u64 = 16 << 20;
+/// How often, and how long apart, opening is tried while the last user of the files in this process lets go of them.
+const LOCK_TRIES: u32 = 40;
+const LOCK_PAUSE: Duration = Duration::from_millis(25);
+
+/// Where the index is.
+pub(super) struct Home {
+    dir: OwnedFd,
+    path: PathBuf,
+}
+
+/// Calls sled, and turns its panics into errors: it panics on some damage instead of reporting it.
+pub(super) fn guarded<T>(what: &'static str, call: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(StoreError::IndexPanic { what }))
+}
+
+impl Home {
+    pub fn of(layout: &Layout) -> StoreResult<Home> {
+        if layout.read_only() {
+            return Err(StoreError::ReadOnly);
+        }
+        let (dir, path) = layout.index_home()?;
+        Ok(Home { dir, path })
+    }
+
+    /// Whether there is an index.
+    pub fn exists(&self) -> StoreResult<bool> {
+        match at::is_dir(&self.dir, NAME.as_bytes()) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(StoreError::io("stat", NAME)(error)),
+        }
+    }
+
+    /// Opens the database, and makes it if there is none. It must be a directory: sled would follow a link.
+    pub fn open(&self) -> StoreResult<sled::Db> {
+        at::make_dir(&self.dir, NAME).map_err(StoreError::io("make", NAME))?;
+        at::open_dir(&self.dir, NAME).map_err(StoreError::io("open", NAME))?;
+        let mut tries = 0;
+        loop {
+            match guarded("open", || Ok(self.config().open()?)) {
+                Err(StoreError::Index(sled::Error::Io(error))) if is_lock(&error) && tries < LOCK_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Nothing is flushed behind our back: sled's own flush reaches no disk, and its thread would fail where nobody looks.
+    fn config(&self) -> sled::Config {
+        sled::Config::new().path(self.path.join(NAME)).cache_capacity(CACHE_BYTES).flush_every_ms(None).print_profile_on_drop(false)
+    }
+
+    /// Gives a bad index another name. The database is closed.
+    pub fn set_aside(&self) -> StoreResult<()> {
+        let taken = self.asides()?;
+        let number = (1u64..).find(|number| !taken.contains(&aside_name(*number))).unwrap_or(0);
+        match rustix::fs::renameat(&self.dir, NAME, &self.dir, aside_name(number)) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(StoreError::io("set aside", NAME)(error)),
+        }
+    }
+
+    /// Deletes what was set aside.
+    pub fn delete_asides(&self) -> StoreResult<()> {
+        for name in self.asides()? {
+            at::remove_tree(&self.dir, &name).map_err(StoreError::io("remove an old", NAME))?;
+        }
+        Ok(())
+    }
+
+    fn asides(&self) -> StoreResult<Vec<Vec<u8>>> {
+        let names = at::names(&self.dir).map_err(StoreError::io("list the place of", NAME))?;
+        Ok(names.into_iter().filter(|name| name.starts_with(ASIDE.as_bytes())).collect())
+    }
+
+    /// fsync of every file of the database and of its directories: sled writes them, and does not do this.
+    pub fn sync(&self) -> StoreResult<()> {
+        let sync = || -> io::Result<()> {
+            let dir = at::open_dir(&self.dir, NAME)?;
+            sync_files(&dir)?;
+            match at::open_dir(&dir, "blobs") {
+                Ok(blobs) => sync_files(&blobs)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            at::sync_dir(&self.dir)
+        };
+        sync().map_err(StoreError::io("sync", NAME))
+    }
+}
+
+fn sync_files(dir: &OwnedFd) -> io::Result<()> {
+    for name in at::names(dir)? {
+        if at::is_dir(dir, &name)? {
+            continue;
+        }
+        // sled removes old snapshots in its own time: one that went meanwhile is missed by nobody.
+        let file = match rustix::fs::openat(dir.as_fd(), name, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, rustix::fs::Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        rustix::fs::fsync(file)?;
+    }
+    at::sync_dir(dir)
+}
+
+fn aside_name(number: u64) -> Vec<u8> {
+    format!("{ASIDE}{number}").into_bytes()
+}
+
+/// sled reports a lock that is held as this, among its own words.
+fn is_lock(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.to_string().contains("could not acquire lock")
+}

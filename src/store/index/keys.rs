@@ -1,0 +1,165 @@
+//! Keys and values of the index as bytes. See the parent module for the table.
+//!
+//! Invariant: keys sort as (kind, slot, name, epoch), whatever bytes a name holds, so that one range holds a directory, a name, or a key's later epochs.
+
+use super::UndoRef;
+use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::journal::Address;
+use crate::store::record::Key;
+
+/// Version of what is in here: a change makes every older index one to be rebuilt.
+pub(super) const VERSION: u32 = 1;
+
+pub(super) const META_STORE: &[u8] = b"ms";
+pub(super) const META_APPLIED: &[u8] = b"ma";
+
+const TAG_ATTR: u8 = b'A';
+const TAG_CHECKPOINT: u8 = b'C';
+const TAG_DATA: u8 = b'D';
+const TAG_ENTRY: u8 = b'E';
+const TAG_HOME: u8 = b'H';
+const TAG_PLACE: u8 = b'P';
+const TAG_XATTRS: u8 = b'X';
+
+/// Bytes of the checksum at the end of each value.
+const SUM: usize = 4;
+
+fn tagged(tag: u8, number: u64) -> Vec<u8> {
+    let mut key = Vec::with_capacity(32);
+    key.push(tag);
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// Without its epoch.
+pub(super) fn undo_prefix(key: &Key) -> Vec<u8> {
+    match key {
+        Key::Entry(dir, name) => {
+            let mut bytes = entries_prefix(*dir);
+            push_name(&mut bytes, name);
+            bytes
+        }
+        Key::Attr(slot) => tagged(TAG_ATTR, slot.0),
+        Key::Xattrs(slot) => tagged(TAG_XATTRS, slot.0),
+        Key::Data(slot) => tagged(TAG_DATA, slot.0),
+        Key::Home(slot) => tagged(TAG_HOME, slot.0),
+    }
+}
+
+/// The key of an undo record.
+pub(super) fn undo_key(key: &Key, epoch: Epoch) -> Vec<u8> {
+    with_epoch(undo_prefix(key), epoch)
+}
+
+pub(super) fn with_epoch(mut prefix: Vec<u8>, epoch: Epoch) -> Vec<u8> {
+    prefix.extend_from_slice(&epoch.0.to_be_bytes());
+    prefix
+}
+
+/// All keys of entries of a directory begin with this.
+pub(super) fn entries_prefix(dir: Slot) -> Vec<u8> {
+    tagged(TAG_ENTRY, dir.0)
+}
+
+pub(super) fn place_key(slot: Slot) -> Vec<u8> {
+    tagged(TAG_PLACE, slot.0)
+}
+
+pub(super) fn checkpoint_key(id: CheckpointId) -> Vec<u8> {
+    tagged(TAG_CHECKPOINT, id.0)
+}
+
+/// All keys of checkpoints begin with this.
+pub(super) fn checkpoints_prefix() -> [u8; 1] {
+    [TAG_CHECKPOINT]
+}
+
+/// A zero byte becomes `00 ff`, and `00 00` ends the name: a shorter name sorts before all that it is a prefix of, and no name is a prefix of another key.
+fn push_name(key: &mut Vec<u8>, name: &Name) {
+    for &byte in name.as_bytes() {
+        key.push(byte);
+        if byte == 0 {
+            key.push(0xff);
+        }
+    }
+    key.extend_from_slice(&[0, 0]);
+}
+
+/// Name and epoch of an entry's key; `None` if it is no such key.
+pub(super) fn parse_entry(key: &[u8]) -> Option<(Name, Epoch)> {
+    let (tag, rest) = key.split_first()?;
+    let (_, mut rest) = rest.split_first_chunk::<8>()?;
+    let mut name = Vec::with_capacity(rest.len());
+    loop {
+        match rest {
+            [0, 0, epoch @ ..] => {
+                let epoch = Epoch(u64::from_be_bytes(epoch.try_into().ok()?));
+                return (*tag == TAG_ENTRY).then(|| (Name(name.into()), epoch));
+            }
+            [0, 0xff, after @ ..] => {
+                name.push(0);
+                rest = after;
+            }
+            [0, ..] | [] => return None,
+            [byte, after @ ..] => {
+                name.push(*byte);
+                rest = after;
+            }
+        }
+    }
+}
+
+/// The epoch at the end of an undo key.
+pub(super) fn parse_epoch(key: &[u8]) -> Option<Epoch> {
+    key.split_last_chunk::<8>().map(|(_, epoch)| Epoch(u64::from_be_bytes(*epoch)))
+}
+
+/// The id in a checkpoint's key.
+pub(super) fn parse_checkpoint(key: &[u8]) -> Option<CheckpointId> {
+    parse_epoch(key).map(|Epoch(id)| CheckpointId(id))
+}
+
+fn sum(key: &[u8], value: &[u8]) -> [u8; SUM] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(key.len() as u32).to_le_bytes()).update(key).update(value);
+    let mut sum = [0; SUM];
+    hasher.finalize_xof().fill(&mut sum);
+    sum
+}
+
+/// Appends the checksum, which covers the key too: a value under the wrong key is as bad as a changed one.
+pub(super) fn seal(key: &[u8], mut value: Vec<u8>) -> Vec<u8> {
+    let sum = sum(key, &value);
+    value.extend_from_slice(&sum);
+    value
+}
+
+/// The value without its checksum; `None` if that does not match.
+pub(super) fn unseal<'a>(key: &[u8], value: &'a [u8]) -> Option<&'a [u8]> {
+    let (value, found) = value.split_last_chunk::<SUM>()?;
+    (sum(key, value) == *found).then_some(value)
+}
+
+pub(super) fn push_address(value: &mut Vec<u8>, at: Address) {
+    value.extend_from_slice(&at.segment.to_le_bytes());
+    value.extend_from_slice(&at.offset.to_le_bytes());
+}
+
+pub(super) fn take_address(value: &[u8]) -> Option<(Address, &[u8])> {
+    let (segment, rest) = value.split_first_chunk::<4>()?;
+    let (offset, rest) = rest.split_first_chunk::<4>()?;
+    Some((Address { segment: u32::from_le_bytes(*segment), offset: u32::from_le_bytes(*offset) }, rest))
+}
+
+pub(super) fn undo_value(at: Address, item: u16) -> Vec<u8> {
+    let mut value = Vec::with_capacity(16);
+    push_address(&mut value, at);
+    value.extend_from_slice(&item.to_le_bytes());
+    value
+}
+
+/// What an undo key with this value says; the value is unsealed.
+pub(super) fn parse_undo(key: &[u8], value: &[u8]) -> Option<UndoRef> {
+    let (at, item) = take_address(value)?;
+    Some(UndoRef { epoch: parse_epoch(key)?, at, item: u16::from_le_bytes(item.try_into().ok()?) })
+}

@@ -1,0 +1,423 @@
+//! The index: where in the journal the undo records of a key are.
+//!
+//! It is a cache and nothing more. All of it follows from the journal, and [`Index::rebuild`] makes it so. It may be behind the journal
+//! ([`Index::applied`] says how far it is); it may never be ahead of it, and what it says is never believed unchecked.
+//!
+//! Invariants:
+//! - a batch goes in whole or not at all, and with it the place up to which the journal is applied;
+//! - each value ends in a checksum over its key and itself: sled serves flipped bits as they are. One that does not match fails with `IndexDamaged`,
+//!   and the caller rebuilds;
+//! - sled is called under `catch_unwind` only, with `flush_every_ms(None)`; nothing is durable but by [`Index::flush_durable`], and nothing depends on it;
+//! - a bad index is renamed, never repaired; what was set aside is deleted once an index was opened without doubt.
+//!
+//! Locking: `db` is read-locked for each call and write-locked while the database is replaced. Batches are applied by one thread at a time
+//! (`applying`, taken before `db`): two that both see a key missing would both set it.
+//!
+//! ```text
+//! index/           sled 0.34, default tree; numbers in keys are big-endian u64, in values little-endian
+//! index.bad-N/     set aside
+//!
+//! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
+//! "ms"                                           u32 version = 1, 16 B store id
+//! "ma"                                           address of the last record applied, address of its end
+//! 'E' dir, name escaped, epoch                   address, u16 item        undo records: which frame, which item of its list
+//! 'A' 'X' 'D' 'H' slot, epoch                    address, u16 item        attributes, extended attributes, data, home
+//! 'P' slot                                       place (`codec`)          where an inode with a past was seen last
+//! 'C' id                                         u8 deleted, address, checkpoint (`codec`)
+//!
+//! address   u32 segment, u32 offset
+//! escaped   00 becomes 00 ff; ends with 00 00
+//! ```
+
+mod batch;
+mod files;
+mod keys;
+
+use std::fmt;
+use std::ops::Bound;
+
+use parking_lot::{Mutex, RwLock};
+
+use self::batch::{Change, CheckpointChange};
+use self::files::{Home, guarded};
+use super::error::{StoreError, StoreResult};
+use super::ids::{CheckpointId, Epoch, Name, Slot};
+use super::journal::{Address, Journal, codec};
+use super::layout::{Layout, StoreId};
+use super::record::{Checkpoint, Key, Place};
+
+pub use self::batch::Batch;
+
+/// Records that a rebuild applies at once.
+const REBUILD_BATCH: usize = 4096;
+/// Records of one name that are passed over before the next name is looked up instead.
+const SKIPS_MAX: u32 = 16;
+
+/// Where an undo record is: what [`crate::store::Store::undo_at`] takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UndoRef {
+    /// The epoch of the change.
+    pub epoch: Epoch,
+    /// The frame.
+    pub at: Address,
+    /// The item of its list.
+    pub item: u16,
+}
+
+/// What opening the index found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// It is there, and it is of this store.
+    Ready,
+    /// It is new and empty, for this reason: it is to be rebuilt.
+    Rebuild(Doubt),
+}
+
+/// Why an index is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Doubt {
+    /// There was none.
+    #[error("there was none")]
+    Missing,
+    /// sled cannot open it.
+    #[error("it could not be opened")]
+    Unreadable,
+    /// It is of another store or another version, or does not say.
+    #[error("it is not this store's, or of another version")]
+    Foreign,
+    /// A checksum does not match.
+    #[error("it is damaged")]
+    Damaged,
+    /// It knows records that the journal does not have.
+    #[error("it is ahead of the journal")]
+    Ahead,
+    /// The journal has something else where it says its last record is.
+    #[error("it does not fit the journal")]
+    Unfit,
+}
+
+/// The open index. Shared by reference between threads.
+pub struct Index {
+    home: Home,
+    id: StoreId,
+    applying: Mutex<()>,
+    db: RwLock<Option<sled::Db>>,
+}
+
+impl Index {
+    /// Opens the index of a store. One that cannot be trusted is set aside, and a new one is opened.
+    ///
+    /// Errors: `Io`, `Index`, `IndexPanic` if a new one cannot be made either; `ReadOnly`; `NoIndexPath`.
+    pub fn open(layout: &Layout) -> StoreResult<(Index, Opening)> {
+        let (home, id) = (Home::of(layout)?, layout.id());
+        let doubt = if home.exists()? {
+            match home.open().and_then(|db| Ok((verify(&db, id)?, db))) {
+                Ok((None, db)) => {
+                    if let Err(error) = home.delete_asides() {
+                        tracing::debug!(error = &error as &dyn std::error::Error, "an old index cannot be deleted");
+                    }
+                    return Ok((Index { home, id, applying: Mutex::default(), db: RwLock::new(Some(db)) }, Opening::Ready));
+                }
+                Ok((Some(doubt), db)) => {
+                    close(db);
+                    doubt
+                }
+                Err(StoreError::IndexDamaged) => Doubt::Damaged,
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "the index cannot be opened");
+                    Doubt::Unreadable
+                }
+            }
+        } else {
+            Doubt::Missing
+        };
+        home.set_aside()?;
+        let db = begin(&home, id)?;
+        Ok((Index { home, id, applying: Mutex::default(), db: RwLock::new(Some(db)) }, Opening::Rebuild(doubt)))
+    }
+
+    /// Sets the index aside and makes it anew from the whole journal; it is applied up to the journal's end as it was found. Readers wait meanwhile.
+    ///
+    /// Errors: what reading the journal gives (`JournalDamaged` ...), after which the index is closed (`IndexClosed`) until a rebuild succeeds.
+    pub fn rebuild(&self, journal: &Journal) -> StoreResult<()> {
+        let _applying = self.applying.lock();
+        let mut slot = self.db.write();
+        if let Some(db) = slot.take() {
+            close(db);
+        }
+        self.home.set_aside()?;
+        let db = begin(&self.home, self.id)?;
+        let mut batch = Batch::new();
+        for entry in journal.scan(journal.start(), None) {
+            let (at, record) = entry?;
+            batch.add(at, &record)?;
+            if batch.len() >= REBUILD_BATCH {
+                guarded("apply", || apply(&db, &std::mem::take(&mut batch)))?;
+            }
+        }
+        guarded("apply", || apply(&db, &batch))?;
+        *slot = Some(db);
+        Ok(())
+    }
+
+    /// Applies a batch, whole or not at all, and empties it. Not durable on return. If it fails the batch is as before.
+    pub fn apply(&self, batch: &mut Batch) -> StoreResult<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let _applying = self.applying.lock();
+        self.with("apply", |db| apply(db, batch))?;
+        *batch = Batch::new();
+        Ok(())
+    }
+
+    /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`: nothing changed since.
+    pub fn first_after(&self, key: &Key, checkpoint: CheckpointId) -> StoreResult<Option<UndoRef>> {
+        let Some(first) = checkpoint.0.checked_add(1) else { return Ok(None) };
+        let prefix = keys::undo_prefix(key);
+        let (from, to) = (keys::with_epoch(prefix.clone(), Epoch(first)), keys::with_epoch(prefix, Epoch(u64::MAX)));
+        self.with("look up", |db| match db.range(from..=to).next().transpose()? {
+            Some((key, value)) => {
+                Ok(Some(keys::unseal(&key, &value).and_then(|value| keys::parse_undo(&key, value)).ok_or(StoreError::IndexDamaged)?))
+            }
+            None => Ok(None),
+        })
+    }
+
+    /// For each name in a directory that has an undo record after a checkpoint, the first of them; in order of the names.
+    pub fn entries_after(&self, dir: Slot, checkpoint: CheckpointId) -> StoreResult<Vec<(Name, UndoRef)>> {
+        let Some(first) = checkpoint.0.checked_add(1).map(Epoch) else { return Ok(Vec::new()) };
+        self.with("list", |db| {
+            let prefix = keys::entries_prefix(dir);
+            let mut found: Vec<(Name, UndoRef)> = Vec::new();
+            let mut range = db.scan_prefix(&prefix);
+            let mut skips = 0;
+            while let Some(entry) = range.next() {
+                let (key, value) = entry?;
+                let (name, epoch) = keys::parse_entry(&key).ok_or(StoreError::IndexDamaged)?;
+                let done = found.last().is_some_and(|(last, _)| *last == name);
+                if epoch >= first && !done {
+                    let undo = keys::unseal(&key, &value).and_then(|value| keys::parse_undo(&key, value)).ok_or(StoreError::IndexDamaged)?;
+                    found.push((name, undo));
+                    skips = 0;
+                    continue;
+                }
+                skips += 1;
+                if skips > SKIPS_MAX {
+                    // Many epochs of one name: one look-up leads past them.
+                    skips = 0;
+                    let wanted = keys::undo_key(&Key::Entry(dir, name), if done { Epoch(u64::MAX) } else { first });
+                    let from = if done { Bound::Excluded(wanted) } else { Bound::Included(wanted) };
+                    range = db.range((from, end_of_prefix(&prefix)));
+                }
+            }
+            Ok(found)
+        })
+    }
+
+    /// Where an inode with a past was seen last. `None` if the journal never told: it had no past, or it is the root.
+    pub fn place(&self, slot: Slot) -> StoreResult<Option<Place>> {
+        let key = keys::place_key(slot);
+        self.with("look up", |db| match get(db, &key)? {
+            Some(value) => Ok(Some(codec::decode_place(&value).map_err(|_| StoreError::IndexDamaged)?)),
+            None => Ok(None),
+        })
+    }
+
+    /// All checkpoints that were not deleted, with where their frames begin, in order of their numbers.
+    pub fn checkpoints(&self) -> StoreResult<Vec<(Checkpoint, Address)>> {
+        self.with("list", |db| {
+            let mut checkpoints = Vec::new();
+            for entry in db.scan_prefix(keys::checkpoints_prefix()) {
+                let (key, value) = entry?;
+                let known = keys::unseal(&key, &value).and_then(KnownCheckpoint::parse).ok_or(StoreError::IndexDamaged)?;
+                if !known.deleted {
+                    checkpoints.push((known.checkpoint, known.at));
+                }
+            }
+            Ok(checkpoints)
+        })
+    }
+
+    /// The highest number that a checkpoint ever had, deleted ones included.
+    pub fn last_checkpoint(&self) -> StoreResult<Option<CheckpointId>> {
+        self.with("look up", |db| match db.scan_prefix(keys::checkpoints_prefix()).next_back().transpose()? {
+            Some((key, value)) => {
+                keys::unseal(&key, &value).ok_or(StoreError::IndexDamaged)?;
+                Ok(Some(keys::parse_checkpoint(&key).ok_or(StoreError::IndexDamaged)?))
+            }
+            None => Ok(None),
+        })
+    }
+
+    /// Up to where the journal is applied: the end of the last record that is, so a scan from here gives those that are not.
+    pub fn applied(&self) -> StoreResult<Address> {
+        Ok(self.last_applied()?.map_or(Address::START, |(_, end)| end))
+    }
+
+    /// Where the last applied record begins and ends; `None` if none is.
+    pub(super) fn last_applied(&self) -> StoreResult<Option<(Address, Address)>> {
+        self.with("look up", |db| applied_in(db))
+    }
+
+    /// Makes the index durable, so that the next opening need not read the journal again. It takes its time: for a helper thread.
+    pub fn flush_durable(&self) -> StoreResult<()> {
+        self.with("flush", |db| Ok(db.flush().map(|_| ())?))?;
+        self.home.sync()
+    }
+
+    /// All that is in the index, in order of the keys: two indexes with the same dump are equal. For fsck and tests.
+    pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.with("list", |db| {
+            let pairs = db.iter().map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
+            Ok(pairs.collect::<Result<_, _>>()?)
+        })
+    }
+
+    fn with<T>(&self, what: &'static str, call: impl FnOnce(&sled::Db) -> StoreResult<T>) -> StoreResult<T> {
+        let db = self.db.read();
+        let db = db.as_ref().ok_or(StoreError::IndexClosed)?;
+        guarded(what, || call(db))
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        if let Some(db) = self.db.get_mut().take() {
+            close(db);
+        }
+    }
+}
+
+impl fmt::Debug for Index {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Index").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// What the index keeps of a checkpoint.
+struct KnownCheckpoint {
+    deleted: bool,
+    at: Address,
+    checkpoint: Checkpoint,
+}
+
+impl KnownCheckpoint {
+    fn parse(value: &[u8]) -> Option<KnownCheckpoint> {
+        let (deleted, rest) = value.split_first()?;
+        let (at, rest) = keys::take_address(rest)?;
+        Some(KnownCheckpoint { deleted: *deleted != 0, at, checkpoint: codec::decode_checkpoint(rest).ok()? })
+    }
+
+    fn bytes(&self) -> StoreResult<Vec<u8>> {
+        let mut value = vec![u8::from(self.deleted)];
+        keys::push_address(&mut value, self.at);
+        codec::encode_checkpoint(&self.checkpoint, &mut value)?;
+        Ok(value)
+    }
+}
+
+/// The first key that is above all with this prefix; the tags are letters, so there always is one.
+fn end_of_prefix(prefix: &[u8]) -> Bound<Vec<u8>> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return Bound::Excluded(end);
+        }
+    }
+    Bound::Unbounded
+}
+
+/// A value that was checked, without its checksum.
+fn get(db: &sled::Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
+    match db.get(key)? {
+        Some(value) => Ok(Some(keys::unseal(key, &value).ok_or(StoreError::IndexDamaged)?.to_vec())),
+        None => Ok(None),
+    }
+}
+
+fn applied_in(db: &sled::Db) -> StoreResult<Option<(Address, Address)>> {
+    let Some(value) = get(db, keys::META_APPLIED)? else { return Ok(None) };
+    let parsed = keys::take_address(&value).and_then(|(last, rest)| Some((last, keys::take_address(rest)?.0)));
+    Ok(Some(parsed.ok_or(StoreError::IndexDamaged)?))
+}
+
+/// Whose index it is, as it stands in it.
+fn identity(id: StoreId) -> Vec<u8> {
+    let mut value = keys::VERSION.to_le_bytes().to_vec();
+    value.extend_from_slice(&id.0);
+    value
+}
+
+fn verify(db: &sled::Db, id: StoreId) -> StoreResult<Option<Doubt>> {
+    guarded("open", || {
+        if get(db, keys::META_STORE)?.is_none_or(|found| found != identity(id)) {
+            return Ok(Some(Doubt::Foreign));
+        }
+        applied_in(db).map(|_| None)
+    })
+}
+
+/// Opens a new database and says whose it is.
+fn begin(home: &Home, id: StoreId) -> StoreResult<sled::Db> {
+    let db = home.open()?;
+    guarded("begin", || {
+        db.insert(keys::META_STORE, keys::seal(keys::META_STORE, identity(id)))?;
+        Ok(())
+    })?;
+    Ok(db)
+}
+
+/// sled flushes when it is dropped, and panics if that fails.
+fn close(db: sled::Db) {
+    let closed = guarded("close", || {
+        drop(db);
+        Ok(())
+    });
+    if let Err(error) = closed {
+        tracing::warn!(error = &error as &dyn std::error::Error, "the index did not close well");
+    }
+}
+
+fn apply(db: &sled::Db, batch: &Batch) -> StoreResult<()> {
+    let mut out = sled::Batch::default();
+    for (key, change) in &batch.changes {
+        match change {
+            Change::Remove => out.remove(key.as_slice()),
+            Change::Keep(_) if db.contains_key(key)? => {}
+            Change::Keep(value) | Change::Put(value) => out.insert(key.as_slice(), keys::seal(key, value.clone())),
+        }
+    }
+    for (id, change) in &batch.checkpoints {
+        let key = keys::checkpoint_key(*id);
+        match checkpoint_after(get(db, &key)?, change)? {
+            Some(known) => out.insert(key.as_slice(), keys::seal(&key, known.bytes()?)),
+            None => tracing::warn!(%id, "the journal speaks of a checkpoint that was never made"),
+        }
+    }
+    if let Some((last, end)) = batch.applied {
+        let mut value = Vec::with_capacity(24);
+        keys::push_address(&mut value, last);
+        keys::push_address(&mut value, end);
+        out.insert(keys::META_APPLIED, keys::seal(keys::META_APPLIED, value));
+    }
+    Ok(db.apply_batch(out)?)
+}
+
+fn checkpoint_after(stored: Option<Vec<u8>>, change: &CheckpointChange) -> StoreResult<Option<KnownCheckpoint>> {
+    let base = match (&change.made, stored) {
+        (Some((checkpoint, at)), _) => KnownCheckpoint { deleted: false, at: *at, checkpoint: checkpoint.clone() },
+        (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
+        (None, None) => return Ok(None),
+    };
+    let mut known = base;
+    if let Some(tags) = &change.tags {
+        known.checkpoint.tags = tags.clone();
+    }
+    known.deleted |= change.deleted;
+    Ok(Some(known))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,533 @@
+//! The payload of a frame: a [`Record`] as bytes, and back.
+//!
+//! Compact and canonical: a record has exactly one encoding, so that equal journals are equal files.
+//!
+//! Invariants: decoding is total (an error for any bytes that are no record, never a panic, never more memory than the bytes justify), and
+//! `decode(encode(r)) == r` for each record that encodes. Names are checked both ways: nothing that comes out can climb out of a directory.
+//!
+//! ```text
+//! uint      LEB128, low seven bits first, at most 10 bytes
+//! int       zigzag of a uint
+//! bytes     uint length, then the bytes;  name, text: bytes with their own limits
+//! option    0, or 1 and the value;  bool: 0 or 1;  list: uint count, then the items
+//! child     uint slot, u8 kind             kind: 0 file 1 dir 2 symlink 3 fifo 4 socket 5 chardev 6 blockdev
+//! place     uint parent, name
+//! object    uint epoch, uint slot, uint serial, u8 origin (0 cloned, 1 moved)
+//! time      int seconds, uint nanoseconds
+//! stat      uint dev, uint ino, u8 kind, uint mode, nlink, uid, gid, rdev, size, blocks, blksize, time atime, mtime, ctime, option btime
+//! undo      u8 tag: 0 Entry  uint dir, name, option child
+//!                   1 Attr   uint slot, stat, option bytes target
+//!                   2 Xattrs uint slot, list (bytes name, bytes value)
+//!                   3 Data   uint slot, option object, uint size, bool provisional
+//!                   4 Home   uint slot, place
+//! checkpoint  uint id, list text tags, text note, int created_ns, bool atomic, uint dirty, u8 reason (0 asked, 1 guard: uint restored)
+//! ```
+//! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved `list (uint slot, place)`; 4 Checkpoint `checkpoint`;
+//! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
+//! 9 RestoreEnd; 10 Mounted `int at_ns`; 11 Unmounted `int at_ns`.
+
+use crate::store::error::CodecError;
+use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use crate::store::record::{AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Undo};
+use crate::sys::{Kind, Stat, Time, Xattrs};
+
+/// Most bytes of a name in a directory.
+pub const NAME_MAX: usize = 255;
+/// Most bytes of a checkpoint's note.
+pub const NOTE_MAX: usize = 4096;
+/// Most bytes of one tag.
+pub const TAG_MAX: usize = 255;
+/// Most tags of one checkpoint.
+pub const TAGS_MAX: usize = 64;
+/// Most undo records in one frame: their number is a `u16` in the index.
+pub const UNDO_ITEMS_MAX: usize = 65_535;
+/// Most bytes of a link target or a path.
+const PATH_BYTES_MAX: usize = 65_536;
+/// Most bytes of the name of an extended attribute.
+const XATTR_NAME_MAX: usize = 1024;
+/// Most bytes of a payload.
+pub const PAYLOAD_MAX: usize = 4 << 20;
+
+const NSEC_PER_SEC: u32 = 1_000_000_000;
+
+/// The highest kind of frame that there is.
+pub(super) const KIND_MAX: u16 = 11;
+
+type Coded<T> = Result<T, CodecError>;
+
+/// Appends the payload of `record` to `out` and returns the frame's kind. On failure `out` ends in rubbish that the caller cuts off.
+pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
+    let begin = out.len();
+    let mut w = Writer(out);
+    let kind = match record {
+        Record::Undo { epoch, undo } => {
+            w.uint(epoch.0);
+            w.list(undo, UNDO_ITEMS_MAX, Writer::undo)?;
+            1
+        }
+        Record::Void { epoch, slot } => {
+            w.uint(epoch.0);
+            w.uint(slot.0);
+            2
+        }
+        Record::Moved { places } => {
+            w.list(places, PAYLOAD_MAX, |w, (slot, place)| {
+                w.uint(slot.0);
+                w.place(place)
+            })?;
+            3
+        }
+        Record::Checkpoint(checkpoint) => {
+            w.checkpoint(checkpoint)?;
+            4
+        }
+        Record::Tags { id, tags } => {
+            w.uint(id.0);
+            w.tags(tags)?;
+            5
+        }
+        Record::Deleted { id } => {
+            w.uint(id.0);
+            6
+        }
+        Record::Replacing { slot, place, object } => {
+            w.uint(slot.0);
+            w.place(place)?;
+            w.object(*object);
+            7
+        }
+        Record::RestoreBegin { target, guard, paths } => {
+            w.uint(target.0);
+            w.uint(guard.0);
+            w.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
+            8
+        }
+        Record::RestoreEnd => 9,
+        Record::Mounted { at_ns } => {
+            w.int(*at_ns);
+            10
+        }
+        Record::Unmounted { at_ns } => {
+            w.int(*at_ns);
+            11
+        }
+    };
+    if out.len().saturating_sub(begin) > PAYLOAD_MAX {
+        return Err(CodecError::Limit);
+    }
+    Ok(kind)
+}
+
+/// Reads the record that a frame of this kind with this payload holds.
+pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
+    let mut r = Reader(payload);
+    let record = match kind {
+        1 => Record::Undo { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)? },
+        2 => Record::Void { epoch: Epoch(r.uint()?), slot: Slot(r.uint()?) },
+        3 => Record::Moved { places: r.list(PAYLOAD_MAX, |r| Ok((Slot(r.uint()?), r.place()?)))? },
+        4 => Record::Checkpoint(r.checkpoint()?),
+        5 => Record::Tags { id: CheckpointId(r.uint()?), tags: r.tags()? },
+        6 => Record::Deleted { id: CheckpointId(r.uint()?) },
+        7 => Record::Replacing { slot: Slot(r.uint()?), place: r.place()?, object: r.object()? },
+        8 => Record::RestoreBegin {
+            target: CheckpointId(r.uint()?),
+            guard: CheckpointId(r.uint()?),
+            paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
+        },
+        9 => Record::RestoreEnd,
+        10 => Record::Mounted { at_ns: r.int()? },
+        11 => Record::Unmounted { at_ns: r.int()? },
+        _ => return Err(CodecError::Unknown),
+    };
+    r.end()?;
+    Ok(record)
+}
+
+/// A checkpoint's bytes, as in a frame of kind 4; the index keeps the same.
+pub(in crate::store) fn encode_checkpoint(checkpoint: &Checkpoint, out: &mut Vec<u8>) -> Coded<()> {
+    Writer(out).checkpoint(checkpoint)
+}
+
+/// Reads what [`encode_checkpoint`] wrote.
+pub(in crate::store) fn decode_checkpoint(bytes: &[u8]) -> Coded<Checkpoint> {
+    let mut r = Reader(bytes);
+    let checkpoint = r.checkpoint()?;
+    r.end()?;
+    Ok(checkpoint)
+}
+
+/// Appends a place's bytes; the index keeps the same.
+pub(in crate::store) fn encode_place(place: &Place, out: &mut Vec<u8>) -> Coded<()> {
+    Writer(out).place(place)
+}
+
+/// Reads what [`encode_place`] wrote.
+pub(in crate::store) fn decode_place(bytes: &[u8]) -> Coded<Place> {
+    let mut r = Reader(bytes);
+    let place = r.place()?;
+    r.end()?;
+    Ok(place)
+}
+
+fn is_name(bytes: &[u8]) -> bool {
+    (1..=NAME_MAX).contains(&bytes.len()) && bytes != b"." && bytes != b".." && !bytes.iter().any(|b| matches!(b, 0 | b'/'))
+}
+
+struct Writer<'a>(&'a mut Vec<u8>);
+
+impl Writer<'_> {
+    fn byte(&mut self, byte: u8) {
+        self.0.push(byte);
+    }
+
+    fn uint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.byte(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.byte(value as u8);
+    }
+
+    fn int(&mut self, value: i64) {
+        self.uint(((value << 1) ^ (value >> 63)) as u64);
+    }
+
+    fn bytes(&mut self, bytes: &[u8], limit: usize) -> Coded<()> {
+        if bytes.len() > limit {
+            return Err(CodecError::Limit);
+        }
+        self.uint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn name(&mut self, name: &Name) -> Coded<()> {
+        if !is_name(name.as_bytes()) {
+            return Err(CodecError::Name);
+        }
+        self.bytes(name.as_bytes(), NAME_MAX)
+    }
+
+    fn list<T>(&mut self, items: &[T], limit: usize, mut item: impl FnMut(&mut Self, &T) -> Coded<()>) -> Coded<()> {
+        if items.len() > limit {
+            return Err(CodecError::Limit);
+        }
+        self.uint(items.len() as u64);
+        items.iter().try_for_each(|one| item(self, one))
+    }
+
+    fn option<T>(&mut self, value: Option<&T>, mut some: impl FnMut(&mut Self, &T) -> Coded<()>) -> Coded<()> {
+        self.byte(u8::from(value.is_some()));
+        value.map_or(Ok(()), |value| some(self, value))
+    }
+
+    fn kind(&mut self, kind: Kind) {
+        self.byte(match kind {
+            Kind::File => 0,
+            Kind::Dir => 1,
+            Kind::Symlink => 2,
+            Kind::Fifo => 3,
+            Kind::Socket => 4,
+            Kind::CharDev => 5,
+            Kind::BlockDev => 6,
+        });
+    }
+
+    fn place(&mut self, place: &Place) -> Coded<()> {
+        self.uint(place.parent.0);
+        self.name(&place.name)
+    }
+
+    fn object(&mut self, object: ObjectId) {
+        self.uint(object.epoch.0);
+        self.uint(object.slot.0);
+        self.uint(u64::from(object.serial));
+        self.byte(match object.origin {
+            ObjectOrigin::Cloned => 0,
+            ObjectOrigin::Moved => 1,
+        });
+    }
+
+    fn time(&mut self, time: &Time) -> Coded<()> {
+        if time.nsec >= NSEC_PER_SEC {
+            return Err(CodecError::Range);
+        }
+        self.int(time.sec);
+        self.uint(u64::from(time.nsec));
+        Ok(())
+    }
+
+    fn stat(&mut self, stat: &Stat) -> Coded<()> {
+        self.uint(stat.dev);
+        self.uint(stat.ino);
+        self.kind(stat.kind);
+        for field in [stat.mode, stat.nlink, stat.uid, stat.gid] {
+            self.uint(u64::from(field));
+        }
+        for field in [stat.rdev, stat.size, stat.blocks, u64::from(stat.blksize)] {
+            self.uint(field);
+        }
+        for time in [stat.atime, stat.mtime, stat.ctime] {
+            self.time(&time)?;
+        }
+        self.option(stat.btime.as_ref(), Writer::time)
+    }
+
+    fn undo(&mut self, undo: &Undo) -> Coded<()> {
+        match undo {
+            Undo::Entry { dir, name, before } => {
+                self.byte(0);
+                self.uint(dir.0);
+                self.name(name)?;
+                self.option(before.as_ref(), |w, child| {
+                    w.uint(child.slot.0);
+                    w.kind(child.kind);
+                    Ok(())
+                })
+            }
+            Undo::Attr { slot, before } => {
+                self.byte(1);
+                self.uint(slot.0);
+                self.stat(&before.stat)?;
+                self.option(before.target.as_ref(), |w, target| w.bytes(target, PATH_BYTES_MAX))
+            }
+            Undo::Xattrs { slot, before } => {
+                self.byte(2);
+                self.uint(slot.0);
+                self.list(before, PAYLOAD_MAX, |w, (name, value)| {
+                    w.bytes(name, XATTR_NAME_MAX)?;
+                    w.bytes(value, PAYLOAD_MAX)
+                })
+            }
+            Undo::Data { slot, before } => {
+                self.byte(3);
+                self.uint(slot.0);
+                self.option(before.object.as_ref(), |w, object| {
+                    w.object(*object);
+                    Ok(())
+                })?;
+                self.uint(before.size);
+                self.byte(u8::from(before.provisional));
+                Ok(())
+            }
+            Undo::Home { slot, before } => {
+                self.byte(4);
+                self.uint(slot.0);
+                self.place(before)
+            }
+        }
+    }
+
+    fn tags(&mut self, tags: &[String]) -> Coded<()> {
+        self.list(tags, TAGS_MAX, |w, tag| w.bytes(tag.as_bytes(), TAG_MAX))
+    }
+
+    fn checkpoint(&mut self, checkpoint: &Checkpoint) -> Coded<()> {
+        self.uint(checkpoint.id.0);
+        self.tags(&checkpoint.tags)?;
+        self.bytes(checkpoint.note.as_bytes(), NOTE_MAX)?;
+        self.int(checkpoint.created_ns);
+        self.byte(u8::from(checkpoint.atomic));
+        self.uint(checkpoint.dirty);
+        match checkpoint.reason {
+            Reason::Asked => self.byte(0),
+            Reason::Guard { restored } => {
+                self.byte(1);
+                self.uint(restored.0);
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn end(&self) -> Coded<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(CodecError::Trailing) }
+    }
+
+    fn byte(&mut self) -> Coded<u8> {
+        let (&byte, rest) = self.0.split_first().ok_or(CodecError::Short)?;
+        self.0 = rest;
+        Ok(byte)
+    }
+
+    fn bool(&mut self) -> Coded<bool> {
+        match self.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(CodecError::Unknown),
+        }
+    }
+
+    fn uint(&mut self) -> Coded<u64> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            // The tenth byte has room for one bit, and a last byte of zero would be a second spelling of the same number.
+            if (shift == 63 && bits > 1) || (byte == 0 && shift > 0) {
+                return Err(CodecError::Range);
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(CodecError::Range)
+    }
+
+    fn small(&mut self) -> Coded<u32> {
+        u32::try_from(self.uint()?).map_err(|_| CodecError::Range)
+    }
+
+    fn int(&mut self) -> Coded<i64> {
+        let value = self.uint()?;
+        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+
+    fn bytes(&mut self, limit: usize) -> Coded<&'a [u8]> {
+        let len = usize::try_from(self.uint()?).map_err(|_| CodecError::Range)?;
+        if len > limit {
+            return Err(CodecError::Limit);
+        }
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(CodecError::Short)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    fn text(&mut self, limit: usize) -> Coded<String> {
+        let bytes = self.bytes(limit)?;
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| CodecError::Text)
+    }
+
+    fn name(&mut self) -> Coded<Name> {
+        let bytes = self.bytes(NAME_MAX)?;
+        if is_name(bytes) { Ok(Name::new(bytes)) } else { Err(CodecError::Name) }
+    }
+
+    /// Each item takes at least one byte, so a count above the bytes left is a lie, and is found before memory is taken for it.
+    fn list<T>(&mut self, limit: usize, mut item: impl FnMut(&mut Self) -> Coded<T>) -> Coded<Vec<T>> {
+        let count = usize::try_from(self.uint()?).map_err(|_| CodecError::Range)?;
+        if count > limit {
+            return Err(CodecError::Limit);
+        }
+        if count > self.0.len() {
+            return Err(CodecError::Short);
+        }
+        let mut items = Vec::with_capacity(count.min(1024));
+        for _ in 0..count {
+            items.push(item(self)?);
+        }
+        Ok(items)
+    }
+
+    fn option<T>(&mut self, mut some: impl FnMut(&mut Self) -> Coded<T>) -> Coded<Option<T>> {
+        if self.bool()? { some(self).map(Some) } else { Ok(None) }
+    }
+
+    fn kind(&mut self) -> Coded<Kind> {
+        Ok(match self.byte()? {
+            0 => Kind::File,
+            1 => Kind::Dir,
+            2 => Kind::Symlink,
+            3 => Kind::Fifo,
+            4 => Kind::Socket,
+            5 => Kind::CharDev,
+            6 => Kind::BlockDev,
+            _ => return Err(CodecError::Unknown),
+        })
+    }
+
+    fn place(&mut self) -> Coded<Place> {
+        Ok(Place { parent: Slot(self.uint()?), name: self.name()? })
+    }
+
+    fn object(&mut self) -> Coded<ObjectId> {
+        Ok(ObjectId {
+            epoch: Epoch(self.uint()?),
+            slot: Slot(self.uint()?),
+            serial: self.small()?,
+            origin: match self.byte()? {
+                0 => ObjectOrigin::Cloned,
+                1 => ObjectOrigin::Moved,
+                _ => return Err(CodecError::Unknown),
+            },
+        })
+    }
+
+    fn time(&mut self) -> Coded<Time> {
+        let (sec, nsec) = (self.int()?, self.small()?);
+        if nsec < NSEC_PER_SEC { Ok(Time { sec, nsec }) } else { Err(CodecError::Range) }
+    }
+
+    fn stat(&mut self) -> Coded<Stat> {
+        Ok(Stat {
+            dev: self.uint()?,
+            ino: self.uint()?,
+            kind: self.kind()?,
+            mode: self.small()?,
+            nlink: self.small()?,
+            uid: self.small()?,
+            gid: self.small()?,
+            rdev: self.uint()?,
+            size: self.uint()?,
+            blocks: self.uint()?,
+            blksize: self.small()?,
+            atime: self.time()?,
+            mtime: self.time()?,
+            ctime: self.time()?,
+            btime: self.option(Reader::time)?,
+        })
+    }
+
+    fn xattrs(&mut self) -> Coded<Xattrs> {
+        self.list(PAYLOAD_MAX, |r| Ok((r.bytes(XATTR_NAME_MAX)?.to_vec(), r.bytes(PAYLOAD_MAX)?.to_vec())))
+    }
+
+    fn undo(&mut self) -> Coded<Undo> {
+        Ok(match self.byte()? {
+            0 => Undo::Entry {
+                dir: Slot(self.uint()?),
+                name: self.name()?,
+                before: self.option(|r| Ok(Child { slot: Slot(r.uint()?), kind: r.kind()? }))?,
+            },
+            1 => Undo::Attr {
+                slot: Slot(self.uint()?),
+                before: AttrState { stat: self.stat()?, target: self.option(|r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? },
+            },
+            2 => Undo::Xattrs { slot: Slot(self.uint()?), before: self.xattrs()? },
+            3 => Undo::Data {
+                slot: Slot(self.uint()?),
+                before: DataState { object: self.option(Reader::object)?, size: self.uint()?, provisional: self.bool()? },
+            },
+            4 => Undo::Home { slot: Slot(self.uint()?), before: self.place()? },
+            _ => return Err(CodecError::Unknown),
+        })
+    }
+
+    fn tags(&mut self) -> Coded<Vec<String>> {
+        self.list(TAGS_MAX, |r| r.text(TAG_MAX))
+    }
+
+    fn checkpoint(&mut self) -> Coded<Checkpoint> {
+        Ok(Checkpoint {
+            id: CheckpointId(self.uint()?),
+            tags: self.tags()?,
+            note: self.text(NOTE_MAX)?,
+            created_ns: self.int()?,
+            atomic: self.bool()?,
+            dirty: self.uint()?,
+            reason: match self.byte()? {
+                0 => Reason::Asked,
+                1 => Reason::Guard { restored: CheckpointId(self.uint()?) },
+                _ => return Err(CodecError::Unknown),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "codec_tests.rs"]
+mod tests;

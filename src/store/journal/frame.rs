@@ -1,0 +1,134 @@
+//! One frame: header, payload, hash. See the parent module for the bytes.
+
+use blake3::Hash;
+
+use super::codec;
+use crate::store::error::CodecError;
+use crate::store::record::Record;
+
+/// Bytes before the payload.
+pub(super) const HEADER: usize = 56;
+/// Bytes after the payload.
+const HASH: usize = 32;
+/// Bytes of a frame that are not payload.
+pub(super) const OVERHEAD: usize = HEADER + HASH;
+/// Most bytes of a frame.
+pub(super) const FRAME_MAX: usize = OVERHEAD + codec::PAYLOAD_MAX;
+
+/// The end of a chain of frames: what the next one continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    /// Number of the last frame; 0 before the first.
+    pub seq: u64,
+    /// Its hash.
+    pub hash: Hash,
+}
+
+/// What stands before a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Bytes of payload.
+    pub len: u32,
+    /// Kind of record.
+    pub kind: u16,
+    /// Zero.
+    pub flags: u16,
+    /// Number of the frame.
+    pub seq: u64,
+    /// All frames up to this number were on disk when this one was written.
+    pub durable: u64,
+    /// Hash of the frame before.
+    pub prev: Hash,
+}
+
+impl Header {
+    fn bytes(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        let fields: [&[u8]; 6] = [
+            &self.len.to_le_bytes(),
+            &self.kind.to_le_bytes(),
+            &self.flags.to_le_bytes(),
+            &self.seq.to_le_bytes(),
+            &self.durable.to_le_bytes(),
+            self.prev.as_bytes(),
+        ];
+        let mut rest = bytes.as_mut_slice();
+        for field in fields {
+            if let Some((space, after)) = std::mem::take(&mut rest).split_at_mut_checked(field.len()) {
+                space.copy_from_slice(field);
+                rest = after;
+            }
+        }
+        bytes
+    }
+
+    /// The header in these bytes, if they are enough; it may still be rubbish.
+    pub fn parse(bytes: &[u8]) -> Option<Header> {
+        let (len, rest) = bytes.split_first_chunk::<4>()?;
+        let (kind, rest) = rest.split_first_chunk::<2>()?;
+        let (flags, rest) = rest.split_first_chunk::<2>()?;
+        let (seq, rest) = rest.split_first_chunk::<8>()?;
+        let (durable, rest) = rest.split_first_chunk::<8>()?;
+        let (prev, _) = rest.split_first_chunk::<32>()?;
+        Some(Header {
+            len: u32::from_le_bytes(*len),
+            kind: u16::from_le_bytes(*kind),
+            flags: u16::from_le_bytes(*flags),
+            seq: u64::from_le_bytes(*seq),
+            durable: u64::from_le_bytes(*durable),
+            prev: Hash::from_bytes(*prev),
+        })
+    }
+
+    /// Whether it can be a header at all: most rubbish cannot, and is told without a hash.
+    pub fn plausible(&self) -> bool {
+        self.flags == 0 && (1..=codec::KIND_MAX).contains(&self.kind) && self.len as usize <= codec::PAYLOAD_MAX && self.durable < self.seq
+    }
+
+    /// Bytes of the whole frame; `None` if it is larger than any frame.
+    pub fn total(&self) -> Option<usize> {
+        (self.len as usize).checked_add(OVERHEAD).filter(|total| *total <= FRAME_MAX)
+    }
+}
+
+/// What is at a place where a frame may begin.
+#[derive(Debug)]
+pub(super) enum Seen<'a> {
+    /// A whole frame: header, payload, its hash.
+    Frame(Header, &'a [u8], Hash),
+    /// Nothing: zeros, or the end of the file.
+    Nothing,
+    /// Neither.
+    Rubbish,
+}
+
+/// Looks at the bytes from a place on. They must reach to the end of the frame or of the file.
+pub(super) fn look<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Seen<'a> {
+    let head = bytes.get(..HEADER).unwrap_or(bytes);
+    if head.iter().all(|b| *b == 0) {
+        return Seen::Nothing;
+    }
+    let Some(header) = Header::parse(bytes).filter(Header::plausible) else { return Seen::Rubbish };
+    let whole = header.total().and_then(|total| bytes.get(..total)).and_then(|frame| frame.split_last_chunk::<HASH>());
+    let Some((body, hash)) = whole else { return Seen::Rubbish };
+    let hash = Hash::from_bytes(*hash);
+    match body.get(HEADER..) {
+        Some(payload) if blake3::keyed_hash(key, body) == hash => Seen::Frame(header, payload, hash),
+        _ => Seen::Rubbish,
+    }
+}
+
+/// Appends the frame of a record that continues `link`, and returns the new end of the chain. `out` is as before if it fails.
+pub(super) fn push(out: &mut Vec<u8>, key: &[u8; 32], link: Link, durable: u64, record: &Record) -> Result<Link, CodecError> {
+    let begin = out.len();
+    out.resize(begin + HEADER, 0);
+    let kind = codec::encode(record, out).inspect_err(|_| out.truncate(begin))?;
+    let len = u32::try_from(out.len() - begin - HEADER).map_err(|_| CodecError::Limit)?;
+    let header = Header { len, kind, flags: 0, seq: link.seq + 1, durable, prev: link.hash };
+    if let Some(space) = out.get_mut(begin..begin + HEADER) {
+        space.copy_from_slice(&header.bytes());
+    }
+    let hash = blake3::keyed_hash(key, out.get(begin..).unwrap_or_default());
+    out.extend_from_slice(hash.as_bytes());
+    Ok(Link { seq: header.seq, hash })
+}

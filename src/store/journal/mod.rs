@@ -1,0 +1,366 @@
+//! The journal: every change to the past, in the order in which it happened.
+//!
+//! It is the truth of the store. The index can be made from it; it can be made from nothing. It only grows: frames are appended, in groups of one
+//! write each, and never touched again. Each frame names the hash of the one before, so that nothing can be changed, left out or put in unseen.
+//!
+//! Invariants:
+//! - frames are numbered 1, 2, 3 ... over all segments, and each carries the hash of the one before it; the first carries the hash of nothing;
+//! - a frame lies in one segment, whole;
+//! - behind the last frame there are only zeros, or the file ends;
+//! - what [`Journal::append`] returned survives a `kill -9`: it is in the kernel. It survives a power cut after [`Journal::sync`];
+//! - after a failed write or sync nothing is appended any more ("latched"): the kernel may have dropped pages and told so only once, so that trying
+//!   again proves nothing. The exceptions left nothing behind: no space for the next segment, and no space for a write that could be cut off again.
+//!
+//! **Torn or damaged.** Frames are written without waiting for the disk, so a power cut can lose the last of them, and because the kernel writes pages
+//! in any order, some lost ones may lie before some that were saved. That is no damage: nothing was promised. But a frame that was promised and is
+//! gone must be told. Two facts tell them apart. Each frame says up to which number all were on disk when it was written (`durable`): where a
+//! later frame says that about a lost one, it is damage. And what a power cut loses in preallocated or fresh space reads as zeros up to the end of a
+//! sector: where a frame is broken and frames follow, but no sector's end between is zero, it is damage. All else is a torn end: opening
+//! for writing saves what follows to `torn-<segment>-<offset>` and writes zeros over it, so that it cannot come back, and reports it.
+//! (A broken frame with no frame after it counts as torn: DESIGN.md. A frame lost to bit rot at the very end cannot be told from one that was never
+//! written, except by the index, which [`crate::store::Store::open`] compares.)
+//!
+//! Locking: `writer` is held while frames are encoded and written; `syncing` over a sync, taken before `writer`; `making` while a segment
+//! is made, taken after either. `readers` is held for a look-up only and nothing is taken under it. No lock is held while the caller runs.
+//!
+//! ```text
+//! journal/00000001, 00000002, ...   segments, 8 MiB of preallocated zeros each, where the filesystem can do that
+//! journal/new-NNNNNNNN              a segment that is being made
+//! journal/torn-NNNNNNNN-OFFSET      what followed a torn end, kept for people
+//!
+//! segment   "ckptjrnl", u32 version = 1, u32 number, 16 B store id, 32 B hash of these 32 bytes; then frames to the end
+//! frame     u32 len       bytes of payload, at most 4 MiB
+//!           u16 kind      1 ... 11, see `codec`
+//!           u16 flags     0
+//!           u64 seq
+//!           u64 durable   all frames up to this number were on disk when this one was written
+//!           32 B prev     hash of the frame before; of the first frame: the hash of no bytes
+//!           len B         payload, see `codec`
+//!           32 B hash     of all of the above
+//! ```
+//! Numbers are little-endian. Hashes are BLAKE3 keyed with `derive_key("ckptfs journal v1", store id)`: what a user writes into a name or an extended
+//! attribute, or what an older store left on the disk, can never pass for a frame.
+
+pub mod codec;
+mod frame;
+mod opening;
+mod scan;
+mod segment;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use self::frame::{Link, Seen};
+use self::segment::SEGMENT_HEADER;
+use super::error::{CodecError, StoreError, StoreResult};
+use super::layout::{Layout, StoreId};
+use super::record::Record;
+
+pub use self::scan::Scan;
+
+/// Bytes of a segment.
+pub const SEGMENT_BYTES: u32 = 8 << 20;
+/// Segment files that are kept open for reading.
+const READERS_MAX: usize = 64;
+/// The encoding buffer is given back when an append made it larger than this.
+const BUFFER_KEPT_MAX: usize = 1 << 20;
+/// [`Journal::read`] reads this much at first: nearly every frame is smaller.
+const READ_FIRST: usize = 1024;
+
+/// A place in the journal: the beginning of a frame, or the end of the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    /// Number of the segment file.
+    pub segment: u32,
+    /// Byte offset in it.
+    pub offset: u32,
+}
+
+impl Address {
+    /// Where the first frame of a journal is.
+    pub const START: Address = Address { segment: 1, offset: SEGMENT_HEADER };
+
+    /// Where the frame of `record` ends if it begins here. Fails if the record cannot be encoded.
+    pub fn after(self, record: &Record) -> Result<Address, CodecError> {
+        let mut bytes = Vec::with_capacity(256);
+        codec::encode(record, &mut bytes)?;
+        let total = u32::try_from(bytes.len().saturating_add(frame::OVERHEAD)).map_err(|_| CodecError::Limit)?;
+        Ok(Address { segment: self.segment, offset: self.offset.checked_add(total).ok_or(CodecError::Limit)? })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.segment, self.offset)
+    }
+}
+
+/// What opening the journal found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// The end was torn, as a power cut tears it; frames that had not been synced may be lost.
+    pub torn: bool,
+    /// Where the next frame goes.
+    pub end: Address,
+}
+
+/// Whose frames these are.
+pub(super) struct Identity {
+    id: StoreId,
+    key: [u8; 32],
+}
+
+impl Identity {
+    fn new(id: StoreId) -> Identity {
+        Identity { id, key: blake3::derive_key("ckptfs journal v1", &id.0) }
+    }
+
+    /// What the first frame continues.
+    fn genesis(&self) -> Link {
+        Link { seq: 0, hash: blake3::keyed_hash(&self.key, b"") }
+    }
+}
+
+/// The open journal. Shared by reference between threads.
+pub struct Journal {
+    dir: OwnedFd,
+    identity: Identity,
+    segment_bytes: u32,
+    first: u32,
+    latched: AtomicBool,
+    syncing: Mutex<()>,
+    writer: Mutex<Writer>,
+    making: Mutex<()>,
+    readers: Mutex<BTreeMap<u32, Arc<File>>>,
+}
+
+struct Writer {
+    /// The segment that is written; `None` if the store is read-only.
+    file: Option<Arc<File>>,
+    end: Address,
+    link: Link,
+    /// All frames up to this number are on disk.
+    durable: u64,
+    /// Segments before `file` with frames that may not be on disk.
+    unsynced: Vec<Arc<File>>,
+    buffer: Vec<u8>,
+}
+
+impl Journal {
+    /// Opens the journal of a store: finds its end and, unless the store is read-only, repairs a torn one and makes all that was found durable.
+    ///
+    /// Errors: `JournalDamaged` where a frame is broken that cannot have been lost in a power cut; `Io`. Only as much of the journal is read
+    /// as is not known to have been on disk when later frames were written; damage before that is found when it is read.
+    pub fn open(layout: &Layout) -> StoreResult<(Journal, Opening)> {
+        Journal::open_with(layout, SEGMENT_BYTES)
+    }
+
+    pub(super) fn open_with(layout: &Layout, segment_bytes: u32) -> StoreResult<(Journal, Opening)> {
+        let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
+        let identity = Identity::new(layout.id());
+        let found = opening::open(&dir, &identity, segment_bytes, !layout.read_only())?;
+        let durable = if found.file.is_some() { found.link.seq } else { 0 };
+        let (end, link) = (found.end, found.link);
+        let writer = Writer { file: found.file, end, link, durable, unsynced: Vec::new(), buffer: Vec::new() };
+        let journal = Journal {
+            dir,
+            identity,
+            segment_bytes,
+            first: found.first,
+            latched: AtomicBool::new(false),
+            syncing: Mutex::new(()),
+            writer: Mutex::new(writer),
+            making: Mutex::new(()),
+            readers: Mutex::new(BTreeMap::new()),
+        };
+        Ok((journal, Opening { torn: found.torn, end }))
+    }
+
+    /// Appends records, all with one write, and returns where each begins. They survive a `kill -9` on return, and a power cut after
+    /// [`Journal::sync`]. Nothing is appended if it fails.
+    ///
+    /// Errors: `Encode` and `TooBig` if the records are beyond the limits; `Io` with ENOSPC if there is no space, after which appending may be tried
+    /// again; any other failed write latches the journal, and every later call fails with `Latched`.
+    pub fn append(&self, records: &[Record]) -> StoreResult<Vec<Address>> {
+        let mut writer = self.writer.lock();
+        let writer = &mut *writer;
+        self.check_latch()?;
+        writer.buffer.clear();
+        let mut link = writer.link;
+        let mut sizes = Vec::with_capacity(records.len());
+        for record in records {
+            let begin = writer.buffer.len();
+            link = frame::push(&mut writer.buffer, &self.identity.key, link, writer.durable, record)?;
+            sizes.push(writer.buffer.len() - begin);
+        }
+        let bytes = writer.buffer.len();
+        let total = u32::try_from(bytes).ok().filter(|total| *total <= self.segment_bytes.saturating_sub(SEGMENT_HEADER));
+        let total = total.ok_or(StoreError::TooBig { bytes })?;
+        if writer.end.offset.checked_add(total).is_none_or(|end| end > self.segment_bytes) {
+            self.roll(writer)?;
+        }
+        let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
+        if let Err(error) = file.write_all_at(&writer.buffer, u64::from(writer.end.offset)) {
+            return Err(self.write_failed(writer, error));
+        }
+        let mut at = writer.end;
+        let place = |size: usize| {
+            let begin = at;
+            at.offset += size as u32;
+            begin
+        };
+        let places = sizes.into_iter().map(place).collect();
+        writer.end.offset += total;
+        writer.link = link;
+        if writer.buffer.capacity() > BUFFER_KEPT_MAX {
+            writer.buffer = Vec::new();
+        }
+        Ok(places)
+    }
+
+    /// Makes all that was appended before the call durable, and then, when half of the segment is used, makes the next one ahead of need.
+    ///
+    /// Errors: a failed sync latches the journal: it is not known what is on disk, and never will be. A next segment that cannot be made is no error.
+    pub fn sync(&self) -> StoreResult<()> {
+        let _syncing = self.syncing.lock();
+        let (files, seq, end) = {
+            let writer = self.writer.lock();
+            self.check_latch()?;
+            if writer.durable == writer.link.seq {
+                return Ok(());
+            }
+            let files: Vec<_> = writer.unsynced.iter().chain(&writer.file).cloned().collect();
+            (files, writer.link.seq, writer.end)
+        };
+        for file in &files {
+            if let Err(error) = file.sync_data() {
+                self.latched.store(true, Ordering::Release);
+                return Err(StoreError::io("sync", "the journal")(error));
+            }
+        }
+        {
+            let mut writer = self.writer.lock();
+            writer.durable = writer.durable.max(seq);
+            writer.unsynced.retain(|file| !files.iter().any(|synced| Arc::ptr_eq(synced, file)));
+        }
+        if end.offset > self.segment_bytes / 2 {
+            let next = end.segment.saturating_add(1);
+            if let Err(error) = self.segment_for_writing(next) {
+                tracing::debug!(error = &error as &dyn std::error::Error, next, "the next segment cannot be made ahead");
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the next frame goes. Everything before it was appended.
+    pub fn position(&self) -> Address {
+        self.writer.lock().end
+    }
+
+    /// Where the first frame is.
+    pub fn start(&self) -> Address {
+        Address { segment: self.first, offset: SEGMENT_HEADER }
+    }
+
+    /// A write or sync failed: nothing is appended any more.
+    pub fn is_latched(&self) -> bool {
+        self.latched.load(Ordering::Acquire)
+    }
+
+    /// The record of the frame that begins here; its hash is checked.
+    ///
+    /// Errors: `JournalDamaged` if there is no whole frame, `BadRecord` if it cannot be decoded, `Io`.
+    pub fn read(&self, at: Address) -> StoreResult<Record> {
+        let failed = || StoreError::io("read the journal's segment", segment::file_name(at.segment));
+        let damaged = StoreError::JournalDamaged { segment: at.segment, offset: at.offset };
+        let file = self.segment_for_reading(at.segment)?;
+        let mut first = [0; READ_FIRST];
+        let filled = segment::read_up_to(&file, &mut first, u64::from(at.offset)).map_err(failed())?;
+        let have = first.get(..filled).unwrap_or_default();
+        let header = frame::Header::parse(have).filter(frame::Header::plausible);
+        let Some(total) = header.and_then(|header| header.total()) else { return Err(damaged) };
+        let mut whole = Vec::new();
+        let bytes = if total <= have.len() {
+            have
+        } else {
+            whole.resize(total, 0);
+            let filled = segment::read_up_to(&file, &mut whole, u64::from(at.offset)).map_err(failed())?;
+            whole.get(..filled).unwrap_or_default()
+        };
+        match frame::look(bytes, &self.identity.key) {
+            Seen::Frame(header, payload, _) => codec::decode(header.kind, payload).map_err(|source| StoreError::BadRecord { at, source }),
+            Seen::Nothing | Seen::Rubbish => Err(damaged),
+        }
+    }
+
+    /// The records from one place up to another, or up to the end as it is now. Each frame's hash and the chain between them are checked. After
+    /// an error it ends.
+    pub fn scan(&self, from: Address, to: Option<Address>) -> Scan<'_> {
+        Scan::new(self, from.max(self.start()), to.unwrap_or_else(|| self.position()))
+    }
+
+    fn check_latch(&self) -> StoreResult<()> {
+        if self.is_latched() { Err(StoreError::Latched) } else { Ok(()) }
+    }
+
+    /// Goes on in the next segment. Nothing has changed if that cannot be made.
+    fn roll(&self, writer: &mut Writer) -> StoreResult<()> {
+        let old = writer.file.clone().ok_or(StoreError::ReadOnly)?;
+        let next = writer.end.segment.checked_add(1).ok_or(StoreError::TooBig { bytes: 0 })?;
+        let file = self.segment_for_writing(next)?;
+        if writer.durable < writer.link.seq {
+            writer.unsynced.push(old);
+        }
+        writer.file = Some(Arc::new(file));
+        writer.end = Address { segment: next, offset: SEGMENT_HEADER };
+        Ok(())
+    }
+
+    fn segment_for_writing(&self, number: u32) -> StoreResult<File> {
+        let _making = self.making.lock();
+        match segment::open(&self.dir, &self.identity, number, true) {
+            Err(error) if error.errno() == crate::sys::Errno::ENOENT => segment::make(&self.dir, &self.identity, number, self.segment_bytes),
+            result => result,
+        }
+    }
+
+    fn segment_for_reading(&self, number: u32) -> StoreResult<Arc<File>> {
+        if let Some(file) = self.readers.lock().get(&number) {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(segment::open(&self.dir, &self.identity, number, false)?);
+        let mut readers = self.readers.lock();
+        while readers.len() >= READERS_MAX {
+            readers.pop_first();
+        }
+        readers.insert(number, file.clone());
+        Ok(file)
+    }
+
+    /// What a failed write leaves is not known, so nothing may follow it. With the disk full it may be cut off, and then nothing is left of it.
+    fn write_failed(&self, writer: &Writer, error: std::io::Error) -> StoreError {
+        let full = matches!(Errno::from_io_error(&error), Some(Errno::NOSPC | Errno::DQUOT));
+        let cut = full && writer.file.as_ref().is_some_and(|file| file.set_len(u64::from(writer.end.offset)).is_ok());
+        if !cut {
+            self.latched.store(true, Ordering::Release);
+        }
+        StoreError::io("write to", "the journal")(error)
+    }
+}
+
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Journal").field("end", &self.position()).field("latched", &self.is_latched()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

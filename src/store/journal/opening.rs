@@ -1,0 +1,250 @@
+//! Finding the end of the journal, and telling a torn end from damage. The parent module says by what.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+
+use super::frame::{self, Header, Link, Seen};
+use super::segment::{self, SEGMENT_HEADER, Window};
+use super::{Address, Identity};
+use crate::store::at;
+use crate::store::error::{StoreError, StoreResult};
+
+/// What a power cut loses, it loses in whole sectors of at least this many bytes.
+const SECTOR: usize = 512;
+/// Frames in rubbish are believed only if their number is less than this above the last: what is further away is not of this journal.
+const SEQ_AHEAD_MAX: u64 = 1 << 32;
+/// Most bytes of a segment file that are looked through for frames.
+const SURVEY_BYTES_MAX: u64 = 64 << 20;
+
+/// The end of a journal.
+pub(super) struct Found {
+    /// Number of the first segment.
+    pub first: u32,
+    /// The segment with the end, open for writing; `None` if the store is read-only.
+    pub file: Option<Arc<File>>,
+    /// Where the next frame goes.
+    pub end: Address,
+    /// What it continues.
+    pub link: Link,
+    /// Something followed the end.
+    pub torn: bool,
+}
+
+/// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and makes everything durable.
+pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write: bool) -> StoreResult<Found> {
+    let search = Search { dir, identity, segments: segment::list(dir)? };
+    let Some(&first) = search.segments.first() else {
+        let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
+        return Ok(Found { first: 1, file, end: Address::START, link: identity.genesis(), torn: false });
+    };
+    for (expected, number) in (first..).zip(&search.segments) {
+        if expected != *number {
+            return Err(StoreError::JournalDamaged { segment: expected, offset: 0 });
+        }
+    }
+    let start = search.starting_segment()?;
+    let (end, link) = search.walk(start)?;
+    let rest = search.survey(end, link)?;
+    if !write {
+        return Ok(Found { first, file: None, end, link, torn: rest.torn() });
+    }
+    search.repair(end, &rest)?;
+    let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
+    search.settle(start, end, &file)?;
+    Ok(Found { first, file: Some(file), end, link, torn: rest.torn() })
+}
+
+/// What follows the end.
+#[derive(Debug, Default)]
+struct Rest {
+    /// In the segment of the end: the bytes from the end to the last that is not zero.
+    bytes: Vec<u8>,
+    /// Later segments that hold more than a header and zeros.
+    segments: Vec<u32>,
+}
+
+impl Rest {
+    fn torn(&self) -> bool {
+        !self.bytes.is_empty() || !self.segments.is_empty()
+    }
+}
+
+struct Search<'a> {
+    dir: &'a OwnedFd,
+    identity: &'a Identity,
+    /// All there are, in order, without a gap.
+    segments: Vec<u32>,
+}
+
+impl Search<'_> {
+    fn window(&self, number: u32) -> StoreResult<Window> {
+        Ok(Window::new(Arc::new(segment::open(self.dir, self.identity, number, false)?), number))
+    }
+
+    /// The first frame of a segment, if there is one. A segment without a header has none: whether that is damage, the survey tells.
+    fn first_frame(&self, number: u32) -> StoreResult<Option<Header>> {
+        let mut window = match self.window(number) {
+            Ok(window) => window,
+            Err(StoreError::JournalDamaged { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match window.look(SEGMENT_HEADER, &self.identity.key)? {
+            Seen::Frame(header, _, _) => Ok(Some(header)),
+            Seen::Nothing | Seen::Rubbish => Ok(None),
+        }
+    }
+
+    /// The last segment before which all frames are known to have been on disk: damage before it is not the power cut's, and is found when it is read.
+    fn starting_segment(&self) -> StoreResult<u32> {
+        let mut durable = None;
+        for &number in self.segments.iter().rev() {
+            let Some(header) = self.first_frame(number)? else { continue };
+            let durable = *durable.get_or_insert(header.durable);
+            if header.seq <= durable.saturating_add(1) {
+                return Ok(number);
+            }
+        }
+        Ok(self.segments.first().copied().unwrap_or(1))
+    }
+
+    /// Follows the chain from the beginning of a segment to where it ends.
+    fn walk(&self, from: u32) -> StoreResult<(Address, Link)> {
+        let mut at = Address { segment: from, offset: SEGMENT_HEADER };
+        let mut window = self.window(from)?;
+        // The chain before a later segment is not known; its first frame is believed, as all before it was on disk.
+        let mut link = (from == 1).then(|| self.identity.genesis());
+        loop {
+            let before = |header: &Header| Link { seq: header.seq.saturating_sub(1), hash: header.prev };
+            match window.look(at.offset, &self.identity.key)? {
+                Seen::Frame(header, _, hash) if link.is_none_or(|link| link == before(&header)) => {
+                    link = Some(Link { seq: header.seq, hash });
+                    at = window.end_of(at.offset, &header);
+                    continue;
+                }
+                Seen::Frame(..) | Seen::Nothing | Seen::Rubbish => {}
+            }
+            let next = at.segment.saturating_add(1);
+            let follows = match self.segments.binary_search(&next) {
+                Ok(_) => self.first_frame(next)?.is_some_and(|header| link == Some(before(&header))),
+                Err(_) => false,
+            };
+            if !follows {
+                return Ok((at, link.unwrap_or(self.identity.genesis())));
+            }
+            at = Address { segment: next, offset: SEGMENT_HEADER };
+            window = self.window(next)?;
+        }
+    }
+
+    /// Looks at all that follows the end. Fails with `JournalDamaged` if it shows that frames are missing which were on disk.
+    fn survey(&self, end: Address, link: Link) -> StoreResult<Rest> {
+        let damaged = StoreError::JournalDamaged { segment: end.segment, offset: end.offset };
+        let mut rest = Rest { bytes: self.tail(end.segment, end.offset)?, segments: Vec::new() };
+        let mut later = self.frames_in(&rest.bytes, link.seq);
+        let gap = later.first().map(|(gap, _)| *gap);
+        for &number in self.segments.iter().filter(|number| **number > end.segment) {
+            let bytes = self.tail(number, 0)?;
+            later.extend(self.frames_in(bytes.get(SEGMENT_HEADER as usize..).unwrap_or_default(), link.seq));
+            let headed = segment::open(self.dir, self.identity, number, false).is_ok();
+            if !headed || bytes.len() > SEGMENT_HEADER as usize {
+                rest.segments.push(number);
+            }
+        }
+        let promised = later.iter().any(|(_, header)| header.durable > link.seq);
+        // The very next frame is there and does not continue the chain: nothing is missing, so something was changed.
+        let changed = later.iter().any(|(_, header)| header.seq == link.seq.saturating_add(1));
+        let broken = !later.is_empty() && !rest.bytes.is_empty() && !has_lost_sector(&rest.bytes, gap, end.offset);
+        if promised || changed || broken { Err(damaged) } else { Ok(rest) }
+    }
+
+    /// The bytes of a segment from an offset to the last that is not zero.
+    fn tail(&self, number: u32, offset: u32) -> StoreResult<Vec<u8>> {
+        let name = segment::file_name(number);
+        let read = || -> io::Result<Vec<u8>> {
+            let file = at::open_file(self.dir, &name, OFlags::RDONLY)?;
+            let size = file.metadata()?.len().min(SURVEY_BYTES_MAX).saturating_sub(u64::from(offset));
+            let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
+            let filled = segment::read_up_to(&file, &mut bytes, u64::from(offset))?;
+            let used = bytes.get(..filled).unwrap_or_default().iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
+            bytes.truncate(used);
+            Ok(bytes)
+        };
+        read().map_err(StoreError::io("read the journal's segment", &name))
+    }
+
+    /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their offsets.
+    fn frames_in(&self, bytes: &[u8], seq: u64) -> Vec<(usize, Header)> {
+        let mut frames = Vec::new();
+        let mut at = 0;
+        while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= frame::HEADER) {
+            let header = Header::parse(rest).filter(Header::plausible);
+            let near = header.filter(|header| header.seq > seq && header.seq - seq < SEQ_AHEAD_MAX);
+            at += match near.and(Some(frame::look(rest, &self.identity.key))) {
+                Some(Seen::Frame(header, payload, _)) => {
+                    frames.push((at, header));
+                    payload.len() + frame::OVERHEAD
+                }
+                Some(Seen::Nothing | Seen::Rubbish) | None => 1,
+            };
+        }
+        frames
+    }
+
+    /// Saves and clears away what follows the end, so that nothing of it can be taken for a frame later. Durable on return.
+    fn repair(&self, end: Address, rest: &Rest) -> StoreResult<()> {
+        if !rest.torn() {
+            return Ok(());
+        }
+        let clear = || -> io::Result<()> {
+            for &number in rest.segments.iter().rev() {
+                rustix::fs::renameat(self.dir, segment::file_name(number), self.dir, format!("torn-{number:08}-0"))?;
+            }
+            if !rest.bytes.is_empty() {
+                let saved = format!("torn-{:08}-{}", end.segment, end.offset);
+                // It is for people only: a full disk must not keep the store closed.
+                if let Err(error) = at::write_whole(self.dir, &saved, &rest.bytes) {
+                    tracing::warn!(%error, "the torn end of the journal cannot be saved");
+                }
+                let file = at::open_file(self.dir, &segment::file_name(end.segment), OFlags::RDWR)?;
+                file.write_all_at(&vec![0; rest.bytes.len()], u64::from(end.offset))?;
+                file.sync_data()?;
+            }
+            at::sync_dir(self.dir)
+        };
+        clear().map_err(StoreError::io("repair", "journal"))
+    }
+
+    /// Makes the frames that were found durable, so that later ones may say so; those before `start` are.
+    fn settle(&self, start: u32, end: Address, last: &File) -> StoreResult<()> {
+        let settle = || -> io::Result<()> {
+            for &number in self.segments.iter().filter(|number| (start..end.segment).contains(number)) {
+                at::open_file(self.dir.as_fd(), &segment::file_name(number), OFlags::RDONLY)?.sync_data()?;
+            }
+            last.sync_data()?;
+            at::sync_dir(self.dir)
+        };
+        settle().map_err(StoreError::io("sync", "journal"))
+    }
+}
+
+/// Whether a power cut lost a part of the broken frame at the beginning of these bytes, which stand at `offset` of a file: some sector holds only zeros
+/// where the frame should be. It reaches to the next whole frame, at `gap`; if there is none, as far as its own header says.
+fn has_lost_sector(bytes: &[u8], gap: Option<usize>, offset: u32) -> bool {
+    let said = || Header::parse(bytes).filter(Header::plausible).and_then(|header| header.total());
+    let until = gap.or_else(said).unwrap_or(bytes.len());
+    let mut from = 0;
+    while from < until {
+        let to = (from + SECTOR - (offset as usize + from) % SECTOR).min(until);
+        // What is beyond the bytes is zeros: they were cut off there.
+        if bytes.get(from..).unwrap_or_default().iter().take(to - from).all(|b| *b == 0) {
+            return true;
+        }
+        from = to;
+    }
+    false
+}

@@ -1,0 +1,68 @@
+//! Reading the journal in order.
+
+use super::frame::{Link, Seen};
+use super::segment::{SEGMENT_HEADER, Window};
+use super::{Address, Journal, codec};
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::record::Record;
+
+/// Records in order, with where they begin; made by [`Journal::scan`].
+pub struct Scan<'a> {
+    journal: &'a Journal,
+    at: Address,
+    to: Address,
+    window: Option<Window>,
+    link: Option<Link>,
+}
+
+impl<'a> Scan<'a> {
+    pub(super) fn new(journal: &'a Journal, from: Address, to: Address) -> Scan<'a> {
+        Scan { journal, at: from, to, window: None, link: None }
+    }
+
+    /// Where the record that was returned last ends: a scan from here returns the one after it.
+    pub fn position(&self) -> Address {
+        self.at
+    }
+
+    fn step(&mut self) -> StoreResult<Option<(Address, Record)>> {
+        while self.at < self.to {
+            let at = self.at;
+            let mut window = match self.window.take().filter(|window| window.number() == at.segment) {
+                Some(window) => window,
+                None => Window::new(self.journal.segment_for_reading(at.segment)?, at.segment),
+            };
+            let damaged = StoreError::JournalDamaged { segment: at.segment, offset: at.offset };
+            match window.look(at.offset, &self.journal.identity.key)? {
+                Seen::Frame(header, payload, hash) => {
+                    let before = Link { seq: header.seq.saturating_sub(1), hash: header.prev };
+                    if self.link.is_some_and(|link| link != before) {
+                        return Err(damaged);
+                    }
+                    let record = codec::decode(header.kind, payload).map_err(|source| StoreError::BadRecord { at, source })?;
+                    self.link = Some(Link { seq: header.seq, hash });
+                    self.at = window.end_of(at.offset, &header);
+                    self.window = Some(window);
+                    return Ok(Some((at, record)));
+                }
+                Seen::Nothing if at.segment < self.to.segment => {
+                    self.at = Address { segment: at.segment.saturating_add(1), offset: SEGMENT_HEADER };
+                }
+                Seen::Nothing | Seen::Rubbish => return Err(damaged),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Iterator for Scan<'_> {
+    type Item = StoreResult<(Address, Record)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let step = self.step();
+        if step.is_err() {
+            self.to = self.at;
+        }
+        step.transpose()
+    }
+}

@@ -1,0 +1,162 @@
+//! Segment files: making, opening, listing, and reading them in large blocks. See the parent module for the bytes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::frame::{self, Header, Seen};
+use super::{Address, Identity};
+use crate::store::at;
+use crate::store::error::{StoreError, StoreResult};
+
+/// Bytes before the first frame of a segment.
+pub(super) const SEGMENT_HEADER: u32 = 64;
+/// First bytes of a segment.
+const MAGIC: &[u8; 8] = b"ckptjrnl";
+/// Version of the segment's header and frames.
+const VERSION: u32 = 1;
+/// Bytes that a [`Window`] reads at once.
+const BLOCK: usize = 256 << 10;
+
+/// The file name of a segment.
+pub(super) fn file_name(number: u32) -> String {
+    format!("{number:08}")
+}
+
+/// Numbers of the segments there are, in order. Files with other names are not ours to judge.
+pub(super) fn list(dir: impl AsFd) -> StoreResult<Vec<u32>> {
+    let names = at::names(dir).map_err(StoreError::io("list", "journal"))?;
+    let number = |name: Vec<u8>| {
+        let text = String::from_utf8(name).ok()?;
+        let number = text.parse().ok()?;
+        (file_name(number) == text && number > 0).then_some(number)
+    };
+    let mut numbers: Vec<u32> = names.into_iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+fn header(identity: &Identity, number: u32) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(SEGMENT_HEADER as usize);
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&number.to_le_bytes());
+    bytes.extend_from_slice(&identity.id.0);
+    let hash = blake3::keyed_hash(&identity.key, &bytes);
+    bytes.extend_from_slice(hash.as_bytes());
+    bytes
+}
+
+/// Opens a segment. Fails with `JournalDamaged` at offset 0 if its header is not that of this segment of this store.
+pub(super) fn open(dir: impl AsFd, identity: &Identity, number: u32, write: bool) -> StoreResult<File> {
+    let name = file_name(number);
+    let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
+    let file = at::open_file(dir, &name, flags).map_err(StoreError::io("open the journal's segment", &name))?;
+    let mut found = [0; SEGMENT_HEADER as usize];
+    let damaged = StoreError::JournalDamaged { segment: number, offset: 0 };
+    match file.read_exact_at(&mut found, 0) {
+        Ok(()) if found.as_slice() == header(identity, number) => Ok(file),
+        Ok(()) => Err(damaged),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(damaged),
+        Err(error) => Err(StoreError::io("read the journal's segment", name)(error)),
+    }
+}
+
+/// Makes a segment: space for `bytes` where the filesystem can promise it, and the header. Name, size and header are durable on return, so that
+/// what is written into it later needs no more than fdatasync. Nothing of it is seen if this fails.
+pub(super) fn make(dir: impl AsFd, identity: &Identity, number: u32, bytes: u32) -> StoreResult<File> {
+    let dir = dir.as_fd();
+    let (name, unfinished) = (file_name(number), format!("new-{number:08}"));
+    let made = (|| -> io::Result<File> {
+        let file = at::open_file(dir, &unfinished, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
+        preallocate(&file, bytes)?;
+        file.write_all_at(&header(identity, number), 0)?;
+        file.sync_all()?;
+        rustix::fs::renameat(dir, &unfinished, dir, &name)?;
+        at::sync_dir(dir)?;
+        Ok(file)
+    })();
+    made.map_err(|error| {
+        // Space that was taken before the disk was full must not stay taken.
+        let _ = rustix::fs::unlinkat(dir, &unfinished, rustix::fs::AtFlags::empty());
+        StoreError::io("make the journal's segment", name)(error)
+    })
+}
+
+/// Takes space that reads as zeros. Where the filesystem cannot, the segment simply grows as it is written.
+fn preallocate(file: &File, bytes: u32) -> io::Result<()> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, u64::from(bytes)) {
+        // macOS takes the space and leaves the size.
+        Ok(()) => file.set_len(u64::from(bytes)),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Fills `buf` from `offset`, as far as the file goes; returns how much that is.
+pub(super) fn read_up_to(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while let Some(space) = buf.get_mut(filled..).filter(|space| !space.is_empty()) {
+        match file.read_at(space, offset.saturating_add(filled as u64)) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// Reads a segment front to back in large blocks.
+pub(super) struct Window {
+    file: Arc<File>,
+    number: u32,
+    begin: u32,
+    bytes: Vec<u8>,
+}
+
+impl Window {
+    pub fn new(file: Arc<File>, number: u32) -> Window {
+        Window { file, number, begin: 0, bytes: Vec::new() }
+    }
+
+    /// Number of the segment.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What is at this offset.
+    pub fn look(&mut self, offset: u32, key: &[u8; 32]) -> StoreResult<Seen<'_>> {
+        let header = Header::parse(self.bytes(offset, frame::HEADER)?);
+        let need = header.filter(Header::plausible).and_then(|header| header.total()).unwrap_or(frame::HEADER);
+        Ok(frame::look(self.bytes(offset, need)?, key))
+    }
+
+    /// The bytes from an offset on: at least `need` of them, or all there are.
+    fn bytes(&mut self, offset: u32, need: usize) -> StoreResult<&[u8]> {
+        let from = offset.checked_sub(self.begin).map(|from| from as usize);
+        let from = match from {
+            Some(from) if self.bytes.len().checked_sub(from).is_some_and(|have| have >= need) => from,
+            _ => {
+                self.bytes.resize(need.max(BLOCK), 0);
+                let filled = read_up_to(&self.file, &mut self.bytes, u64::from(offset));
+                let filled = filled.map_err(StoreError::io("read the journal's segment", file_name(self.number)))?;
+                self.bytes.truncate(filled);
+                self.begin = offset;
+                0
+            }
+        };
+        Ok(self.bytes.get(from..).unwrap_or_default())
+    }
+
+    /// Where the frame at `offset` ends.
+    pub fn end_of(&self, offset: u32, header: &Header) -> Address {
+        let total = header.total().and_then(|total| u32::try_from(total).ok()).unwrap_or(u32::MAX);
+        Address { segment: self.number, offset: offset.saturating_add(total) }
+    }
+}

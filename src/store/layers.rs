@@ -1,0 +1,227 @@
+//! The layers: captured versions, as plain files in a directory for each epoch.
+//!
+//! The file name says what it is (slot, how it came to be), the directory says when it was captured, and the inode itself keeps what else is to be
+//! known: a moved inode (`.m`) *is* the old inode, with its mode, owner, times and extended attributes; a clone (`.c`) has the data.
+//!
+//! Invariants:
+//! - a serial is given once in an epoch and mount, and after a mount only those above all that are there: a new object never takes another's name;
+//! - an object that exists is never written, except by whoever made it before it was recorded in the journal;
+//! - what has another name than an object's is not ours, and is left alone.
+//!
+//! Locking: `epochs` is held for look-ups, and for writing while a directory is made, opened or removed; an epoch's `next` while its directory is
+//! listed, once. Neither is taken under the other. Objects need no lock: each has one maker.
+//! Creating, moving in and removing are durable when the journal's next sync is, where the filesystem orders metadata (xfs, btrfs, ext4); nothing
+//! here calls fsync.
+//!
+//! ```text
+//! layers/<epoch>/objects/<slot>-<serial>.c     data cloned or copied from a live file; mode 0600
+//! layers/<epoch>/objects/<slot>-<serial>.m     the inode itself, moved here when it lost its last name; any kind
+//! ```
+//! All three are decimal without leading zeros.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::{AtFlags, FileType, OFlags};
+use rustix::io::Errno;
+
+use super::at;
+use super::error::{StoreError, StoreResult};
+use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
+use super::layout::Layout;
+
+/// Directories that are kept open.
+const OPEN_EPOCHS_MAX: usize = 64;
+
+/// The file name of an object in its epoch's directory.
+pub fn file_name(id: ObjectId) -> String {
+    let suffix = match id.origin {
+        ObjectOrigin::Cloned => 'c',
+        ObjectOrigin::Moved => 'm',
+    };
+    format!("{}-{}.{suffix}", id.slot.0, id.serial)
+}
+
+/// What a file in an epoch's directory is; `None` if it is not named as an object is.
+pub fn parse_name(epoch: Epoch, name: &[u8]) -> Option<ObjectId> {
+    let text = std::str::from_utf8(name).ok()?;
+    let (numbers, suffix) = text.rsplit_once('.')?;
+    let (slot, serial) = numbers.split_once('-')?;
+    let origin = match suffix {
+        "c" => ObjectOrigin::Cloned,
+        "m" => ObjectOrigin::Moved,
+        _ => return None,
+    };
+    let id = ObjectId { epoch, slot: Slot(slot.parse().ok()?), serial: serial.parse().ok()?, origin };
+    // One spelling only: no leading zeros, no plus sign.
+    (file_name(id) == text).then_some(id)
+}
+
+struct EpochDir {
+    objects: Arc<OwnedFd>,
+    /// The next serial; above `u32::MAX` when all are used up. `None` until the directory was listed: only the open epoch needs it.
+    next: Mutex<Option<u64>>,
+}
+
+/// The layers of an open store. Shared by reference between threads.
+pub struct Layers {
+    dir: OwnedFd,
+    read_only: bool,
+    epochs: RwLock<BTreeMap<Epoch, Arc<EpochDir>>>,
+}
+
+impl Layers {
+    /// The layers of a store. Reads nothing yet.
+    pub fn new(layout: &Layout) -> StoreResult<Layers> {
+        let dir = layout.layers_dir().try_clone_to_owned().map_err(StoreError::io("open", "layers"))?;
+        Ok(Layers { dir, read_only: layout.read_only(), epochs: RwLock::default() })
+    }
+
+    /// A name for a new object, never given before. It makes nothing but the epoch's directory; a name that is not used is lost, and that is fine.
+    ///
+    /// Errors: `SerialsUsedUp`; `Io` if the directory cannot be made or, the first time in an epoch that was begun earlier, be listed.
+    pub fn next_object(&self, epoch: Epoch, slot: Slot, origin: ObjectOrigin) -> StoreResult<ObjectId> {
+        let dir = self.epoch(epoch, true)?;
+        let mut next = dir.next.lock();
+        let serial = match *next {
+            Some(serial) => serial,
+            None => list_in(&dir.objects, epoch)?.iter().map(|id| u64::from(id.serial) + 1).max().unwrap_or(0),
+        };
+        *next = Some(serial.saturating_add(1));
+        let serial = u32::try_from(serial).map_err(|_| StoreError::SerialsUsedUp(epoch))?;
+        Ok(ObjectId { epoch, slot, serial, origin })
+    }
+
+    /// The directory that holds an epoch's objects; it is made if it is missing.
+    pub fn dir(&self, epoch: Epoch) -> StoreResult<Arc<OwnedFd>> {
+        Ok(self.epoch(epoch, true)?.objects.clone())
+    }
+
+    /// Where an object is or is to be, for renameat(2) and the like; the directory is made if it is missing.
+    pub fn location(&self, id: ObjectId) -> StoreResult<(Arc<OwnedFd>, String)> {
+        Ok((self.dir(id.epoch)?, file_name(id)))
+    }
+
+    /// Makes the empty file of a new object, mode 0600, open for reading and writing. `EEXIST` if there is one.
+    pub fn create(&self, id: ObjectId) -> StoreResult<File> {
+        let (dir, name) = self.location(id)?;
+        at::open_file(&*dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).map_err(StoreError::io("create the object", name))
+    }
+
+    /// Opens an object's data for reading. An object that is not a regular file is not touched: opening a device does things.
+    ///
+    /// Errors: `NotAFile`; `Io` with ENOENT if it is not there, EACCES if it was moved with a mode that keeps the daemon out.
+    pub fn open(&self, id: ObjectId) -> StoreResult<File> {
+        let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
+        let stat = rustix::fs::statat(&dir.objects, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(StoreError::io("stat the object", &name))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(StoreError::NotAFile(name));
+        }
+        at::open_file(&*dir.objects, &name, OFlags::RDONLY).map_err(StoreError::io("open the object", name))
+    }
+
+    /// Removes an object of any kind; a directory must be empty. `ENOENT` if it is not there.
+    pub fn remove(&self, id: ObjectId) -> StoreResult<()> {
+        let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
+        let removed = match rustix::fs::unlinkat(&dir.objects, &name, AtFlags::empty()) {
+            // Linux says EISDIR of a directory, POSIX EPERM.
+            Err(Errno::ISDIR | Errno::PERM) => rustix::fs::unlinkat(&dir.objects, &name, AtFlags::REMOVEDIR),
+            result => result,
+        };
+        removed.map_err(StoreError::io("remove the object", name))
+    }
+
+    /// The objects of an epoch, in order; none if it has no directory.
+    pub fn list(&self, epoch: Epoch) -> StoreResult<Vec<ObjectId>> {
+        let dir = match self.epoch(epoch, false) {
+            Ok(dir) => dir,
+            Err(error) if error.errno() == crate::sys::Errno::ENOENT => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        list_in(&dir.objects, epoch)
+    }
+
+    /// The epochs that have a directory, in order.
+    pub fn epochs(&self) -> StoreResult<Vec<Epoch>> {
+        let names = at::names(&self.dir).map_err(StoreError::io("list", "layers"))?;
+        let parse = |name: Vec<u8>| {
+            let text = String::from_utf8(name).ok()?;
+            let number: u64 = text.parse().ok()?;
+            (number.to_string() == text).then_some(Epoch(number))
+        };
+        let mut epochs: Vec<_> = names.into_iter().filter_map(parse).collect();
+        epochs.sort_unstable();
+        Ok(epochs)
+    }
+
+    /// Removes the directory of an epoch if nothing is in it; true if it is gone. The caller sees to it that nobody makes an object there meanwhile.
+    pub fn remove_epoch_if_empty(&self, epoch: Epoch) -> StoreResult<bool> {
+        let mut epochs = self.epochs.write();
+        let name = epoch.0.to_string();
+        let failed = || StoreError::io("remove the layer", &name);
+        let outer = match at::open_dir(&self.dir, &name) {
+            Ok(outer) => outer,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+            Err(error) => return Err(failed()(error)),
+        };
+        for (parent, name) in [(&outer, "objects"), (&self.dir, name.as_str())] {
+            match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(false),
+                Err(error) => return Err(failed()(error.into())),
+            }
+            // From here on the cached directory is a dead one.
+            epochs.remove(&epoch);
+        }
+        Ok(true)
+    }
+
+    fn epoch(&self, epoch: Epoch, make: bool) -> StoreResult<Arc<EpochDir>> {
+        if let Some(dir) = self.epochs.read().get(&epoch) {
+            return Ok(dir.clone());
+        }
+        let mut epochs = self.epochs.write();
+        if let Some(dir) = epochs.get(&epoch) {
+            return Ok(dir.clone());
+        }
+        let dir = Arc::new(self.open_epoch(epoch, make && !self.read_only)?);
+        while epochs.len() >= OPEN_EPOCHS_MAX {
+            // The newest is the one that is written, and its serials are counted here.
+            epochs.pop_first();
+        }
+        epochs.insert(epoch, dir.clone());
+        Ok(dir)
+    }
+
+    fn open_epoch(&self, epoch: Epoch, make: bool) -> StoreResult<EpochDir> {
+        let name = epoch.0.to_string();
+        let failed = |what| StoreError::io(what, format!("layers/{name}"));
+        if make {
+            at::make_dir(&self.dir, &name).map_err(failed("make the layer"))?;
+        }
+        let outer = at::open_dir(&self.dir, &name).map_err(failed("open the layer"))?;
+        let fresh = make && at::make_dir(&outer, "objects").map_err(failed("make the layer"))?;
+        let objects = at::open_dir(&outer, "objects").map_err(failed("open the layer"))?;
+        Ok(EpochDir { objects: Arc::new(objects), next: Mutex::new(fresh.then_some(0)) })
+    }
+}
+
+fn list_in(objects: &OwnedFd, epoch: Epoch) -> StoreResult<Vec<ObjectId>> {
+    let names = at::names(objects).map_err(StoreError::io("list the layer", epoch.0.to_string()))?;
+    let mut ids: Vec<_> = names.iter().filter_map(|name| parse_name(epoch, name)).collect();
+    ids.sort_unstable();
+    Ok(ids)
+}
+
+impl std::fmt::Debug for Layers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Layers").field("open", &self.epochs.read().len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[path = "layers_tests.rs"]
+mod tests;

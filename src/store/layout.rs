@@ -1,0 +1,312 @@
+//! The directory `.ckptfs`: what is in it, whether it is ours, and who may use it.
+//!
+//! Everything is opened relative to a descriptor of the backing directory that was taken before the mount; no path is ever used (module `at`).
+//!
+//! Invariants:
+//! - a [`Layout`] from [`Layout::open`] holds the store's lock for as long as it lives: there is one writer;
+//! - `.ckptfs` and its directories are real directories of the caller's own, on the filesystem of the directory that they are for, so that rename
+//!   and reflink between the live tree and the layers work;
+//! - `format` is written last, so a store without it is one whose making was cut short, and making it goes on.
+//!
+//! Locking: none in the process; everything here is set when it is opened. Between processes: flock(2) on `lock`.
+//!
+//! ```text
+//! .ckptfs/            mode 0700
+//!   format            text, see below; written once
+//!   lock              flock(2), exclusive; holds the process id of the last that had it, for people
+//!   journal/          module `journal`
+//!   layers/           module `layers`
+//!   index/            module `index`; a cache, may be deleted while nothing is mounted
+//!   tmp/              unfinished things; emptied when the store is opened
+//!
+//! format:
+//!   ckptfs store
+//!   version 1
+//!   features -                                  names with one space between, or - for none
+//!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
+//! ```
+
+use std::fmt;
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::at;
+use super::error::{Mistrust, StoreError, StoreResult};
+
+/// The name of the store in the directory that it is for.
+pub const STORE_NAME: &str = ".ckptfs";
+/// The newest format version that this program reads, and the one that it writes.
+pub const FORMAT_VERSION: u32 = 1;
+/// Features of the format that this program knows.
+const FEATURES: [&str; 0] = [];
+/// First line of `format`.
+const MAGIC: &str = "ckptfs store";
+/// Most bytes of the file `format`.
+const FORMAT_BYTES_MAX: u64 = 4096;
+
+/// Which store it is: 16 random bytes, made once. Frames of the journal are keyed with it, so that no foreign bytes pass for a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StoreId(pub [u8; 16]);
+
+impl StoreId {
+    /// A new one. `RandomState` takes 128 bits from the operating system without a path, which is all that is needed here.
+    fn random() -> StoreId {
+        let state = RandomState::new();
+        let (low, high) = (state.hash_one(0u8), state.hash_one(1u8));
+        StoreId((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
+    }
+
+    fn parse(hex: &str) -> Option<StoreId> {
+        let plain = hex.len() == 32 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        plain.then(|| u128::from_str_radix(hex, 16).ok()).flatten().map(|n| StoreId(n.to_be_bytes()))
+    }
+}
+
+impl fmt::Display for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "store {self}")
+    }
+}
+
+/// An open store directory, locked unless it is read-only.
+#[derive(Debug)]
+pub struct Layout {
+    id: StoreId,
+    created: bool,
+    read_only: bool,
+    dir: OwnedFd,
+    journal: OwnedFd,
+    layers: OwnedFd,
+    tmp: Option<OwnedFd>,
+    index_home: Option<PathBuf>,
+    _lock: Option<File>,
+}
+
+impl Layout {
+    /// Opens the store of a directory, and makes it if there is none and `create` says so. Takes the lock and empties `tmp/`.
+    ///
+    /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`, `Io`. A store that was made is durable on return.
+    pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
+        let root = root.as_fd();
+        if create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))? {
+            at::sync_dir(root).map_err(StoreError::io("sync", "the directory"))?;
+        }
+        let dir = open_trusted(root, root, STORE_NAME)?;
+        if !has_format(&dir)? {
+            // A directory that somebody else made under our name must not so much as get a lock file from us.
+            check_unfinished(&dir)?;
+            if !create {
+                return Err(StoreError::NoStore);
+            }
+        }
+        let lock = take_lock(&dir)?;
+        rustix::fs::fchmod(&dir, Mode::RWXU).map_err(StoreError::io("set the mode of", STORE_NAME))?;
+        let (id, created) = if has_format(&dir)? { (read_format(&dir)?, false) } else { (make(&dir)?, true) };
+        let (journal, layers, tmp) = (own_dir(&dir, "journal")?, own_dir(&dir, "layers")?, own_dir(&dir, "tmp")?);
+        for name in at::names(&tmp).map_err(StoreError::io("list", "tmp"))? {
+            at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp"))?;
+        }
+        Ok(Layout { id, created, read_only: false, dir, journal, layers, tmp: Some(tmp), index_home: None, _lock: Some(lock) })
+    }
+
+    /// Opens a store to look at it: takes no lock, writes nothing. What a daemon writes meanwhile may be seen in part.
+    ///
+    /// Errors: as [`Layout::open`], but never `Locked`.
+    pub fn open_existing_readonly(root: impl AsFd) -> StoreResult<Layout> {
+        let root = root.as_fd();
+        let dir = open_trusted(root, root, STORE_NAME)?;
+        if !has_format(&dir)? {
+            check_unfinished(&dir)?;
+            return Err(StoreError::NoStore);
+        }
+        let id = read_format(&dir)?;
+        let (journal, layers) = (open_trusted(&dir, &dir, "journal")?, open_trusted(&dir, &dir, "layers")?);
+        Ok(Layout { id, created: false, read_only: true, dir, journal, layers, tmp: None, index_home: None, _lock: None })
+    }
+
+    /// Names a directory for the index where the system has no `/proc/self/fd` (macOS). It must not be below the mount. The index is a cache: it may
+    /// be anywhere, and be lost.
+    pub fn with_index_home(mut self, path: Option<PathBuf>) -> Layout {
+        self.index_home = path;
+        self
+    }
+
+    /// Which store it is.
+    pub fn id(&self) -> StoreId {
+        self.id
+    }
+
+    /// This call of `open` made it.
+    pub fn created(&self) -> bool {
+        self.created
+    }
+
+    /// It was opened to look at only.
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The directory `.ckptfs`.
+    pub fn dir(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+
+    /// The directory `.ckptfs/journal`.
+    pub fn journal_dir(&self) -> BorrowedFd<'_> {
+        self.journal.as_fd()
+    }
+
+    /// The directory `.ckptfs/layers`.
+    pub fn layers_dir(&self) -> BorrowedFd<'_> {
+        self.layers.as_fd()
+    }
+
+    /// The directory `.ckptfs/tmp`, on the filesystem of the tree: for things to be renamed into place. `ReadOnly` if opened so.
+    pub fn tmp_dir(&self) -> StoreResult<BorrowedFd<'_>> {
+        self.tmp.as_ref().map(OwnedFd::as_fd).ok_or(StoreError::ReadOnly)
+    }
+
+    /// The directory that holds `index`, and a path to it for sled, which can be opened by path only.
+    ///
+    /// On Linux the path leads through `/proc/self/fd`: from the descriptor straight down, not through what is mounted over the tree.
+    pub(super) fn index_home(&self) -> StoreResult<(OwnedFd, PathBuf)> {
+        let failed = || StoreError::io("open the place of", "index");
+        if let Some(path) = &self.index_home {
+            let dir = File::open(path).map_err(failed())?;
+            return Ok((dir.into(), path.clone()));
+        }
+        if cfg!(not(target_os = "linux")) {
+            return Err(StoreError::NoIndexPath);
+        }
+        let dir = self.dir.try_clone().map_err(failed())?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+        match path.metadata() {
+            Ok(_) => Ok((dir, path)),
+            Err(_) => Err(StoreError::NoIndexPath),
+        }
+    }
+}
+
+/// Opens a directory and checks that it is one, ours, and on the filesystem of `like`.
+fn open_trusted(like: impl AsFd, parent: impl AsFd, name: &str) -> StoreResult<OwnedFd> {
+    let refuse = |why| StoreError::Untrusted { on: name.to_owned(), why };
+    let dir = at::open_dir(parent, name).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NOTDIR | Errno::LOOP) => refuse(Mistrust::NotADirectory),
+        Some(Errno::NOENT) if name == STORE_NAME => StoreError::NoStore,
+        Some(Errno::NOENT) => StoreError::NotAStore,
+        _ => StoreError::io("open", name)(error),
+    })?;
+    let stat = rustix::fs::fstat(&dir).map_err(StoreError::io("stat", name))?;
+    let wanted = rustix::fs::fstat(like).map_err(StoreError::io("stat", name))?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(refuse(Mistrust::OtherOwner));
+    }
+    if stat.st_dev != wanted.st_dev {
+        return Err(refuse(Mistrust::OtherDevice));
+    }
+    Ok(dir)
+}
+
+/// Opens a directory of the store, and makes it if it is missing: an empty directory does not outlive every backup.
+fn own_dir(dir: &OwnedFd, name: &str) -> StoreResult<OwnedFd> {
+    at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
+    open_trusted(dir, dir, name)
+}
+
+fn has_format(dir: &OwnedFd) -> StoreResult<bool> {
+    match rustix::fs::statat(dir, "format", rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(error) => Err(StoreError::io("stat", "format")(error)),
+    }
+}
+
+/// A directory without `format` is a store whose making was cut short, if all that is in it is what making it makes.
+fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
+    for name in at::names(dir).map_err(StoreError::io("list", STORE_NAME))? {
+        let empty = |name| -> StoreResult<bool> {
+            let names = at::names(open_trusted(dir, dir, name)?).map_err(StoreError::io("list", name))?;
+            Ok(names.is_empty())
+        };
+        let ours = match name.as_slice() {
+            b"lock" | b"format.new" => true,
+            b"journal" => empty("journal")?,
+            b"layers" => empty("layers")?,
+            b"tmp" => empty("tmp")?,
+            _ => false,
+        };
+        if !ours {
+            return Err(StoreError::NotAStore);
+        }
+    }
+    Ok(())
+}
+
+fn take_lock(dir: &OwnedFd) -> StoreResult<File> {
+    let mut lock = at::open_file(dir, "lock", OFlags::RDWR | OFlags::CREATE).map_err(StoreError::io("open", "lock"))?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Err(StoreError::Locked),
+        Err(error) => return Err(StoreError::io("lock", "lock")(error)),
+    }
+    // The number is for people; a full disk must not keep anybody from a store that is otherwise fine.
+    let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+    if let Err(error) = noted {
+        tracing::debug!(%error, "the process id could not be written to the lock file");
+    }
+    Ok(lock)
+}
+
+fn make(dir: &OwnedFd) -> StoreResult<StoreId> {
+    for name in ["journal", "layers", "tmp"] {
+        at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
+    }
+    let id = StoreId::random();
+    let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures -\nid {id}\n");
+    at::write_whole(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))?;
+    Ok(id)
+}
+
+fn read_format(dir: &OwnedFd) -> StoreResult<StoreId> {
+    let bytes = at::read_small(dir, "format", FORMAT_BYTES_MAX).map_err(|error: io::Error| match Errno::from_io_error(&error) {
+        Some(Errno::FBIG | Errno::LOOP | Errno::ISDIR) => StoreError::NotAStore,
+        _ => StoreError::io("read", "format")(error),
+    })?;
+    parse_format(&bytes)
+}
+
+fn parse_format(bytes: &[u8]) -> StoreResult<StoreId> {
+    let mut lines = std::str::from_utf8(bytes).map_err(|_| StoreError::NotAStore)?.lines();
+    if lines.next() != Some(MAGIC) {
+        return Err(StoreError::NotAStore);
+    }
+    let mut field = |name: &str| lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' ')).ok_or(StoreError::NotAStore);
+    // The version comes first: of a newer format nothing else may be understood.
+    let found = field("version")?.parse::<u32>().map_err(|_| StoreError::NotAStore)?;
+    match found {
+        FORMAT_VERSION => {}
+        0 => return Err(StoreError::NotAStore),
+        _ => return Err(StoreError::NewerFormat { found, supported: FORMAT_VERSION }),
+    }
+    let unknown = field("features")?.split(' ').find(|name| *name != "-" && !FEATURES.contains(name));
+    if let Some(feature) = unknown {
+        return Err(StoreError::UnknownFeature { feature: feature.to_owned() });
+    }
+    StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)
+}
+
+#[cfg(test)]
+#[path = "layout_tests.rs"]
+mod tests;

@@ -1,0 +1,105 @@
+//! Small conversions between our types and the kernel's: names, modes, devices, and the repeat after a signal.
+
+use rustix::fs::{FileType, Mode};
+
+use super::types::{Errno, Kind, SysResult};
+
+/// Longest name of one component, in bytes (`NAME_MAX`).
+pub const NAME_LEN_MAX: usize = 255;
+
+/// Checks that `name` is one component that cannot lead out of its directory.
+///
+/// Errors: ENOENT when empty, ENAMETOOLONG beyond [`NAME_LEN_MAX`], EINVAL with a NUL or `/` in it or for `..`.
+pub(super) fn component(name: &[u8]) -> SysResult<&[u8]> {
+    if name.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    if name.len() > NAME_LEN_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    if name == b".." || name.iter().any(|&byte| byte == 0 || byte == b'/') {
+        return Err(Errno::EINVAL);
+    }
+    Ok(name)
+}
+
+/// Calls until no signal interrupts (EINTR).
+pub(super) fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
+    rustix::io::retry_on_intr(call).map_err(|errno| one_enotsup(errno.into()))
+}
+
+/// `errno` of the call that just failed.
+pub(super) fn last_errno() -> Errno {
+    one_enotsup(std::io::Error::last_os_error().into())
+}
+
+/// Gives "not supported" one number: on macOS ENOTSUP is another one than EOPNOTSUPP, and the kernel gives both.
+fn one_enotsup(errno: Errno) -> Errno {
+    if errno.0 == libc::ENOTSUP { Errno::EOPNOTSUPP } else { errno }
+}
+
+/// Turns what a libc call returned into a result: -1 means `errno`.
+pub(super) fn check(returned: libc::c_int) -> SysResult<libc::c_int> {
+    if returned == -1 { Err(last_errno()) } else { Ok(returned) }
+}
+
+/// As [`check`], calling again after a signal.
+pub(super) fn check_retry(mut call: impl FnMut() -> libc::c_int) -> SysResult<libc::c_int> {
+    loop {
+        match check(call()) {
+            Err(Errno::EINTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// The permission bits of `mode`, set-id and sticky bits included.
+pub(super) fn permissions(mode: u32) -> Mode {
+    Mode::from_raw_mode((mode & 0o7777) as rustix::fs::RawMode)
+}
+
+/// The kind that the kernel's file type stands for; `None` when it is unknown.
+pub(super) fn kind_of(file_type: FileType) -> Option<Kind> {
+    match file_type {
+        FileType::RegularFile => Some(Kind::File),
+        FileType::Directory => Some(Kind::Dir),
+        FileType::Symlink => Some(Kind::Symlink),
+        FileType::Fifo => Some(Kind::Fifo),
+        FileType::Socket => Some(Kind::Socket),
+        FileType::CharacterDevice => Some(Kind::CharDev),
+        FileType::BlockDevice => Some(Kind::BlockDev),
+        _ => None,
+    }
+}
+
+/// The whole `st_mode` of inode(7): the kind's `S_IFMT` bits, the same on all systems, and the permission bits of `mode`.
+pub fn mode_bits(kind: Kind, mode: u32) -> u32 {
+    let kind = match kind {
+        Kind::Fifo => 0o010_000,
+        Kind::CharDev => 0o020_000,
+        Kind::Dir => 0o040_000,
+        Kind::BlockDev => 0o060_000,
+        Kind::File => 0o100_000,
+        Kind::Symlink => 0o120_000,
+        Kind::Socket => 0o140_000,
+    };
+    kind | (mode & 0o7777)
+}
+
+/// A device number as stat(2) encodes it (makedev(3)).
+pub fn make_device(major: u32, minor: u32) -> u64 {
+    #[cfg(target_os = "linux")]
+    return libc::makedev(major, minor);
+    #[cfg(not(target_os = "linux"))]
+    return u64::from(libc::makedev(major as i32, minor as i32) as u32);
+}
+
+/// The major part of a device number (major(3)).
+pub fn device_major(device: u64) -> u32 {
+    libc::major(device as libc::dev_t) as u32
+}
+
+/// The minor part of a device number (minor(3)).
+pub fn device_minor(device: u64) -> u32 {
+    libc::minor(device as libc::dev_t) as u32
+}
