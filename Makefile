@@ -1,0 +1,72 @@
+# ckptfs. `make help` lists the targets; the two that matter are `make demo` and `make test`.
+#
+# Every bound and setting can be given on the command line: `make test BOUND_model=900`, `make demo DIR=~/project`.
+
+SHELL := /bin/bash
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH):/usr/sbin:/sbin
+
+PREFIX ?= /usr/local
+SBINDIR ?= /sbin
+UNITDIR ?= /etc/systemd/system
+DESTDIR ?=
+DIR ?=
+SOAK_SECONDS ?= 1800
+IMAGE ?= ckptfs
+
+# Those of the named test targets that exist.
+present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench check-macos install uninstall image
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+deps: ## Install what the tests and the demo need (apt), load fuse
+	@tests/deps.sh
+
+build: ## Build the release binary: target/release/ckptfs
+	cargo build --release
+
+check: ## Format, lints, docs, feature sets, unit tests: what to run before each commit
+	@tests/run.sh fmt clippy doc core unit tidy
+
+test: ## Every test, on real filesystems; ends with counts
+	@tests/run.sh
+
+test-posix: ## The POSIX tests in their long form
+	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,posix mounted)
+
+test-crash: ## The kill and power-cut tests in their long form
+	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,crash cut)
+
+soak: ## The reference-model test for SOAK_SECONDS with a random seed (printed)
+	@CKPTFS_LONG=1 CKPTFS_SEED=$${CKPTFS_SEED:-random} CKPTFS_SECONDS=$(SOAK_SECONDS) BOUND_model=$$(($(SOAK_SECONDS) + 600)) \
+		BOUND_TOTAL=$$(($(SOAK_SECONDS) + 3600)) tests/run.sh deps build model
+
+demo: deps build ## The main job on real input: make demo [DIR=~/project]
+	@benches/demo.sh run $(if $(DIR),"$(DIR)")
+
+demo-clean: ## Unmount and remove what `make demo` left
+	@benches/demo.sh clean
+
+bench: deps ## The benchmarks
+	cargo bench
+
+check-macos: ## Type-check the library for aarch64-apple-darwin
+	@tests/check-macos.sh
+
+install: build ## Install the binary, mount.ckptfs and the systemd unit
+	install -D -m 755 target/release/ckptfs $(DESTDIR)$(PREFIX)/bin/ckptfs
+	install -D -m 755 mount/mount.ckptfs $(DESTDIR)$(PREFIX)/lib/ckptfs/mount.ckptfs
+	install -d $(DESTDIR)$(SBINDIR)
+	ln -sfn $(PREFIX)/lib/ckptfs/mount.ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs
+	install -d $(DESTDIR)$(UNITDIR)
+	sed 's|@PREFIX@|$(PREFIX)|g' mount/ckptfs@.service >$(DESTDIR)$(UNITDIR)/ckptfs@.service
+
+uninstall: ## Remove what `make install` installed
+	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(DESTDIR)$(UNITDIR)/ckptfs@.service
+	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs
+
+image: ## Build the container image: docker/README.md
+	docker build -f docker/Dockerfile -t $(IMAGE) .

@@ -1,0 +1,100 @@
+//! Commands with a time limit: a hung mount must fail a test, never block it.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the pipes of a command that has ended may stay open. Something that it left behind holds them if they stay longer.
+const PIPES_LIMIT: Duration = Duration::from_secs(5);
+
+/// Seconds for a helper such as `mkfs` or `rsync`.
+pub const TOOL_SECONDS: u64 = 120;
+
+/// Runs `command` without input and returns what it said.
+///
+/// Panics when it cannot be started, when it runs longer than `seconds` (it is killed then), or when its output stays open after
+/// it ended: a daemon that keeps the stdout of its caller makes `cmd | tail` hang.
+pub fn run_limited(command: &mut Command, seconds: u64) -> Output {
+    try_run_limited(command, seconds).unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+/// As [`run_limited`], with the problem returned as text.
+pub fn try_run_limited(command: &mut Command, seconds: u64) -> Result<Output, String> {
+    let line = format!("{command:?}");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| format!("cannot start {line}: {error}"))?;
+    let stdout = collect(child.stdout.take().expect("stdout is piped"));
+    let stderr = collect(child.stderr.take().expect("stderr is piped"));
+    let Some(status) = wait_limited(&mut child, Duration::from_secs(seconds)) else {
+        // It is not waited for: in an uninterruptible request it would not even die.
+        let _ = child.kill();
+        let said = stderr.recv_timeout(Duration::from_millis(500)).unwrap_or_default();
+        return Err(format!("{line} did not end within {seconds} s; stderr: {}", String::from_utf8_lossy(&said)));
+    };
+    let held = |what: &str| format!("{line} ended ({status}), but something it left behind keeps its {what} open");
+    let stdout = stdout.recv_timeout(PIPES_LIMIT).map_err(|_| held("stdout"))?;
+    let stderr = stderr.recv_timeout(PIPES_LIMIT).map_err(|_| held("stderr"))?;
+    Ok(Output { status, stdout, stderr })
+}
+
+/// Reads `pipe` to its end in a thread, so that neither pipe can fill up and stop the child.
+fn collect(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        let _ = sender.send(bytes);
+    });
+    receiver
+}
+
+fn wait_limited(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let started = Instant::now();
+    let mut pause = Duration::from_micros(500);
+    loop {
+        if let Some(status) = child.try_wait().expect("a child can be waited for") {
+            return Some(status);
+        }
+        if started.elapsed() > limit {
+            return None;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// A command for the helper `name` with these arguments; the system directories are in its PATH.
+pub fn tool<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Command {
+    let mut command = Command::new(name);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.args(arguments).env("PATH", format!("{path}:/usr/sbin:/sbin")).env("LC_ALL", "C");
+    command
+}
+
+/// Runs `command` and panics with its stderr unless it exits with 0.
+pub fn succeeds(command: &mut Command, seconds: u64) -> Output {
+    let output = run_limited(command, seconds);
+    assert!(
+        output.status.success(),
+        "{command:?} failed ({}):\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+/// Runs `command`, panics if it exits with 0, and returns its stderr.
+pub fn fails(command: &mut Command, seconds: u64) -> String {
+    let output = run_limited(command, seconds);
+    assert!(!output.status.success(), "{command:?} succeeded:\n{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs `command`, which must succeed, and returns its stdout as text.
+pub fn stdout_of(command: &mut Command, seconds: u64) -> String {
+    String::from_utf8(succeeds(command, seconds).stdout).expect("the output is UTF-8")
+}

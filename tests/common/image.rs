@@ -1,0 +1,209 @@
+//! Real filesystems: a sparse image file, mkfs, a loop mount. A tmpfs is mounted as it is.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use super::command::{TOOL_SECONDS, run_limited, succeeds, tool, try_run_limited};
+use super::run_dir::RunDir;
+
+/// Enough for every test; XFS refuses less than 300 MB.
+pub const DEFAULT_BYTES: u64 = 1 << 30;
+
+/// A filesystem that ckptfs works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fs {
+    /// With reflink.
+    Xfs,
+    /// With reflink.
+    Btrfs,
+    /// No reflink: captures are copies.
+    Ext4,
+    /// No reflink, nothing durable.
+    Tmpfs,
+}
+
+impl Fs {
+    /// The name the kernel has for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fs::Xfs => "xfs",
+            Fs::Btrfs => "btrfs",
+            Fs::Ext4 => "ext4",
+            Fs::Tmpfs => "tmpfs",
+        }
+    }
+
+    /// Whether files can share their extents.
+    pub fn has_reflink(self) -> bool {
+        matches!(self, Fs::Xfs | Fs::Btrfs)
+    }
+
+    fn mkfs(self) -> Option<(&'static str, &'static [&'static str])> {
+        match self {
+            Fs::Xfs => Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=1"])),
+            Fs::Btrfs => Some(("mkfs.btrfs", &["-q", "-f", "-K"])),
+            Fs::Ext4 => Some(("mkfs.ext4", &["-q", "-F", "-E", "nodiscard,lazy_itable_init=1"])),
+            Fs::Tmpfs => None,
+        }
+    }
+
+    /// Why it cannot be used on this machine, if so.
+    pub fn unavailable(self) -> Option<String> {
+        if !rustix::process::geteuid().is_root() {
+            return Some(format!("mounting {} needs root", self.name()));
+        }
+        if let Some((mkfs, _)) = self.mkfs() {
+            if try_run_limited(&mut tool(mkfs, &["-V"]), 10).is_err() {
+                return Some(format!("{mkfs} is not installed (make deps)"));
+            }
+        }
+        let known = || fs::read_to_string("/proc/filesystems").is_ok_and(|list| list.split_whitespace().any(|word| word == self.name()));
+        if !known() {
+            let _ = try_run_limited(&mut tool("modprobe", &[self.name()]), 10);
+        }
+        (!known()).then(|| format!("this kernel has no {}", self.name()))
+    }
+}
+
+/// A mounted filesystem of its own. Dropping it unmounts it and removes the image.
+pub struct Image {
+    fs: Fs,
+    slot: PathBuf,
+    point: PathBuf,
+    file: Option<PathBuf>,
+    mounted: bool,
+    _run: Arc<RunDir>,
+}
+
+/// Two threads that both ask for "the first free loop device" get the same one.
+static LOOP_SETUP: Mutex<()> = Mutex::new(());
+
+impl Image {
+    /// A fresh filesystem of `bytes`; panics with the reason if it cannot be made.
+    pub fn new(fs: Fs, bytes: u64) -> Image {
+        let run = RunDir::get();
+        let slot = run.slot(fs.name());
+        let point = slot.join("mnt");
+        fs::create_dir(&point).expect("the slot is empty");
+        let file = fs.mkfs().map(|(mkfs, options)| {
+            let file = slot.join("disk.img");
+            File::create_new(&file)
+                .and_then(|file| file.set_len(bytes))
+                .unwrap_or_else(|error| panic!("cannot make an image of {bytes} bytes: {error}"));
+            succeeds(tool(mkfs, options).arg(&file), TOOL_SECONDS);
+            file
+        });
+        let mut image = Image { fs, slot, point, file, mounted: false, _run: run };
+        match fs {
+            Fs::Tmpfs => image.mount_with(&format!("size={bytes}")),
+            _ => image.mount_with(""),
+        }
+        image
+    }
+
+    /// A fresh filesystem of the usual size.
+    pub fn of(fs: Fs) -> Image {
+        Image::new(fs, DEFAULT_BYTES)
+    }
+
+    /// Which filesystem it is.
+    pub fn fs(&self) -> Fs {
+        self.fs
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.point
+    }
+
+    /// The image file; a tmpfs has none.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// The directory `name` in it, made if it is not there.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let dir = self.point.join(name);
+        fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("cannot make {}: {error}", dir.display()));
+        dir
+    }
+
+    /// Unmounts it, for a test that remounts it or looks at the image file.
+    pub fn unmount(&mut self) {
+        succeeds(&mut tool("umount", &[&self.point]), TOOL_SECONDS);
+        self.mounted = false;
+    }
+
+    /// Mounts it with these `-o` options (none: ""). The loop device goes away with the mount.
+    pub fn mount_with(&mut self, options: &str) {
+        let mut arguments = vec!["-t".to_owned(), self.fs.name().to_owned()];
+        let mut options: Vec<&str> = options.split(',').filter(|option| !option.is_empty()).collect();
+        let source = match &self.file {
+            Some(file) => {
+                options.push("loop");
+                file.clone()
+            }
+            None => PathBuf::from("ckptfs-test"),
+        };
+        if !options.is_empty() {
+            arguments.extend(["-o".to_owned(), options.join(",")]);
+        }
+        mount_retrying(tool("mount", &arguments).arg(&source).arg(&self.point));
+        self.mounted = true;
+    }
+}
+
+/// Other processes take loop devices too, and a machine without devtmpfs lacks the nodes of the higher ones.
+fn mount_retrying(command: &mut std::process::Command) {
+    const ATTEMPTS: u32 = 6;
+    let _one_at_a_time = LOOP_SETUP.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    for attempt in 1..=ATTEMPTS {
+        let output = run_limited(command, TOOL_SECONDS);
+        if output.status.success() {
+            return;
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(attempt < ATTEMPTS && said.contains("loop"), "{command:?} failed ({}): {said}", output.status);
+        make_loop_nodes();
+        thread::sleep(Duration::from_millis(100 * u64::from(attempt)));
+    }
+}
+
+fn make_loop_nodes() {
+    for number in 0..64 {
+        let node = format!("/dev/loop{number}");
+        if !Path::new(&node).exists() {
+            let _ = try_run_limited(&mut tool("mknod", &["-m", "660", &node, "b", "7", &number.to_string()]), 10);
+        }
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if self.mounted && !unmount_patiently(&self.point) {
+            eprintln!("harness: {} is busy; unmounting it lazily", self.point.display());
+            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]), 20);
+        }
+        if let Err(error) = fs::remove_dir(&self.point) {
+            eprintln!("harness: {} stays: {error}", self.point.display());
+            return;
+        }
+        if let Err(error) = fs::remove_dir_all(&self.slot) {
+            eprintln!("harness: {} stays: {error}", self.slot.display());
+        }
+    }
+}
+
+/// A daemon that has just unmounted may still be closing its descriptors.
+fn unmount_patiently(point: &Path) -> bool {
+    for attempt in 0..8 {
+        if try_run_limited(&mut tool("umount", &[point]), 60).is_ok_and(|output| output.status.success()) {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(25 << attempt));
+    }
+    false
+}

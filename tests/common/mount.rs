@@ -1,0 +1,331 @@
+//! Real mounts of the real binary, with their daemon.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::command::{run_limited, tool, try_run_limited};
+use super::process;
+use super::run_dir::RunDir;
+
+/// Seconds for one verb of the command line.
+pub const VERB_SECONDS: u64 = 60;
+/// Seconds for an unmount before the connection is aborted.
+const UMOUNT_SECONDS: u64 = 10;
+/// How long a mount may live before it is aborted, so that a test stuck inside it fails instead of hanging.
+const MOUNT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Which way reads and writes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Io {
+    /// The kernel reads and writes the backing file.
+    Passthrough,
+    /// The daemon does.
+    Daemon,
+}
+
+impl Io {
+    /// The value of `--io`, and what `status --json` says.
+    pub fn name(self) -> &'static str {
+        match self {
+            Io::Passthrough => "passthrough",
+            Io::Daemon => "daemon",
+        }
+    }
+}
+
+/// How to mount; `MountOpts::new(io)` is the usual way.
+#[derive(Clone, Debug)]
+pub struct MountOpts {
+    /// The I/O path to ask for.
+    pub io: Io,
+    /// Further arguments of `ckptfs mount`.
+    pub extra: Vec<String>,
+    /// Variables for the commands and the daemon, such as `CKPTFS_LOG`.
+    pub env: Vec<(String, String)>,
+    /// Where to mount; in place if not given.
+    pub mountpoint: Option<PathBuf>,
+    /// The user (and group) id that every command runs with.
+    pub user: Option<u32>,
+    /// After this the mount is aborted.
+    pub limit: Duration,
+}
+
+impl MountOpts {
+    /// In place, nothing special.
+    pub fn new(io: Io) -> MountOpts {
+        MountOpts { io, extra: Vec::new(), env: Vec::new(), mountpoint: None, user: None, limit: limit() }
+    }
+
+    /// With one more argument of `ckptfs mount`.
+    pub fn arg(mut self, argument: &str) -> MountOpts {
+        self.extra.push(argument.to_owned());
+        self
+    }
+}
+
+/// A mounted directory. Dropping it unmounts it; if that does not work the test fails, but nothing is left mounted.
+pub struct Mount {
+    dir: PathBuf,
+    opts: MountOpts,
+    /// The daemon's id and start time, while it should be alive.
+    daemon: Option<(u32, u64)>,
+    watchdog: Sender<()>,
+    run: Arc<RunDir>,
+}
+
+impl Mount {
+    /// Mounts `dir`; panics with what the command said if that fails.
+    pub fn start(dir: &Path, opts: &MountOpts) -> Mount {
+        let dir = dir.canonicalize().unwrap_or_else(|error| panic!("cannot mount {}: {error}", dir.display()));
+        let point = opts.mountpoint.clone().unwrap_or_else(|| dir.clone());
+        let watchdog = start_watchdog(point, opts.limit);
+        let mut mount = Mount { dir, opts: opts.clone(), daemon: None, watchdog, run: RunDir::get() };
+        mount.remount();
+        mount
+    }
+
+    /// Runs `ckptfs mount` without taking its result for granted, for tests of what must be refused.
+    pub fn try_start(dir: &Path, opts: &MountOpts) -> Output {
+        run_limited(&mut mount_command(dir, opts), VERB_SECONDS)
+    }
+
+    /// Mounts it (again): after [`Mount::kill`] this is the repair, after [`Mount::umount`] the next day.
+    pub fn remount(&mut self) {
+        let output = Mount::try_start(&self.dir, &self.opts);
+        assert!(output.status.success(), "ckptfs mount {} failed ({}): {}", self.dir.display(), output.status, text(&output.stderr));
+        assert!(minor_of(self.path()).is_some(), "ckptfs mount said that it serves, but nothing is mounted on {}", self.path().display());
+        let pid = self.status_json()["daemon"]["pid"].as_u64().expect("status --json has daemon.pid") as u32;
+        let start = process::start_of(pid).expect("the daemon that status names is alive");
+        self.run.note_daemon(pid, start);
+        self.daemon = Some((pid, start));
+    }
+
+    /// Where the live tree is.
+    pub fn path(&self) -> &Path {
+        self.opts.mountpoint.as_deref().unwrap_or(&self.dir)
+    }
+
+    /// The view of checkpoint `id`.
+    pub fn view(&self, id: u64) -> PathBuf {
+        self.path().join(".snapshots").join(id.to_string())
+    }
+
+    /// The daemon's process id. Panics when there is none.
+    pub fn pid(&self) -> u32 {
+        self.daemon.expect("the daemon was started and not killed").0
+    }
+
+    /// The binary with `-C` for this mount and these arguments.
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = binary(&self.opts);
+        command.arg("-C").arg(self.path()).args(arguments);
+        command
+    }
+
+    /// Runs `ckptfs -C MOUNT ARGUMENTS`.
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Output {
+        run_limited(&mut self.command(arguments), VERB_SECONDS)
+    }
+
+    /// Runs it, panics unless it exits with 0, and returns its stdout.
+    pub fn ok<S: AsRef<OsStr>>(&self, arguments: &[S]) -> String {
+        let output = self.run(arguments);
+        let shown: Vec<_> = arguments.iter().map(|argument| argument.as_ref().to_string_lossy()).collect();
+        assert!(output.status.success(), "ckptfs {} failed ({}): {}", shown.join(" "), output.status, text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Runs it with `--json` and returns the value.
+    pub fn json<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Value {
+        let mut all: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
+        all.push("--json".as_ref());
+        let said = self.ok(&all);
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{all:?} printed no JSON ({error}): {said}"))
+    }
+
+    /// Makes a checkpoint and returns its id.
+    pub fn checkpoint(&self) -> u64 {
+        let said = self.ok(&["checkpoint"]);
+        said.trim().parse().unwrap_or_else(|_| panic!("checkpoint prints the id alone, not {said:?}"))
+    }
+
+    /// Makes a checkpoint with these further arguments and returns what is known about it.
+    pub fn checkpoint_json(&self, arguments: &[&str]) -> Value {
+        self.json(&[&["checkpoint"], arguments].concat())
+    }
+
+    /// Restores the whole tree.
+    pub fn restore(&self, id: u64) {
+        self.ok(&["restore", &id.to_string()]);
+    }
+
+    /// `status --json`.
+    pub fn status_json(&self) -> Value {
+        self.json(&["status"])
+    }
+
+    /// `log --json`: the checkpoints, newest first.
+    pub fn log_json(&self) -> Value {
+        self.json(&["log"])
+    }
+
+    /// `diff A [B] --json`.
+    pub fn diff_json(&self, a: &str, b: Option<&str>) -> Value {
+        let arguments: Vec<&str> = ["diff", a].into_iter().chain(b).collect();
+        self.json(&arguments)
+    }
+
+    /// The paths that `status` calls dirty, sorted. Names that are not UTF-8 come as the JSON shows them.
+    pub fn dirty(&self) -> Vec<String> {
+        let status = self.status_json();
+        let entries = status["dirty"].as_array().expect("status --json has the array dirty");
+        let mut paths: Vec<String> =
+            entries.iter().map(|entry| entry["path"].as_str().map_or_else(|| entry["path"].to_string(), str::to_owned)).collect();
+        paths.sort();
+        paths
+    }
+
+    /// Kills the daemon as a crash would and waits until it is dead. The mount stays behind, dead.
+    pub fn kill(&mut self) {
+        let (pid, start) = self.daemon.take().expect("the daemon was started and not killed");
+        process::kill(pid);
+        assert!(process::wait_dead(pid, start, Duration::from_secs(10)), "daemon {pid} survives SIGKILL");
+    }
+
+    /// Unmounts with the verb, as a user would, and waits until the daemon has gone.
+    pub fn umount(&mut self) {
+        self.try_umount().unwrap_or_else(|problem| panic!("{problem}"));
+    }
+
+    fn try_umount(&mut self) -> Result<(), String> {
+        let output = try_run_limited(binary(&self.opts).arg("umount").arg(self.path()), UMOUNT_SECONDS)?;
+        if !output.status.success() {
+            return Err(format!("ckptfs umount {} failed ({}): {}", self.path().display(), output.status, text(&output.stderr)));
+        }
+        if minor_of(self.path()).is_some() {
+            return Err(format!("ckptfs umount succeeded, but {} is still mounted", self.path().display()));
+        }
+        let Some((pid, start)) = self.daemon.take() else { return Ok(()) };
+        if process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS)) {
+            return Ok(());
+        }
+        self.daemon = Some((pid, start));
+        Err(format!("daemon {pid} still runs {UMOUNT_SECONDS} s after the unmount"))
+    }
+
+    /// The last resort: ends the connection, the mount and the daemon, whatever state they are in.
+    fn tear_down(&mut self) {
+        for _ in 0..4 {
+            if minor_of(self.path()).is_none() {
+                break;
+            }
+            abort(self.path());
+            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.path().as_os_str()]), UMOUNT_SECONDS);
+        }
+        if let Some((pid, start)) = self.daemon.take() {
+            if process::start_of(pid) == Some(start) {
+                process::kill(pid);
+                process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS));
+            }
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let alive = self.daemon.is_some();
+        let result = if alive && minor_of(self.path()).is_some() { self.try_umount() } else { Ok(()) };
+        self.tear_down();
+        let _ = self.watchdog.send(());
+        match result {
+            Err(problem) if !thread::panicking() => panic!("{problem}"),
+            Err(problem) => eprintln!("harness: {problem}"),
+            Ok(()) => {}
+        }
+    }
+}
+
+fn mount_command(dir: &Path, opts: &MountOpts) -> Command {
+    let mut command = binary(opts);
+    command.arg("mount").arg(dir).args(&opts.mountpoint).args(["--io", opts.io.name()]).args(&opts.extra);
+    command
+}
+
+fn binary(opts: &MountOpts) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
+    command.envs(opts.env.iter().map(|(name, value)| (name, value))).env("NO_COLOR", "1").current_dir("/");
+    if let Some(user) = opts.user {
+        use std::os::unix::process::CommandExt;
+        command.uid(user).gid(user);
+    }
+    command
+}
+
+/// The limit of a mount: longer by the time that a bounded test was told to run (`CKPTFS_SECONDS`).
+fn limit() -> Duration {
+    let told = std::env::var("CKPTFS_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    MOUNT_LIMIT + Duration::from_secs(told.unwrap_or(0))
+}
+
+/// Aborts the mount on `point` after `limit` unless it is told before that all is well.
+fn start_watchdog(point: PathBuf, limit: Duration) -> Sender<()> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("harness: {} has been mounted for {} s: aborting it", point.display(), limit.as_secs());
+            abort(&point);
+        }
+    });
+    sender
+}
+
+/// The device minor of the FUSE filesystem on `point`, which names its connection. Does not touch the mount, which may hang.
+pub fn minor_of(point: &Path) -> Option<u32> {
+    let table = fs::read("/proc/self/mountinfo").expect("/proc is mounted");
+    table.split(|byte| *byte == b'\n').rev().find_map(|line| {
+        let line = String::from_utf8_lossy(line);
+        let (left, right) = line.split_once(" - ")?;
+        let fields: Vec<&str> = left.split(' ').collect();
+        let here = unescape(fields.get(4)?) == point.as_os_str().to_string_lossy();
+        (here && right.starts_with("fuse")).then(|| fields[2].split_once(':')?.1.parse().ok())?
+    })
+}
+
+/// The mount table writes blanks and backslashes in octal.
+fn unescape(field: &str) -> String {
+    field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+/// Ends the FUSE connection of the mount on `point`: whoever waits for it gets an error.
+pub fn abort(point: &Path) {
+    let control = Path::new("/sys/fs/fuse/connections");
+    if fs::read_dir(control).is_ok_and(|mut entries| entries.next().is_none()) {
+        let _ = try_run_limited(&mut tool("mount", &["-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"]), 10);
+    }
+    if let Some(minor) = minor_of(point) {
+        if let Err(error) = fs::write(control.join(minor.to_string()).join("abort"), "1") {
+            eprintln!("harness: cannot abort the connection of {}: {error}", point.display());
+        }
+    }
+}
+
+/// Calls `ready` until it is true; panics with `what` after `seconds`.
+pub fn wait_until(what: &str, seconds: u64, mut ready: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !ready() {
+        assert!(started.elapsed() < Duration::from_secs(seconds), "after {seconds} s still not: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

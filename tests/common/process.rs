@@ -1,0 +1,34 @@
+//! Processes by id and start time: an id alone may have been given to another since.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// When process `pid` started, in the kernel's ticks, or `None` if it is dead. A zombie counts as dead: process 1 may reap late.
+pub fn start_of(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    if fields[0] == "Z" || fields[0] == "X" {
+        return None;
+    }
+    fields.get(19)?.parse().ok()
+}
+
+/// Sends SIGKILL; says nothing if the process is gone.
+pub fn kill(pid: u32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+/// Waits until the process that started at `start` as `pid` is dead; `false` if it still lives after `limit`.
+pub fn wait_dead(pid: u32, start: u64, limit: Duration) -> bool {
+    let began = Instant::now();
+    while start_of(pid) == Some(start) {
+        if began.elapsed() > limit {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    true
+}

@@ -1,0 +1,121 @@
+//! One test body, every filesystem and both I/O paths; and tests that say why they did not run.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::image::{Fs, Image};
+use super::mount::{Io, Mount, MountOpts};
+
+/// FUSE_PASSTHROUGH came with this kernel.
+const PASSTHROUGH_KERNEL: (u32, u32) = (6, 9);
+
+/// Says that the test does not run here and why. The count of `make test` shows it as skipped, never as passed.
+/// Call it once, then return.
+pub fn skip(reason: &str) {
+    // Not `println!`: the test runner swallows what a passing test prints.
+    let _ = writeln!(std::io::stdout().lock(), "\nSKIPPED: {reason}");
+}
+
+/// A filesystem and an I/O path.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// The backing filesystem.
+    pub fs: Fs,
+    /// The I/O path.
+    pub io: Io,
+}
+
+/// A project directory on an image, mounted in place.
+pub struct Rig {
+    // In the order in which they must be dropped.
+    /// The mount.
+    pub mount: Mount,
+    /// The filesystem below it.
+    pub image: Image,
+}
+
+impl Rig {
+    /// The live tree.
+    pub fn path(&self) -> &Path {
+        self.mount.path()
+    }
+
+    /// The view of checkpoint `id`.
+    pub fn view(&self, id: u64) -> PathBuf {
+        self.mount.view(id)
+    }
+}
+
+impl Variant {
+    /// Why it cannot run on this machine, if so.
+    pub fn unavailable(self) -> Option<String> {
+        if !Path::new("/dev/fuse").exists() {
+            return Some("there is no /dev/fuse".to_owned());
+        }
+        if self.io == Io::Passthrough && kernel() < PASSTHROUGH_KERNEL {
+            return Some("this kernel has no FUSE passthrough (6.9 or later)".to_owned());
+        }
+        self.fs.unavailable()
+    }
+
+    /// A fresh image with the mounted directory `project`.
+    pub fn start(self) -> Rig {
+        self.start_with(MountOpts::new(self.io), |_| {})
+    }
+
+    /// As [`Variant::start`], with these options, and with the directory filled before it is mounted.
+    pub fn start_with(self, opts: MountOpts, fill: impl FnOnce(&Path)) -> Rig {
+        let image = Image::of(self.fs);
+        let dir = image.dir("project");
+        fill(&dir);
+        let mount = Mount::start(&dir, &opts);
+        let io = mount.status_json()["io"].clone();
+        assert_eq!(io, opts.io.name(), "the mount does not use the I/O path it was asked for");
+        Rig { mount, image }
+    }
+}
+
+fn kernel() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// Makes a `#[test]` of each named function `fn(Variant)` for each variant of the set:
+/// `reflink` is XFS and btrfs in both I/O paths, `all` adds ext4 and tmpfs, `one` is XFS in both I/O paths.
+///
+/// The test names read `a_view_keeps_the_old_bytes::xfs_passthrough`.
+macro_rules! for_each_variant {
+    (@test $body:ident $name:ident $fs:ident $io:ident) => {
+        #[test]
+        fn $name() {
+            use $crate::common::{Fs, Io, Variant, skip};
+            let variant = Variant { fs: Fs::$fs, io: Io::$io };
+            match variant.unavailable() {
+                Some(reason) => skip(&reason),
+                None => super::$body(variant),
+            }
+        }
+    };
+    (@set one $body:ident) => {
+        $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough }
+        $crate::common::for_each_variant! { @test $body xfs_daemon Xfs Daemon }
+    };
+    (@set reflink $body:ident) => {
+        $crate::common::for_each_variant! { @set one $body }
+        $crate::common::for_each_variant! { @test $body btrfs_passthrough Btrfs Passthrough }
+        $crate::common::for_each_variant! { @test $body btrfs_daemon Btrfs Daemon }
+    };
+    (@set all $body:ident) => {
+        $crate::common::for_each_variant! { @set reflink $body }
+        $crate::common::for_each_variant! { @test $body ext4_passthrough Ext4 Passthrough }
+        $crate::common::for_each_variant! { @test $body ext4_daemon Ext4 Daemon }
+        $crate::common::for_each_variant! { @test $body tmpfs_passthrough Tmpfs Passthrough }
+        $crate::common::for_each_variant! { @test $body tmpfs_daemon Tmpfs Daemon }
+    };
+    ($set:ident => $($body:ident),+ $(,)?) => {
+        $(mod $body { $crate::common::for_each_variant! { @set $set $body } })+
+    };
+}
+pub(crate) use for_each_variant;

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Installs what the tests and the demo need and makes FUSE ready. Does nothing where all of it is there already.
+# Fails only when a thing without which nothing can be tested is missing afterwards.
+set -euo pipefail
+
+SUDO=()
+if [ "$(id -u)" != 0 ]; then SUDO=(sudo); fi
+
+# command:package; the first list is needed, the second makes more tests possible.
+NEEDED=(cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs losetup:util-linux
+    setfacl:acl setfattr:attr rsync:rsync)
+USEFUL=(sqlite3:sqlite3 strace:strace fio:fio modprobe:kmod)
+
+# Prints the packages of the pairs whose command is not there.
+missing() {
+    local pair
+    for pair in "$@"; do
+        command -v "${pair%%:*}" >/dev/null || echo "${pair##*:}"
+    done
+}
+
+install_packages() {
+    local -a packages
+    mapfile -t packages < <(missing "${NEEDED[@]}" "${USEFUL[@]}" | sort -u)
+    [ "${#packages[@]}" -gt 0 ] || return 0
+    if ! command -v apt-get >/dev/null; then
+        echo "deps: no apt-get here; install by hand: ${packages[*]}" >&2
+        return 0
+    fi
+    echo "deps: installing ${packages[*]}"
+    local -a apt=("${SUDO[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3)
+    "${apt[@]}" update -q || echo "deps: apt-get update failed; trying with the lists there are" >&2
+    "${apt[@]}" install -q -y --no-install-recommends "${packages[@]}" && return 0
+    # One package that cannot be had must not keep the others away.
+    local package
+    for package in "${packages[@]}"; do
+        "${apt[@]}" install -q -y --no-install-recommends "$package" || echo "deps: could not install $package" >&2
+    done
+}
+
+ready_fuse() {
+    [ -e /dev/fuse ] || "${SUDO[@]}" modprobe fuse || "${SUDO[@]}" mknod -m 666 /dev/fuse c 10 229 || true
+    local control=/sys/fs/fuse/connections
+    if [ -d "$control" ] && ! grep -q " $control fusectl " /proc/mounts; then
+        "${SUDO[@]}" mount -t fusectl fusectl "$control" || echo "deps: cannot mount $control; a hung mount cannot be aborted" >&2
+    fi
+}
+
+ready_rust() {
+    if ! command -v cargo >/dev/null; then
+        echo "deps: no cargo. Hint: install Rust 1.85 or later from https://rustup.rs" >&2
+        return 1
+    fi
+    if command -v rustup >/dev/null; then
+        cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt || true
+        cargo clippy --version >/dev/null 2>&1 || rustup component add clippy || true
+    fi
+}
+
+main() {
+    install_packages
+    ready_fuse
+    local -a still
+    mapfile -t still < <(missing "${USEFUL[@]}")
+    [ "${#still[@]}" = 0 ] || echo "deps: without ${still[*]} some tests are skipped" >&2
+    mapfile -t still < <(missing "${NEEDED[@]}")
+    if [ "${#still[@]}" -gt 0 ]; then
+        echo "deps: still missing: ${still[*]}" >&2
+        return 1
+    fi
+    ready_rust
+}
+
+main

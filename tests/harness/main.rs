@@ -1,0 +1,10 @@
+//! The harness itself: images mount and are gone afterwards, hung commands end, trees differ where they should, and the
+//! scripts around the tests count and clean correctly.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod hung;
+mod images;
+mod scripts;
+mod trees;

@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# Runs the stages of `make test`, each under a time limit, and ends with the line `N passed, N failed, N skipped`.
+#
+#   run.sh [STAGE...]     no name: all of them, in order
+#
+# A stage never stops the ones after it. Its output goes to target/test-logs/STAGE.log; the end of it is shown when it failed.
+# Everything a test makes lies in one run directory, and what is left of it after a stage is removed (tests/cleanup.sh).
+# CKPTFS_LONG=1 runs the ignored (long) tests too.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+umask 022
+export LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=1
+
+# Limits in seconds, and threads, by stage. Each can be set from outside: BOUND_model=900.
+: "${BOUND_TOTAL:=3300}"
+: "${BOUND_deps:=600}" "${BOUND_fmt:=60}" "${BOUND_clippy:=900}" "${BOUND_doc:=600}" "${BOUND_core:=600}"
+: "${BOUND_build:=1500}" "${BOUND_unit:=600}" "${BOUND_tidy:=120}" "${BOUND_harness:=180}" "${BOUND_mounted:=480}"
+: "${BOUND_model:=420}" "${BOUND_cut:=420}" "${BOUND_apps:=600}" "${BOUND_cli:=240}" "${BOUND_other:=420}"
+: "${THREADS_mounted:=4}" "${THREADS_model:=2}" "${THREADS_cut:=1}" "${THREADS_apps:=2}" "${THREADS_cli:=2}" "${THREADS_other:=2}"
+
+CHECKS=(deps fmt clippy doc core build unit tidy)
+INTEGRATION=(harness mounted model cut apps cli)
+LOGS=target/test-logs
+FAILED_TAIL_LINES=60
+
+# The stages of a full run: the checks, the known integration tests that exist, then any other test target.
+all_stages() {
+    local name
+    printf '%s\n' "${CHECKS[@]}"
+    for name in "${INTEGRATION[@]}"; do
+        if is_test "$name"; then echo "$name"; fi
+    done
+    for name in tests/*.rs tests/*/main.rs; do
+        [ -f "$name" ] || continue
+        name=${name#tests/} name=${name%/main.rs} name=${name%.rs}
+        case " ${CHECKS[*]} ${INTEGRATION[*]} " in *" $name "*) ;; *) echo "$name" ;; esac
+    done
+}
+
+is_test() { [ -f "tests/$1/main.rs" ] || [ -f "tests/$1.rs" ]; }
+
+# Prints the value of BOUND_$2 or THREADS_$2, or of ..._other.
+setting() {
+    local exact="$1_$2" other="$1_other"
+    echo "${!exact:-${!other}}"
+}
+
+# Sets CMD to the command of stage $1; fails where there is no such stage.
+stage_command() {
+    case $1 in
+        deps) CMD=(tests/deps.sh) ;;
+        fmt) CMD=(cargo fmt --all --check) ;;
+        clippy) CMD=(cargo clippy --all-targets -- -D warnings) ;;
+        doc) CMD=(env RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --lib) ;;
+        core) CMD=(cargo check --lib --no-default-features) ;;
+        build) CMD=(cargo test --no-run --lib --bins --tests) ;;
+        unit) CMD=(cargo test --lib) ;;
+        tidy) CMD=(cargo test --test tidy) ;;
+        *)
+            is_test "$1" || return 1
+            CMD=(cargo test --test "$1")
+            # An ordinary user builds, root runs: mounting an image needs it.
+            if [ "$(id -u)" != 0 ]; then
+                CMD=(cargo test --config "target.'cfg(unix)'.runner=['sudo','-E','timeout','-k','5','$(setting BOUND "$1")']" --test "$1")
+            fi
+            CMD+=(-- "--test-threads=$(setting THREADS "$1")")
+            if [ "${CKPTFS_LONG:-}" = 1 ]; then CMD+=(--include-ignored); fi
+            ;;
+    esac
+}
+
+# Why stage $1 cannot run here, or nothing: a toolchain without rustfmt or clippy is no failure of the code.
+unavailable() {
+    case $1 in
+        fmt) cargo fmt --version >/dev/null 2>&1 || echo "no rustfmt in this toolchain" ;;
+        clippy) cargo clippy --version >/dev/null 2>&1 || echo "no clippy in this toolchain" ;;
+    esac
+}
+
+# Waits for job $1, at most $2 seconds beyond its own limit: a process stuck in a FUSE request ignores even SIGKILL until the
+# connection is aborted. Returns its status, 124 if it had to be given up.
+wait_bounded() {
+    local job=$1 bound=$2 started=$SECONDS swept=0
+    while kill -0 "$job" 2>/dev/null; do
+        sleep 0.1
+        if [ $((SECONDS - started)) -gt $((bound + 15)) ] && [ $swept = 0 ]; then
+            swept=1
+            tests/cleanup.sh "$RUN" >/dev/null 2>&1 || true
+        fi
+        if [ $((SECONDS - started)) -gt $((bound + 45)) ]; then return 124; fi
+    done
+    wait "$job"
+}
+
+fresh_run_dir() {
+    RUN=$(mktemp -d "${CKPTFS_TEST_BASE:-/var/tmp}/ckptfs-run-XXXXXX")
+    chmod 755 "$RUN"
+    echo "$$ $(start_of $$)" >"$RUN/owner"
+    export CKPTFS_TEST_DIR=$RUN
+}
+
+# Prints the start time of process $1 as the kernel counts it, which tells it from a later one with the same id.
+start_of() { sed 's/.*) //' "/proc/$1/stat" | cut -d' ' -f20; }
+
+run_stage() {
+    local name=$1 bound status=0 why='' started=$SECONDS left=$((BOUND_TOTAL - SECONDS))
+    local log=$LOGS/$name.log
+    echo "$name" >>"$LOGS/stages"
+    : >"$log"
+    bound=$(setting BOUND "$name")
+    if [ "$bound" -gt "$left" ]; then bound=$left; fi
+    if ! stage_command "$name"; then
+        status=1 why="there is no such stage or test"
+    elif [ "$bound" -lt 5 ]; then
+        status=1 why="not run: the time for the whole run ($BOUND_TOTAL s) is used up"
+    else
+        why=$(unavailable "$name")
+        if [ -n "$why" ]; then
+            printf 'SKIPPED: %s\ntest result: 1 passed;\n' "$why" >"$log"
+        else
+            echo "== $name: ${CMD[*]}"
+            fresh_run_dir
+            timeout -k 10 "$bound" "${CMD[@]}" >"$log" 2>&1 </dev/null &
+            JOB=$!
+            wait_bounded "$JOB" "$bound" || status=$?
+            JOB=
+            tests/cleanup.sh "$RUN" || true
+            case $status in 124 | 137) why="hung: stopped after $bound s" ;; esac
+        fi
+    fi
+    echo "$status $((SECONDS - started)) $why" >"$LOGS/$name.status"
+    [ "$status" = 0 ] || show_failure "$name" "$status" "$why"
+}
+
+show_failure() {
+    echo "-- $1 FAILED (exit $2) ${3:-}; the end of $LOGS/$1.log:"
+    tail -n "$FAILED_TAIL_LINES" "$LOGS/$1.log"
+    echo "-- end of $1"
+}
+
+interrupted() {
+    trap - INT TERM EXIT
+    if [ -n "${JOB:-}" ]; then kill -TERM "$JOB" 2>/dev/null || true; fi
+    if [ -n "${RUN:-}" ]; then tests/cleanup.sh "$RUN" || true; fi
+    exit 130
+}
+
+main() {
+    local -a stages=("$@")
+    local stage
+    if [ ${#stages[@]} = 0 ]; then mapfile -t stages < <(all_stages); fi
+    rm -rf "$LOGS"
+    mkdir -p "$LOGS"
+    trap interrupted INT TERM
+    tests/cleanup.sh --dead || true
+    for stage in "${stages[@]}"; do
+        run_stage "$stage"
+    done
+    tests/summary.sh "$LOGS"
+}
+
+main "$@"

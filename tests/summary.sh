@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Adds up the stages of a test run and prints the counts; fails if anything failed.
+#
+#   summary.sh DIR
+#
+# DIR holds `stages` (one name a line, in order), and for each stage NAME.log (its output) and NAME.status ("EXIT SECONDS WHY").
+# A test stage counts as cargo's `test result:` lines say; any other stage is one test. A stage that ends badly without naming a
+# failed test (it did not build, it hung) is one failure. A line `SKIPPED: reason` turns the test that printed it from passed into skipped.
+set -euo pipefail
+
+DIR=$1
+passed=0 failed=0 skipped=0
+
+# Prints "PASSED FAILED SKIPPED" of the stage with log $1 and exit status $2.
+count_stage() {
+    awk -v status="$2" '
+        /^test result: / {
+            results++
+            for (i = 2; i <= NF; i++) {
+                if ($i == "passed;") p += $(i - 1)
+                if ($i == "failed;") f += $(i - 1)
+                if ($i == "ignored;") s += $(i - 1)
+            }
+        }
+        /^SKIPPED: / { skips++ }
+        /^(test .* \.\.\. )?ok$/ { seen++ }
+        END {
+            # A stage that was stopped has no result line: what it said about each test counts.
+            if (!results) p = seen
+            if (skips > p) { skips = p }
+            p -= skips
+            s += skips
+            if (status != 0 && f == 0) f = 1
+            if (status == 0 && !results && !seen) p = 1
+            print p + 0, f + 0, s + 0
+        }' "$1"
+}
+
+while read -r stage; do
+    read -r status seconds why <"$DIR/$stage.status" || true
+    read -r p f s < <(count_stage "$DIR/$stage.log" "$status")
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    printf '%-10s %4d passed %4d failed %4d skipped %5d s  %s\n' "$stage" "$p" "$f" "$s" "$seconds" "$why"
+done <"$DIR/stages"
+
+grep -h '^SKIPPED: ' "$DIR"/*.log 2>/dev/null | sort | uniq -c | sed 's/^ *\([0-9]*\) SKIPPED: /skipped \1x: /' || true
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]
