@@ -92,7 +92,7 @@ impl CheckpointInfo {
             created,
             atomic: checkpoint.atomic,
             dirty: checkpoint.dirty,
-            reason: checkpoint.reason,
+            reason: checkpoint.reason.clone(),
             duration_us: None,
             open_files: None,
         }

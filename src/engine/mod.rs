@@ -1,10 +1,35 @@
 //! The one facade over the live tree and its history.
+//!
+//! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and [`api::Verbs`], what people ask. Requests go to the live
+//! tree, to a view of the past, or to `.snapshots` itself, by the node's number.
 
 pub mod api;
+mod checkpoint;
+mod control;
+mod error;
+mod files;
+mod listing;
+mod past;
 pub mod request;
+mod restore;
+mod service;
+mod verbs;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use api::{VerbError, VerbResult};
+use request::Caches;
+
+use crate::history::timeline::Timeline;
+use crate::live::Live;
+use crate::store::record::Record;
+use crate::store::{Store, StoreError};
+use crate::sys::{self, Errno};
 
 /// Who does reads and writes of live files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,9 +54,210 @@ pub struct Config {
     pub mount: PathBuf,
     /// Who does reads and writes.
     pub io: IoChoice,
-    /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that every cut is exact. Reads may still pass through
-    /// where no writer has the file open.
+    /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that every cut is exact.
     pub strict_writes: bool,
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
+}
+
+/// A served tree. See the module.
+pub struct Engine {
+    live: Arc<Live>,
+    config: Served,
+    store_dir: OwnedFd,
+    caches: OnceLock<Arc<dyn Caches>>,
+    past: past::Past,
+    listings: listing::Listings,
+    links: control::Links,
+    /// Held while a checkpoint or a restore is made: one at a time.
+    checkpointing: Mutex<()>,
+    /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
+    asked_by_kernel: Mutex<()>,
+    /// Writes that came from the kernel's cache: dirty pages of mappings.
+    cache_writes: AtomicU64,
+    started: String,
+    stop: Arc<AtomicBool>,
+    warnings: Vec<String>,
+}
+
+/// What [`Config`] said, for as long as the tree is served.
+struct Served {
+    backing: PathBuf,
+    mount: PathBuf,
+    filesystem: &'static str,
+    wants_passthrough: bool,
+    strict_writes: bool,
+    snapdir_visible: bool,
+}
+
+impl Engine {
+    /// Opens (or makes) the store of a directory, finishes what a killed daemon left, and is ready to serve. The cost depends on what changed since
+    /// the last checkpoint, not on the tree.
+    ///
+    /// # Errors
+    /// In words for a person: the store is in use, of a newer format, damaged; the filesystem is full or read-only; passthrough cannot be had.
+    pub fn open(config: Config) -> VerbResult<Arc<Engine>> {
+        let (store, opened) = Store::open(&config.root, true).map_err(|error| store_error(&error, &config.backing))?;
+        let store = Arc::new(store);
+        let failed = |errno: Errno| error::failed("the store cannot be used", errno);
+        let (timeline, aftermath) = Timeline::open(Arc::clone(&store)).map_err(failed)?;
+        let timeline = Arc::new(timeline);
+        let reflink = probe_reflink(&store).map_err(failed)?;
+        let served = Served::new(&config, reflink)?;
+        let staging = staging(&store).map_err(failed)?;
+        let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
+        let mut warnings = Vec::new();
+        if opened.torn {
+            warnings.push("the journal's end was torn, as a power cut tears it; what had not been synced may be lost".to_owned());
+        }
+        let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
+        let engine = Arc::new(Engine {
+            live,
+            config: served,
+            store_dir,
+            caches: OnceLock::new(),
+            past: past::Past::default(),
+            listings: listing::Listings::default(),
+            links: control::Links::default(),
+            checkpointing: Mutex::new(()),
+            asked_by_kernel: Mutex::new(()),
+            cache_writes: AtomicU64::new(0),
+            started: jiff::Timestamp::now().to_string(),
+            stop: Arc::new(AtomicBool::new(false)),
+            warnings,
+        });
+        if aftermath.unclean {
+            engine.live.recover(&aftermath).map_err(failed)?;
+        }
+        engine.finish_restore(&aftermath).map_err(failed)?;
+        engine.timeline().append(&[Record::Mounted { at_ns: now_ns() }]).map_err(failed)?;
+        engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
+        engine.start_syncer().map_err(|error| failed(error.into()))?;
+        Ok(engine)
+    }
+
+    /// Tells the engine how to make the kernel forget. Before this it cannot.
+    pub fn set_caches(&self, caches: Arc<dyn Caches>) {
+        let _ = self.caches.set(caches);
+    }
+
+    /// Whether the session should ask the kernel for passthrough.
+    pub fn wants_passthrough(&self) -> bool {
+        self.config.wants_passthrough
+    }
+
+    /// The store's directory.
+    pub fn store_fd(&self) -> BorrowedFd<'_> {
+        self.store_dir.as_fd()
+    }
+
+    /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
+    pub fn close(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: now_ns() }]) {
+            tracing::warn!(%errno, "the end of service was not recorded");
+        }
+        self.timeline().stop();
+    }
+
+    fn timeline(&self) -> &Arc<Timeline> {
+        self.live.timeline()
+    }
+
+    /// Puts the journal on disk once a second, if something was written.
+    fn start_syncer(&self) -> std::io::Result<()> {
+        let (stop, store) = (Arc::clone(&self.stop), Arc::clone(self.timeline().store()));
+        std::thread::Builder::new()
+            .name("syncer".into())
+            .spawn(move || {
+                let mut synced = store.journal.position();
+                while !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(std::time::Duration::from_secs(1));
+                    let position = store.journal.position();
+                    if position == synced {
+                        continue;
+                    }
+                    match store.journal.sync() {
+                        Ok(()) => synced = position,
+                        Err(error) => {
+                            tracing::error!(%error, "the journal cannot be synced: the past can no longer be kept, changes to it will fail");
+                            return;
+                        }
+                    }
+                }
+            })
+            .map(drop)
+    }
+}
+
+impl Served {
+    fn new(config: &Config, reflink: bool) -> VerbResult<Served> {
+        let filesystem = sys::statfs_fd(&config.root).map(|info| sys::fs_name(info.fs_type)).unwrap_or("unknown");
+        let possible = reflink && sys::has_sys_admin() && !config.strict_writes;
+        if config.io == IoChoice::Passthrough && !possible {
+            let why = if !reflink {
+                format!("{filesystem} has no reflink, and a plain copy of a file that the kernel writes to is of no one instant")
+            } else if config.strict_writes {
+                "--writes=daemon says the opposite".to_owned()
+            } else {
+                "it needs CAP_SYS_ADMIN".to_owned()
+            };
+            return Err(VerbError {
+                code: "no-passthrough".into(),
+                message: format!("passthrough cannot be had here: {why}"),
+                hint: Some("use --io auto or --io daemon".into()),
+            });
+        }
+        Ok(Served {
+            backing: config.backing.clone(),
+            mount: config.mount.clone(),
+            filesystem,
+            wants_passthrough: possible && config.io != IoChoice::Daemon,
+            strict_writes: config.strict_writes,
+            snapdir_visible: config.snapdir_visible,
+        })
+    }
+}
+
+fn now_ns() -> i64 {
+    let now = sys::now();
+    now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec))
+}
+
+/// Whether the filesystem clones: tried, not guessed from its name.
+fn probe_reflink(store: &Store) -> crate::sys::SysResult<bool> {
+    let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
+    for name in [b"probe-a".as_slice(), b"probe-b"] {
+        let _ = sys::unlink_at(tmp, name);
+    }
+    let source = sys::create_file_at(tmp, b"probe-a", sys::Open::READ_WRITE, 0o600)?;
+    sys::write_all_at(&source, &[1; 4096], 0)?;
+    let cloned = sys::clone_to(&source, tmp, b"probe-b").is_ok();
+    let _ = sys::unlink_at(tmp, b"probe-a");
+    let _ = sys::unlink_at(tmp, b"probe-b");
+    Ok(cloned)
+}
+
+/// The directory in which a restore prepares what it puts into the tree.
+fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
+    let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
+    match sys::mkdir_at(tmp, b"restore", 0o700) {
+        Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, b"restore"),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
+    let (code, hint) = match error {
+        StoreError::Locked => ("in-use", "another daemon serves this directory: see `ckptfs status`"),
+        StoreError::NewerFormat { .. } => ("newer-format", "use the newer ckptfs that made this store"),
+        StoreError::NotAStore { .. } => ("not-a-store", "move .ckptfs away: it is not one of ours, and nothing in it was touched"),
+        _ => match error.errno() {
+            Errno::ENOSPC => ("no-space", "free some space on the filesystem"),
+            Errno::EROFS | Errno::EACCES | Errno::EPERM => ("no-permission", "the directory must be writable by whoever mounts it"),
+            Errno::EXDEV => ("other-filesystem", "the store must be on the filesystem of the directory: remove what is mounted on .ckptfs"),
+            _ => ("io", "the store may be damaged: nothing was changed"),
+        },
+    };
+    VerbError { code: code.into(), message: format!("the store of {} cannot be opened: {error}", backing.display()), hint: Some(hint.into()) }
 }

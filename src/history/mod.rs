@@ -1,5 +1,6 @@
 //! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of them.
 
+mod collect;
 pub mod diff;
 mod indexer;
 pub mod present;

@@ -18,6 +18,9 @@ use crate::store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, 
 use crate::store::{Address, Store, StoreError};
 use crate::sys::{Errno, SysResult, Xattrs};
 
+/// Undo records in one frame at most, where there can be many.
+const UNDO_ITEMS_AT_ONCE: usize = 4096;
+
 pub(super) struct Inner {
     pub(super) open: Table,
     /// Inodes made in the open epoch: no checkpoint can see them.
@@ -246,9 +249,7 @@ impl Timeline {
         let mut inner = self.inner.write();
         let next = inner.open.epoch.next();
         let mut records = vec![Record::Checkpoint(checkpoint.clone())];
-        if !ahead.is_empty() {
-            records.push(Record::Undo { epoch: next, undo: ahead.clone() });
-        }
+        records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
         let addresses = self.store.journal.append(&records).map_err(fault)?;
         let address = addresses.first().copied().ok_or(Errno::EIO)?;
         inner.seal();

@@ -42,7 +42,7 @@ impl Live {
     }
 
     /// As [`Live::set_attr`]; the caller holds the locks.
-    pub(super) fn set_attr_in(&self, at: At<'_>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
+    pub fn set_attr_in(&self, at: At<'_>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
         let fd = match self.fd(at) {
             Ok(fd) => fd,
             Err(errno) => match file {
@@ -174,7 +174,7 @@ impl Live {
     }
 
     /// Makes the extended attributes of an inode exactly `wanted`. The caller holds the locks.
-    pub(super) fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<()> {
+    pub fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<()> {
         let fd = self.fd(at)?;
         let now = sys::all_xattrs(&fd)?;
         if now == *wanted {

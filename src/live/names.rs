@@ -57,7 +57,7 @@ impl Live {
     }
 
     /// As [`Live::make`]; the caller holds the gate and the tree.
-    pub(super) fn make_in(&self, parent: At<'_>, name: &Name, make: &Make<'_>, lookups: u64) -> SysResult<Made> {
+    pub fn make_in(&self, parent: At<'_>, name: &Name, make: &Make<'_>, lookups: u64) -> SysResult<Made> {
         if self.is_dead(parent.slot) {
             return Err(Errno::ENOENT);
         }
@@ -152,7 +152,7 @@ impl Live {
     }
 
     /// As [`Live::rename`]; the caller holds the gate and the tree.
-    pub(super) fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
+    pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
         let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
         let source = self.target(from.0, &from_dir, from.1)?;
         let target = match self.target(to.0, &to_dir, to.1) {

@@ -151,7 +151,7 @@ impl Live {
     }
 
     /// Removes a name: unlink(2) and rmdir(2). The caller holds the gate and the tree.
-    pub(super) fn remove_in(&self, parent: At<'_>, name: &Name, want_dir: bool) -> SysResult<Slot> {
+    pub fn remove_in(&self, parent: At<'_>, name: &Name, want_dir: bool) -> SysResult<Slot> {
         let dir = self.dir(parent)?;
         let target = self.target(parent, &dir, name)?;
         match (target.stat.kind == Kind::Dir, want_dir) {

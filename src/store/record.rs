@@ -137,11 +137,16 @@ pub struct Checkpoint {
 }
 
 /// Why a checkpoint was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Reason {
     /// Somebody asked for it.
     Asked,
+    /// Somebody made the directory `.snapshots/NAME`; it is listed as a directory, so that rmdir(2) can delete it.
+    Directory {
+        /// NAME, which is also a tag.
+        name: String,
+    },
     /// It guards what a restore of this checkpoint replaced.
     Guard {
         /// The checkpoint that was restored.

@@ -329,11 +329,15 @@ impl Writer<'_> {
         self.int(checkpoint.created_ns);
         self.byte(u8::from(checkpoint.atomic));
         self.uint(checkpoint.dirty);
-        match checkpoint.reason {
+        match &checkpoint.reason {
             Reason::Asked => self.byte(0),
             Reason::Guard { restored } => {
                 self.byte(1);
                 self.uint(restored.0);
+            }
+            Reason::Directory { name } => {
+                self.byte(2);
+                self.bytes(name.as_bytes(), TAG_MAX)?;
             }
         }
         Ok(())
@@ -522,6 +526,7 @@ impl<'a> Reader<'a> {
             reason: match self.byte()? {
                 0 => Reason::Asked,
                 1 => Reason::Guard { restored: CheckpointId(self.uint()?) },
+                2 => Reason::Directory { name: self.text(TAG_MAX)? },
                 _ => return Err(CodecError::Unknown),
             },
         })

@@ -1,0 +1,138 @@
+//! Making and deleting checkpoints: freeze, close the epoch, thaw.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::Engine;
+use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
+use super::error;
+use super::request::NodeId;
+use crate::store::ids::CheckpointId;
+use crate::store::record::{Checkpoint, Reason};
+use crate::sys::{self, Errno, SysResult};
+
+/// Rounds of flushing mapped files until one finds nothing to flush.
+const FLUSH_ROUNDS_MAX: u32 = 16;
+/// Bytes of a tag at most: it is a name in `.snapshots`.
+pub const TAG_BYTES_MAX: usize = 100;
+
+impl Engine {
+    /// Closes the epoch. See [`super::api::Verbs::checkpoint`].
+    pub(super) fn make_checkpoint(&self, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
+        let started = Instant::now();
+        let tags = self.checked_tags(&options.tags)?;
+        let _one_at_a_time = self.checkpointing.lock();
+        if options.sync {
+            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the tree cannot be synced", errno))?;
+        }
+        let flushed = self.ready_for_freeze();
+        let gate = self.live.gate.write();
+        let sealed = self.seal(&options.note, tags, reason, flushed);
+        drop(gate);
+        let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
+        if options.sync {
+            self.timeline().store().journal.sync().map_err(|error| error::failed("the checkpoint cannot be synced", error.errno()))?;
+        }
+        let mut info = CheckpointInfo::new(&checkpoint);
+        info.duration_us = Some(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
+        info.open_files = Some(open_files);
+        Ok(info)
+    }
+
+    /// What can be done before the freeze: files no longer mapped are settled, hot ones written back. In a daemon mount dirty pages of mappings are
+    /// in the kernel's cache: they must come in as writes of this epoch. Says whether a last round found none.
+    pub(super) fn ready_for_freeze(&self) -> bool {
+        self.live.settle_mapped();
+        self.live.preflush();
+        let Some(caches) = self.caches.get() else { return true };
+        for _ in 0..FLUSH_ROUNDS_MAX {
+            let mapped = self.live.mapped_through_daemon();
+            if mapped.is_empty() {
+                return true;
+            }
+            let before = self.cache_writes.load(Ordering::SeqCst);
+            for slot in mapped {
+                caches.forget_data(NodeId(slot.0));
+            }
+            if self.cache_writes.load(Ordering::SeqCst) == before {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Closes the open epoch. The caller holds the gate for writing.
+    pub(super) fn seal(&self, note: &str, tags: Vec<String>, reason: Reason, flushed: bool) -> SysResult<(Checkpoint, u64)> {
+        let epoch = self.timeline().epoch();
+        let cut = self.live.cut(epoch.next())?;
+        let now = sys::now();
+        let checkpoint = Checkpoint {
+            id: epoch.checkpoint(),
+            tags,
+            note: note.to_owned(),
+            created_ns: now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec)),
+            atomic: cut.atomic && flushed,
+            dirty: self.timeline().dirty(),
+            reason,
+        };
+        self.timeline().seal(checkpoint.clone(), cut.ahead)?;
+        self.live.epoch_closed();
+        Ok((checkpoint, cut.files))
+    }
+
+    /// Tags as a checkpoint keeps them: valid, free, sorted, each once.
+    fn checked_tags(&self, tags: &[String]) -> VerbResult<Vec<String>> {
+        let mut tags = tags.to_vec();
+        tags.sort();
+        tags.dedup();
+        for tag in &tags {
+            check_tag(tag)?;
+            if let Some(id) = self.timeline().tagged(tag) {
+                return Err(error::tag_taken(tag, id));
+            }
+        }
+        Ok(tags)
+    }
+
+    /// Deletes a checkpoint. Versions that only it needed go with it.
+    pub(super) fn delete_checkpoint(&self, id: CheckpointId) -> VerbResult<CheckpointInfo> {
+        let _one_at_a_time = self.checkpointing.lock();
+        let Some(checkpoint) = self.timeline().checkpoint(id) else {
+            return Err(error::unknown_state(&id.to_string(), &self.state_names()));
+        };
+        let unneeded = self.timeline().unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
+        self.timeline().delete(id).map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        for object in unneeded {
+            if let Err(error) = self.timeline().store().layers.remove(object) {
+                tracing::warn!(%error, ?object, "an unneeded version was not removed");
+            }
+        }
+        Ok(CheckpointInfo::new(&checkpoint))
+    }
+}
+
+/// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.
+pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
+    let reserved = ["latest", "live", ".", ".."].contains(&tag);
+    let number = !tag.is_empty() && tag.bytes().all(|byte| byte.is_ascii_digit());
+    let shape = tag.is_empty() || tag.len() > TAG_BYTES_MAX || tag.starts_with('-') || tag.chars().any(|c| c == '/' || c.is_control());
+    if reserved || number || shape {
+        return Err(VerbError {
+            code: "bad-tag".into(),
+            message: format!("{tag:?} cannot be a tag"),
+            hint: Some(format!("a tag has 1 to {TAG_BYTES_MAX} bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live'")),
+        });
+    }
+    Ok(())
+}
+
+/// As the kernel shall see a failed verb.
+pub(super) fn verb_errno(error: &VerbError) -> Errno {
+    match error.code.as_str() {
+        "bad-tag" => Errno::EINVAL,
+        "tag-taken" => Errno::EEXIST,
+        "unknown-checkpoint" => Errno::ENOENT,
+        "no-space" => Errno::ENOSPC,
+        _ => Errno::EIO,
+    }
+}

@@ -1,0 +1,173 @@
+//! `.snapshots`: the directory that lists the checkpoints, and the names that are ours in the root directory.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::Engine;
+use super::api::CheckpointOptions;
+use super::checkpoint::{check_tag, verb_errno};
+use super::past::PastNode;
+use super::request::{Entry, Looked, NodeId};
+use crate::history::present::Trail;
+use crate::store::ids::{CheckpointId, Slot};
+use crate::store::record::{Child, Reason};
+use crate::sys::{Errno, Kind, Stat, SysResult};
+
+/// Set in the number of every control node.
+pub(super) const CONTROL: u64 = 1 << 61;
+/// `.snapshots`.
+pub(super) const SNAPDIR: NodeId = NodeId(CONTROL);
+/// `.ckptfs`: a link through which the verbs find the store below the mount.
+pub(super) const STORE_LINK: NodeId = NodeId(CONTROL | 1);
+/// Name of the snapshot directory.
+pub(super) const SNAPDIR_NAME: &[u8] = b".snapshots";
+/// Name of the store.
+pub(super) const STORE_NAME: &[u8] = b".ckptfs";
+
+/// Links in `.snapshots` that the kernel was told of: number -> target.
+#[derive(Default)]
+pub(super) struct Links(Mutex<HashMap<NodeId, String>>);
+
+/// The number of a link in `.snapshots`.
+fn link_node(name: &str) -> NodeId {
+    let hash = blake3::hash(name.as_bytes());
+    let mut low = [0_u8; 8];
+    low.copy_from_slice(hash.as_bytes().get(..8).unwrap_or(&[0; 8]));
+    NodeId(CONTROL | 1 << 60 | (u64::from_le_bytes(low) >> 8))
+}
+
+impl Engine {
+    /// Whether a name in the root directory is ours.
+    pub(super) fn is_reserved(parent: NodeId, name: &[u8]) -> bool {
+        parent == NodeId(Slot::ROOT.0) && (name == SNAPDIR_NAME || name == STORE_NAME)
+    }
+
+    /// Attributes of `.snapshots`: who may use the tree may enter it.
+    pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
+        let root = self.live.stat(Slot::ROOT)?;
+        let count = u32::try_from(self.timeline().checkpoint_count()).unwrap_or(u32::MAX);
+        Ok(Stat { ino: SNAPDIR.0, mode: root.mode & 0o777, nlink: count.saturating_add(2), size: 0, blocks: 0, ..root })
+    }
+
+    fn link_stat(&self, node: NodeId, target: &[u8]) -> SysResult<Stat> {
+        let root = self.live.stat(Slot::ROOT)?;
+        Ok(Stat { ino: node.0, kind: Kind::Symlink, mode: 0o777, nlink: 1, size: target.len() as u64, blocks: 0, ..root })
+    }
+
+    pub(super) fn control_stat(&self, node: NodeId) -> SysResult<Stat> {
+        match node {
+            SNAPDIR => self.snapdir_stat(),
+            _ => self.link_stat(node, &self.control_link(node)?),
+        }
+    }
+
+    /// Target of a link of ours.
+    pub(super) fn control_link(&self, node: NodeId) -> SysResult<Vec<u8>> {
+        if node == STORE_LINK {
+            use std::os::fd::AsRawFd;
+            return Ok(format!("/proc/{}/fd/{}", std::process::id(), self.store_dir.as_raw_fd()).into_bytes());
+        }
+        if node == SNAPDIR {
+            return Err(Errno::EINVAL);
+        }
+        self.links.0.lock().get(&node).map(|target| target.clone().into_bytes()).ok_or(Errno::ESTALE)
+    }
+
+    /// A name of ours in the root directory.
+    pub(super) fn lookup_reserved(&self, name: &[u8]) -> SysResult<Looked> {
+        let node = if name == SNAPDIR_NAME { SNAPDIR } else { STORE_LINK };
+        let ttl = if node == SNAPDIR { super::service::FOR_EVER } else { Duration::ZERO };
+        Ok(Looked::Found(Entry { node, generation: 0, stat: self.control_stat(node)?, ttl }))
+    }
+
+    /// A name in `.snapshots`: a number is a view, a tag a link to its number, or a view if it was made by mkdir(2).
+    pub(super) fn lookup_snapshot(&self, name: &[u8]) -> SysResult<Looked> {
+        let Ok(name) = std::str::from_utf8(name) else { return Ok(Looked::Absent(Duration::ZERO)) };
+        if let Some(id) = self.number(name) {
+            return self.view_root(id, false, 1);
+        }
+        let id = if name == "latest" { self.timeline().latest() } else { self.timeline().tagged(name) };
+        let Some(id) = id else { return Ok(Looked::Absent(Duration::ZERO)) };
+        if self.is_directory(id, name) {
+            return self.view_root(id, true, 1);
+        }
+        let node = link_node(name);
+        self.links.0.lock().insert(node, id.to_string());
+        Ok(Looked::Found(Entry { node, generation: 0, stat: self.control_stat(node)?, ttl: Duration::ZERO }))
+    }
+
+    /// A checkpoint's number as it is written: without leading zeros.
+    fn number(&self, name: &str) -> Option<CheckpointId> {
+        let id = CheckpointId(name.parse().ok()?);
+        (id.to_string() == name && self.timeline().checkpoint(id).is_some()).then_some(id)
+    }
+
+    fn is_directory(&self, id: CheckpointId, tag: &str) -> bool {
+        let checkpoint = self.timeline().checkpoint(id);
+        matches!(checkpoint.map(|checkpoint| checkpoint.reason), Some(Reason::Directory { name }) if name == tag)
+    }
+
+    fn view_root(&self, id: CheckpointId, named: bool, lookups: u64) -> SysResult<Looked> {
+        let child = Child { slot: Slot::ROOT, kind: Kind::Dir };
+        let node = self.past.learn(id, named, child, Trail::root(), lookups)?;
+        Ok(Looked::Found(Entry { ttl: Duration::ZERO, ..self.past_entry(&node)? }))
+    }
+
+    /// What `.snapshots` lists: numbers, `latest`, tags.
+    pub(super) fn list_snapshots(&self) -> Vec<(Vec<u8>, NodeId, Kind)> {
+        let root = Child { slot: Slot::ROOT, kind: Kind::Dir };
+        let mut names: Vec<(Vec<u8>, NodeId, Kind)> = Vec::new();
+        for checkpoint in self.timeline().checkpoints() {
+            names.push((checkpoint.id.to_string().into_bytes(), super::past::Past::number(checkpoint.id, false, root), Kind::Dir));
+        }
+        if self.timeline().latest().is_some() {
+            names.push((b"latest".to_vec(), link_node("latest"), Kind::Symlink));
+        }
+        for (tag, id) in self.timeline().tags() {
+            let listed = if self.is_directory(id, &tag) {
+                (super::past::Past::number(id, true, root), Kind::Dir)
+            } else {
+                (link_node(&tag), Kind::Symlink)
+            };
+            names.push((tag.into_bytes(), listed.0, listed.1));
+        }
+        names
+    }
+
+    /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
+    pub(super) fn mkdir_snapshot(&self, name: &[u8]) -> SysResult<Entry> {
+        let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
+        check_tag(name).map_err(|error| verb_errno(&error))?;
+        let _one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
+        let options = CheckpointOptions { note: String::new(), tags: vec![name.to_owned()], sync: false };
+        let made = self.make_checkpoint(&options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
+        match self.view_root(made.id, true, 1)? {
+            Looked::Found(entry) => Ok(entry),
+            Looked::Absent(_) => Err(Errno::EIO),
+        }
+    }
+
+    /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
+    pub(super) fn rmdir_snapshot(&self, name: &[u8]) -> SysResult<()> {
+        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let tagged = self.timeline().tagged(name).filter(|id| self.is_directory(*id, name));
+        let id = self.number(name).or(tagged).ok_or(Errno::ENOENT)?;
+        self.delete_checkpoint(id).map(drop).map_err(|error| verb_errno(&error))
+    }
+
+    /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
+    pub(super) fn unlink_snapshot(&self, name: &[u8]) -> SysResult<()> {
+        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
+        let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
+        let tags = checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
+        self.timeline().set_tags(id, tags)
+    }
+
+    /// The view that a past node belongs to must still be there.
+    pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
+        if self.timeline().checkpoint(node.checkpoint).is_some() { Ok(()) } else { Err(Errno::ESTALE) }
+    }
+}
