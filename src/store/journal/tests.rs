@@ -356,9 +356,9 @@ fn a_failed_sync_latches() {
     let bench = Bench::new();
     let (journal, _) = bench.open();
     journal.append(&[record(1)]).unwrap();
-    let (_reader, pipe) = std::io::pipe().unwrap();
-    journal.writer.lock().file = Some(Arc::new(File::from(OwnedFd::from(pipe))));
-    assert!(journal.sync().is_err(), "a pipe cannot be synced");
+    let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+    journal.writer.lock().file = Some(Arc::new(File::from(OwnedFd::from(socket))));
+    assert!(journal.sync().is_err(), "a socket cannot be synced");
     assert!(matches!(journal.append(&[record(2)]), Err(StoreError::Latched)));
 }
 
