@@ -257,7 +257,7 @@ impl Index {
 
     /// Where the last applied record begins and ends; `None` if none is.
     pub(super) fn last_applied(&self) -> StoreResult<Option<(Address, Address)>> {
-        self.with("look up", |db| applied_in(db))
+        self.with("look up", applied_in)
     }
 
     /// Makes the index durable, so that the next opening need not read the journal again. It takes its time: for a helper thread.

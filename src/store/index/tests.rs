@@ -1,1 +1,375 @@
+//! The index over real journals: first wins, voids, directories, reopening, setting aside.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+
 use super::*;
+use crate::store::record::{Child, DataState, Reason, Record, Undo};
+use crate::sys::Kind;
+
+struct Bench {
+    dir: tempfile::TempDir,
+    layout: Layout,
+    journal: Journal,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
+        let (journal, _) = Journal::open(&layout).unwrap();
+        Bench { dir, layout, journal }
+    }
+
+    fn index(&self) -> (Index, Opening) {
+        Index::open(&self.layout).unwrap()
+    }
+
+    fn files(&self) -> PathBuf {
+        self.dir.path().join(".ckptfs/index")
+    }
+
+    fn asides(&self) -> usize {
+        let names = fs::read_dir(self.dir.path().join(".ckptfs")).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("index.bad-")).count()
+    }
+
+    /// Writes records to the journal and applies them in batches of `size`; returns where each begins.
+    fn put(&self, index: &Index, records: &[Record], size: usize) -> Vec<Address> {
+        let mut places = Vec::new();
+        for records in records.chunks(size) {
+            let mut batch = Batch::new();
+            for (record, at) in records.iter().zip(self.journal.append(records).unwrap()) {
+                batch.add(at, record).unwrap();
+                places.push(at);
+            }
+            index.apply(&mut batch).unwrap();
+            assert!(batch.is_empty());
+        }
+        places
+    }
+}
+
+const DIR: Slot = Slot(100);
+
+fn undo(epoch: u64, undo: Vec<Undo>) -> Record {
+    Record::Undo { epoch: Epoch(epoch), undo }
+}
+
+fn entry(name: &[u8]) -> Undo {
+    entry_in(DIR, name)
+}
+
+fn entry_in(dir: Slot, name: &[u8]) -> Undo {
+    Undo::Entry { dir, name: Name::new(name), before: Some(Child { slot: Slot(7), kind: Kind::File }) }
+}
+
+fn data(slot: u64) -> Undo {
+    Undo::Data { slot: Slot(slot), before: DataState { object: None, size: 0, provisional: true } }
+}
+
+fn place(name: &[u8]) -> Place {
+    Place { parent: DIR, name: Name::new(name) }
+}
+
+fn home(slot: u64, name: &[u8]) -> Undo {
+    Undo::Home { slot: Slot(slot), before: place(name) }
+}
+
+fn moved(slot: u64, name: &[u8]) -> Record {
+    Record::Moved { places: vec![(Slot(slot), place(name))] }
+}
+
+fn void(epoch: u64, slot: u64) -> Record {
+    Record::Void { epoch: Epoch(epoch), slot: Slot(slot) }
+}
+
+fn checkpoint(id: u64) -> Checkpoint {
+    let tags = vec![format!("tag-{id}")];
+    Checkpoint { id: CheckpointId(id), tags, note: String::new(), created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked }
+}
+
+fn after(index: &Index, key: Key, n: u64) -> Option<(u64, Address, u16)> {
+    index.first_after(&key, CheckpointId(n)).unwrap().map(|found| (found.epoch.0, found.at, found.item))
+}
+
+fn data_after(index: &Index, slot: u64, n: u64) -> Option<(u64, Address, u16)> {
+    after(index, Key::Data(Slot(slot)), n)
+}
+
+#[test]
+fn the_first_record_of_a_key_in_an_epoch_wins_within_and_across_batches() {
+    let records = [
+        undo(1, vec![entry(b"b"), data(7)]),
+        undo(1, vec![data(7)]),
+        undo(2, vec![data(7)]),
+        undo(2, vec![data(7), data(8)]),
+        undo(9, vec![data(7)]),
+    ];
+    for size in 1..=records.len() {
+        let bench = Bench::new();
+        let (index, opening) = bench.index();
+        assert_eq!(opening, Opening::Rebuild(Doubt::Missing));
+        let at = bench.put(&index, &records, size);
+        assert_eq!(data_after(&index, 7, 0), Some((1, at[0], 1)));
+        assert_eq!(data_after(&index, 7, 1), Some((2, at[2], 0)));
+        for n in 2..9 {
+            assert_eq!(data_after(&index, 7, n), Some((9, at[4], 0)));
+        }
+        assert_eq!(data_after(&index, 7, 9), None);
+        assert_eq!(data_after(&index, 7, u64::MAX), None);
+        assert_eq!(data_after(&index, 8, 0), Some((2, at[3], 1)));
+        assert_eq!(data_after(&index, 6, 0), None);
+        assert_eq!(after(&index, Key::Attr(Slot(7)), 0), None, "another kind of key");
+        assert_eq!(index.applied().unwrap(), bench.journal.position());
+    }
+}
+
+#[test]
+fn a_void_removes_and_a_later_record_counts() {
+    let records = [
+        undo(1, vec![data(7)]),
+        undo(2, vec![data(7)]),
+        void(2, 7),
+        undo(3, vec![data(7)]),
+        void(3, 7),
+        undo(3, vec![data(7)]),
+        undo(3, vec![data(7)]),
+    ];
+    for size in 1..=records.len() {
+        let bench = Bench::new();
+        let (index, _) = bench.index();
+        let at = bench.put(&index, &records, size);
+        assert_eq!(data_after(&index, 7, 0), Some((1, at[0], 0)));
+        assert_eq!(data_after(&index, 7, 1), Some((3, at[5], 0)), "batches of {size}");
+    }
+}
+
+#[test]
+fn entries_of_a_directory_come_once_each_and_in_order() {
+    // Names that are prefixes of each other, that hold what keys are made of, and a directory whose number follows.
+    let long = [b'n'; 255];
+    let names: [&[u8]; 13] =
+        [b"\x01", b"\x01\x01", b"\x01\xff", b"a", b"a\x01", b"a\xff", b"aa", b"ab", b"b", &long, b"\xc3\xa9", b"\xff", b"\xff\xff"];
+    let mut sorted = names.map(Name::new).to_vec();
+    sorted.sort();
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    let mut records = vec![undo(3, vec![entry_in(Slot(99), b"zz"), entry_in(Slot(101), b"a"), entry_in(Slot(100 << 8), b"a")])];
+    for (n, name) in names.iter().enumerate() {
+        records.extend([undo(1, vec![data(1), entry(name)]), undo(3 + n as u64 % 2, vec![entry(name)]), undo(8, vec![entry(name)])]);
+    }
+    let at = bench.put(&index, &records, 5);
+    let list = |n| index.entries_after(DIR, CheckpointId(n)).unwrap();
+    for (n, item) in [(0, 1), (1, 0), (2, 0), (3, 0), (4, 0), (7, 0)] {
+        let found = list(n);
+        assert_eq!(found.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), sorted, "after {n}");
+        for (name, found) in found {
+            let i = names.iter().position(|other| *other == name.as_bytes()).unwrap();
+            assert_eq!(Some((found.epoch.0, found.at, found.item)), after(&index, Key::Entry(DIR, name), n));
+            assert!(found.epoch.0 > n && found.item == item && at[1 + 3 * i..4 + 3 * i].contains(&found.at));
+        }
+    }
+    assert!(list(8).is_empty() && list(u64::MAX).is_empty());
+    assert_eq!(index.entries_after(Slot(99), CheckpointId(0)).unwrap().len(), 1);
+    assert!(index.entries_after(Slot(102), CheckpointId(0)).unwrap().is_empty());
+    // Such a name cannot come from a kernel, and must do no harm either.
+    let key = keys::undo_key(&Key::Entry(DIR, Name::new(b"a\0\0b")), Epoch(1));
+    assert_eq!(keys::parse_entry(&key), Some((Name::new(b"a\0\0b"), Epoch(1))));
+}
+
+#[test]
+fn names_with_many_epochs_are_passed_over() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    let records: Vec<_> = (1..=100).map(|epoch| undo(epoch, vec![entry(b"a"), entry(b"ab"), entry(b"b")])).collect();
+    bench.put(&index, &records, 100);
+    for n in [0, 1, 15, 16, 17, 18, 50, 82, 83, 84, 98, 99] {
+        let found = index.entries_after(DIR, CheckpointId(n)).unwrap();
+        assert_eq!(
+            found.iter().map(|(name, undo)| (name.as_bytes(), undo.epoch.0)).collect::<Vec<_>>(),
+            [(&b"a"[..], n + 1), (b"ab", n + 1), (b"b", n + 1)]
+        );
+    }
+    assert!(index.entries_after(DIR, CheckpointId(100)).unwrap().is_empty());
+}
+
+#[test]
+fn the_place_seen_last_counts() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    assert_eq!(index.place(Slot(1)).unwrap(), None);
+    bench.put(&index, &[undo(1, vec![home(7, b"first")]), moved(7, b"second")], 2);
+    assert_eq!(index.place(Slot(7)).unwrap(), Some(place(b"second")));
+    bench.put(&index, &[undo(2, vec![home(7, b"third")])], 1);
+    assert_eq!(index.place(Slot(7)).unwrap(), Some(place(b"third")));
+    assert!(after(&index, Key::Home(Slot(7)), 1).is_some(), "a home is an undo record too");
+}
+
+#[test]
+fn checkpoints_keep_tags_and_deletions_within_and_across_batches() {
+    let tags = |id, tag: &str| Record::Tags { id: CheckpointId(id), tags: vec![tag.into()] };
+    let delete = |id| Record::Deleted { id: CheckpointId(id) };
+    let mut records: Vec<_> = (1..=11).map(|id| Record::Checkpoint(checkpoint(id))).collect();
+    records.extend([tags(3, "x"), tags(3, "y"), delete(11), delete(2), tags(2, "z"), tags(77, "never made"), delete(78)]);
+    for size in [1, 3, 100] {
+        let bench = Bench::new();
+        let (index, _) = bench.index();
+        let at = bench.put(&index, &records, size);
+        let found = index.checkpoints().unwrap();
+        assert_eq!(found.iter().map(|(checkpoint, _)| checkpoint.id.0).collect::<Vec<_>>(), [1, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(found[1], (Checkpoint { tags: vec!["y".into()], ..checkpoint(3) }, at[2]));
+        assert_eq!(found[0], (checkpoint(1), at[0]));
+        assert_eq!(index.last_checkpoint().unwrap(), Some(CheckpointId(11)), "a number is not given again");
+    }
+}
+
+fn story() -> Vec<Record> {
+    let mut records = Vec::new();
+    for epoch in 1..=30u64 {
+        for n in 0..20u64 {
+            let name = format!("name-{}", n * epoch % 17);
+            records.push(undo(epoch, vec![entry(name.as_bytes()), data(n % 7), home(n % 5, name.as_bytes())]));
+            if n % 6 == 0 {
+                records.push(void(epoch, n % 7));
+            }
+            if n % 9 == 0 {
+                records.push(moved(n % 5, b"elsewhere"));
+            }
+        }
+        records.push(Record::Checkpoint(checkpoint(epoch)));
+        if epoch % 4 == 0 {
+            records.push(Record::Deleted { id: CheckpointId(epoch - 1) });
+        }
+    }
+    records
+}
+
+#[test]
+fn a_rebuilt_index_is_equal_to_the_one_that_grew() {
+    for size in [1, 7, 10_000] {
+        let bench = Bench::new();
+        let (index, _) = bench.index();
+        bench.put(&index, &story(), size);
+        let grown = index.dump().unwrap();
+        index.rebuild(&bench.journal).unwrap();
+        assert!(grown == index.dump().unwrap(), "batches of {size}");
+        assert_eq!(bench.asides(), 1);
+        assert!(grown.len() > 500);
+    }
+}
+
+#[test]
+fn it_is_there_after_reopening() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    bench.put(&index, &story(), 50);
+    index.flush_durable().unwrap();
+    let before = index.dump().unwrap();
+    drop(index);
+    let (index, opening) = bench.index();
+    assert_eq!(opening, Opening::Ready);
+    assert!(before == index.dump().unwrap());
+    assert_eq!(index.applied().unwrap(), bench.journal.position());
+}
+
+#[test]
+fn one_that_cannot_be_read_is_set_aside_and_deleted_later() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    bench.put(&index, &story(), 50);
+    index.flush_durable().unwrap();
+    let before = index.dump().unwrap();
+    drop(index);
+    for file in fs::read_dir(bench.files()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        let mut bytes = fs::read(&file).unwrap();
+        bytes.iter_mut().skip(3).step_by(40).for_each(|b| *b ^= 0x55);
+        fs::write(&file, bytes).unwrap();
+    }
+    let (index, opening) = bench.index();
+    assert!(matches!(opening, Opening::Rebuild(Doubt::Unreadable | Doubt::Foreign | Doubt::Damaged)), "{opening:?}");
+    assert_eq!(bench.asides(), 1);
+    assert_eq!(index.applied().unwrap(), Address::START);
+    index.rebuild(&bench.journal).unwrap();
+    assert!(before == index.dump().unwrap());
+    drop(index);
+    assert_eq!(bench.index().1, Opening::Ready);
+    assert_eq!(bench.asides(), 0);
+}
+
+#[test]
+fn a_file_or_link_in_its_place_is_set_aside() {
+    let bench = Bench::new();
+    fs::write(bench.files(), "not a directory").unwrap();
+    assert!(matches!(bench.index().1, Opening::Rebuild(Doubt::Unreadable)));
+    fs::remove_dir_all(bench.files()).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(elsewhere.path(), bench.files()).unwrap();
+    assert!(matches!(bench.index().1, Opening::Rebuild(Doubt::Unreadable)));
+    assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+    assert_eq!(bench.asides(), 2);
+}
+
+#[test]
+fn the_index_of_another_store_is_foreign() {
+    let (one, two) = (Bench::new(), Bench::new());
+    let (index, _) = one.index();
+    one.put(&index, &story(), 100);
+    drop(index);
+    fs::rename(one.files(), two.files()).unwrap();
+    assert_eq!(two.index().1, Opening::Rebuild(Doubt::Foreign));
+}
+
+#[test]
+fn a_changed_value_is_found() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    let records = [undo(1, vec![data(7), entry(b"a"), home(7, b"a")]), Record::Checkpoint(checkpoint(1))];
+    bench.put(&index, &records, 9);
+    let keys = [
+        keys::undo_key(&Key::Data(Slot(7)), Epoch(1)),
+        keys::undo_key(&Key::Entry(DIR, Name::new(b"a")), Epoch(1)),
+        keys::place_key(Slot(7)),
+        keys::checkpoint_key(CheckpointId(1)),
+        keys::META_APPLIED.to_vec(),
+    ];
+    for key in &keys {
+        let db = index.db.read();
+        let db = db.as_ref().unwrap();
+        let mut value = db.get(key).unwrap().unwrap().to_vec();
+        value[0] ^= 1;
+        db.insert(key.as_slice(), value).unwrap();
+    }
+    let damaged = |result: StoreResult<()>| matches!(result, Err(StoreError::IndexDamaged));
+    assert!(damaged(index.first_after(&Key::Data(Slot(7)), CheckpointId(0)).map(drop)));
+    assert!(damaged(index.entries_after(DIR, CheckpointId(0)).map(drop)));
+    assert!(damaged(index.place(Slot(7)).map(drop)));
+    assert!(damaged(index.checkpoints().map(drop)));
+    assert!(damaged(index.last_checkpoint().map(drop)));
+    assert!(damaged(index.applied().map(drop)));
+    drop(index);
+    assert_eq!(bench.index().1, Opening::Rebuild(Doubt::Damaged));
+}
+
+#[test]
+fn a_panic_is_an_error() {
+    let failed = guarded("look up", || -> StoreResult<()> { panic!("as sled does") });
+    assert!(matches!(failed, Err(StoreError::IndexPanic { what: "look up" })));
+}
+
+#[test]
+fn a_rebuild_from_a_damaged_journal_closes_the_index_until_one_succeeds() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    let at = bench.put(&index, &[undo(1, vec![data(7)]), undo(2, vec![data(7)])], 2);
+    let segment = bench.dir.path().join(".ckptfs/journal/00000001");
+    let whole = fs::read(&segment).unwrap();
+    let mut bytes = whole.clone();
+    bytes[at[1].offset as usize + 60] ^= 1;
+    fs::write(&segment, &bytes).unwrap();
+    assert!(matches!(index.rebuild(&bench.journal), Err(StoreError::JournalDamaged { .. })));
+    assert!(matches!(index.applied(), Err(StoreError::IndexClosed)));
+    fs::write(&segment, &whole).unwrap();
+    index.rebuild(&bench.journal).unwrap();
+    assert_eq!(data_after(&index, 7, 1), Some((2, at[1], 0)));
+}

@@ -1,1 +1,191 @@
+//! Every record there and back, and bytes that are no record.
+
 use super::*;
+use crate::store::error::CodecError;
+
+fn time(sec: i64, nsec: u32) -> Time {
+    Time { sec, nsec }
+}
+
+fn stat(kind: Kind) -> Stat {
+    Stat {
+        dev: u64::MAX,
+        ino: 1 << 40,
+        kind,
+        mode: 0o7777,
+        nlink: u32::MAX,
+        uid: 0,
+        gid: 65_534,
+        rdev: 0x0103,
+        size: 1 << 50,
+        blocks: 128,
+        blksize: 4096,
+        atime: time(i64::MIN, 999_999_999),
+        mtime: time(-1, 0),
+        ctime: time(i64::MAX, 1),
+        btime: (kind != Kind::Fifo).then_some(time(0, 0)),
+    }
+}
+
+fn place(name: &[u8]) -> Place {
+    Place { parent: Slot(u64::MAX), name: Name::new(name) }
+}
+
+fn object(origin: ObjectOrigin) -> ObjectId {
+    ObjectId { epoch: Epoch(7), slot: Slot(300), serial: u32::MAX, origin }
+}
+
+fn checkpoint(reason: Reason) -> Checkpoint {
+    Checkpoint {
+        id: CheckpointId(u64::MAX),
+        tags: vec!["a".into(), "größe".into()],
+        note: "before the risky step".into(),
+        created_ns: -5,
+        atomic: true,
+        dirty: 128,
+        reason,
+    }
+}
+
+const KINDS: [Kind; 7] = [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
+
+fn undos() -> Vec<Undo> {
+    let mut undos = Vec::new();
+    for kind in KINDS {
+        undos.push(Undo::Entry { dir: Slot::ROOT, name: Name::new(b"\xff\x01\n"), before: Some(Child { slot: Slot(0), kind }) });
+        let target = (kind == Kind::Symlink).then(|| b"../x".to_vec());
+        undos.push(Undo::Attr { slot: Slot(127), before: AttrState { stat: stat(kind), target } });
+    }
+    undos.push(Undo::Entry { dir: Slot(128), name: Name::new(&[b'n'; NAME_MAX]), before: None });
+    undos.push(Undo::Xattrs { slot: Slot(2), before: vec![] });
+    undos.push(Undo::Xattrs { slot: Slot(2), before: vec![(b"user.a".to_vec(), vec![]), (b"user.b".to_vec(), vec![0; 65_536])] });
+    for (object, provisional) in [(Some(object(ObjectOrigin::Cloned)), true), (Some(object(ObjectOrigin::Moved)), false), (None, false)] {
+        undos.push(Undo::Data { slot: Slot(2), before: DataState { object, size: 1 << 33, provisional } });
+    }
+    undos.push(Undo::Home { slot: Slot(2), before: place(b"...") });
+    undos
+}
+
+/// At least one of every variant of every type in it.
+fn records() -> Vec<Record> {
+    vec![
+        Record::Undo { epoch: Epoch(0), undo: vec![] },
+        Record::Undo { epoch: Epoch(u64::MAX), undo: undos() },
+        Record::Void { epoch: Epoch(3), slot: Slot(4) },
+        Record::Moved { places: vec![] },
+        Record::Moved { places: vec![(Slot(9), place(b"x")), (Slot(10), place(b"y"))] },
+        Record::Checkpoint(checkpoint(Reason::Asked)),
+        Record::Checkpoint(checkpoint(Reason::Guard { restored: CheckpointId(1) })),
+        Record::Tags { id: CheckpointId(1), tags: vec!["t".repeat(TAG_MAX)] },
+        Record::Deleted { id: CheckpointId(1) },
+        Record::Replacing { slot: Slot(5), place: place(b"z"), object: object(ObjectOrigin::Moved) },
+        Record::RestoreBegin { target: CheckpointId(1), guard: CheckpointId(2), paths: vec![b"a/b".to_vec(), vec![]] },
+        Record::RestoreEnd,
+        Record::Mounted { at_ns: i64::MIN },
+        Record::Unmounted { at_ns: i64::MAX },
+    ]
+}
+
+fn encoded(record: &Record) -> (u16, Vec<u8>) {
+    let mut bytes = Vec::new();
+    let kind = encode(record, &mut bytes).unwrap();
+    (kind, bytes)
+}
+
+#[test]
+fn every_record_comes_back_as_it_was() {
+    let mut kinds = std::collections::BTreeSet::new();
+    for record in records() {
+        let (kind, bytes) = encoded(&record);
+        assert_eq!(decode(kind, &bytes), Ok(record));
+        kinds.insert(kind);
+    }
+    assert!(kinds.into_iter().eq(1..=KIND_MAX), "every kind is tested");
+}
+
+#[test]
+fn a_truncated_record_is_an_error() {
+    for record in records() {
+        let (kind, bytes) = encoded(&record);
+        // Large ones at both ends and in places between: each cut of all is slow and shows no more.
+        for len in (0..bytes.len()).filter(|len| *len < 2000 || len % 997 == 0 || bytes.len() - len < 100) {
+            assert!(decode(kind, &bytes[..len]).is_err(), "{record:?} cut to {len} bytes");
+        }
+        let longer = [bytes.as_slice(), &[0]].concat();
+        assert_eq!(decode(kind, &longer), Err(CodecError::Trailing));
+    }
+}
+
+#[test]
+fn flipped_bytes_decode_to_something_canonical_or_fail() {
+    for record in records() {
+        let (kind, bytes) = encoded(&record);
+        for at in (0..bytes.len()).filter(|at| *at < 2000) {
+            for bit in 0..8 {
+                let mut changed = bytes.clone();
+                changed[at] ^= 1 << bit;
+                for kind in [kind, kind % KIND_MAX + 1] {
+                    if let Ok(other) = decode(kind, &changed) {
+                        assert_eq!(encoded(&other), (kind, changed.clone()), "one encoding for one record");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_count_that_lies_takes_no_memory() {
+    // A list of 2^40 places, in six bytes.
+    assert_eq!(decode(3, &[0x80, 0x80, 0x80, 0x80, 0x80, 0x20]), Err(CodecError::Limit));
+    // 4 Mi places, and no bytes for them.
+    assert_eq!(decode(3, &[0x80, 0x80, 0x80, 0x02]), Err(CodecError::Short));
+}
+
+#[test]
+fn numbers_have_one_spelling() {
+    assert_eq!(decode(6, &[0x80, 0x00]), Err(CodecError::Range));
+    assert_eq!(decode(6, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]), Err(CodecError::Range));
+    let most = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
+    assert_eq!(decode(6, &most), Ok(Record::Deleted { id: CheckpointId(u64::MAX) }));
+}
+
+#[test]
+fn names_that_climb_out_are_refused_both_ways() {
+    for bad in [&b""[..], b".", b"..", b"a/b", b"/", b"a\0b", &[b'n'; NAME_MAX + 1]] {
+        let record = Record::Moved { places: vec![(Slot(9), place(bad))] };
+        assert_eq!(encode(&record, &mut Vec::new()), Err(CodecError::Name), "{bad:?}");
+        let mut bytes = vec![1, 9, 1];
+        Writer(&mut bytes).bytes(bad, NAME_MAX + 1).unwrap();
+        assert!(matches!(decode(3, &bytes), Err(CodecError::Name | CodecError::Limit)), "{bad:?}");
+    }
+}
+
+#[test]
+fn limits_hold_at_n_and_not_at_n_plus_one() {
+    let with = |tags: usize, tag: usize, note: usize| {
+        let checkpoint = Checkpoint { tags: vec!["t".repeat(tag); tags], note: "n".repeat(note), ..checkpoint(Reason::Asked) };
+        encode(&Record::Checkpoint(checkpoint), &mut Vec::new())
+    };
+    assert!(with(TAGS_MAX, TAG_MAX, NOTE_MAX).is_ok());
+    for beyond in [with(TAGS_MAX + 1, 1, 1), with(1, TAG_MAX + 1, 1), with(1, 1, NOTE_MAX + 1)] {
+        assert_eq!(beyond, Err(CodecError::Limit));
+    }
+    let items = |count| Record::Undo { epoch: Epoch(1), undo: vec![Undo::Xattrs { slot: Slot(1), before: vec![] }; count] };
+    assert!(encode(&items(UNDO_ITEMS_MAX), &mut Vec::new()).is_ok());
+    assert_eq!(encode(&items(UNDO_ITEMS_MAX + 1), &mut Vec::new()), Err(CodecError::Limit));
+    // One byte of count, slot, name and tag each, and the length of the value: what is left of the payload is its.
+    let value = |len| Undo::Xattrs { slot: Slot(1), before: vec![(b"n".to_vec(), vec![0; len])] };
+    let sized = |len| Record::Undo { epoch: Epoch(1), undo: vec![value(len)] };
+    let other = encoded(&sized(PAYLOAD_MAX - 100)).1.len() - (PAYLOAD_MAX - 100);
+    assert!(encode(&sized(PAYLOAD_MAX - other), &mut Vec::new()).is_ok());
+    assert_eq!(encode(&sized(PAYLOAD_MAX - other + 1), &mut Vec::new()), Err(CodecError::Limit));
+}
+
+#[test]
+fn a_time_that_cannot_be_read_back_is_not_written() {
+    let mut wrong = stat(Kind::File);
+    wrong.mtime.nsec = 1_000_000_000;
+    let undo = vec![Undo::Attr { slot: Slot(1), before: AttrState { stat: wrong, target: None } }];
+    assert_eq!(encode(&Record::Undo { epoch: Epoch(1), undo }, &mut Vec::new()), Err(CodecError::Range));
+}

@@ -124,7 +124,7 @@ pub(super) fn push(out: &mut Vec<u8>, key: &[u8; 32], link: Link, durable: u64, 
     out.resize(begin + HEADER, 0);
     let kind = codec::encode(record, out).inspect_err(|_| out.truncate(begin))?;
     let len = u32::try_from(out.len() - begin - HEADER).map_err(|_| CodecError::Limit)?;
-    let header = Header { len, kind, flags: 0, seq: link.seq + 1, durable, prev: link.hash };
+    let header = Header { len, kind, flags: 0, seq: link.seq.saturating_add(1), durable, prev: link.hash };
     if let Some(space) = out.get_mut(begin..begin + HEADER) {
         space.copy_from_slice(&header.bytes());
     }

@@ -1,1 +1,472 @@
+//! The journal over real files: reopening, torn ends, damage, roll-over, latching.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
 use super::*;
+use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::record::Undo;
+
+const SMALL: u32 = 8192;
+
+struct Bench {
+    dir: tempfile::TempDir,
+    layout: Layout,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
+        Bench { dir, layout }
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.dir.path().join(".ckptfs/journal")
+    }
+
+    fn segment(&self, number: u32) -> PathBuf {
+        self.journal().join(segment::file_name(number))
+    }
+
+    fn open(&self) -> (Journal, Opening) {
+        Journal::open_with(&self.layout, SMALL).unwrap()
+    }
+
+    fn open_error(&self) -> StoreError {
+        Journal::open_with(&self.layout, SMALL).map(|(_, opening)| opening).unwrap_err()
+    }
+}
+
+fn record(n: u64) -> Record {
+    Record::Deleted { id: CheckpointId(n) }
+}
+
+/// A record with a payload of about this size, without zeros.
+fn large(n: u64, size: usize) -> Record {
+    let undo = Undo::Xattrs { slot: Slot(n), before: vec![(b"user.x".to_vec(), vec![0xaa; size])] };
+    Record::Undo { epoch: Epoch(1), undo: vec![undo] }
+}
+
+fn all(journal: &Journal) -> Vec<Record> {
+    journal.scan(journal.start(), None).map(|entry| entry.unwrap().1).collect()
+}
+
+fn change(path: &Path, at: u64, with: impl FnOnce(&mut [u8]), len: usize) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, at).unwrap();
+    with(&mut bytes);
+    file.write_all_at(&bytes, at).unwrap();
+}
+
+fn flip(path: &Path, at: u64) {
+    change(path, at, |bytes| bytes[0] ^= 0x10, 1);
+}
+
+fn zero(path: &Path, at: u64, len: usize) {
+    change(path, at, |bytes| bytes.fill(0), len);
+}
+
+#[test]
+fn what_was_appended_is_read_and_scanned_and_is_there_after_reopening() {
+    let bench = Bench::new();
+    let (journal, opening) = bench.open();
+    assert_eq!(opening, Opening { torn: false, end: Address::START });
+    let first = journal.append(&[record(1), record(2)]).unwrap();
+    let second = journal.append(&[large(3, 2000)]).unwrap();
+    assert_eq!(first[0], Address::START);
+    assert_eq!(first[0].after(&record(1)), Ok(first[1]));
+    let end = journal.position();
+    drop(journal);
+
+    let (journal, opening) = bench.open();
+    assert_eq!(opening, Opening { torn: false, end });
+    assert_eq!(journal.read(first[1]).unwrap(), record(2));
+    assert_eq!(journal.read(second[0]).unwrap(), large(3, 2000));
+    assert_eq!(all(&journal), [record(1), record(2), large(3, 2000)]);
+    let mut scan = journal.scan(first[1], Some(second[0]));
+    assert_eq!(scan.next().unwrap().unwrap(), (first[1], record(2)));
+    assert_eq!(scan.position(), second[0]);
+    assert!(scan.next().is_none());
+    assert!(matches!(journal.read(Address { segment: 1, offset: 65 }), Err(StoreError::JournalDamaged { segment: 1, offset: 65 })));
+    assert!(matches!(journal.read(end), Err(StoreError::JournalDamaged { .. })));
+    assert_eq!(journal.read(Address { segment: 9, offset: 64 }).unwrap_err().errno(), crate::sys::Errno::ENOENT);
+    assert!(journal.append(&[]).unwrap().is_empty());
+    assert_eq!(journal.position(), end);
+}
+
+#[test]
+fn it_rolls_over_and_reads_across() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    let mut expected = Vec::new();
+    let mut places = Vec::new();
+    for n in 0..40 {
+        let record = large(n, 1000);
+        places.push(journal.append(std::slice::from_ref(&record)).unwrap()[0]);
+        expected.push(record);
+        if n % 7 == 0 {
+            journal.sync().unwrap();
+        }
+    }
+    assert!(journal.position().segment >= 6);
+    assert!(places.is_sorted());
+    assert_eq!(all(&journal), expected);
+    let (end, half) = (journal.position(), places[20]);
+    drop(journal);
+    let (journal, opening) = bench.open();
+    assert_eq!(opening, Opening { torn: false, end });
+    assert_eq!(all(&journal), expected);
+    assert_eq!(journal.scan(half, None).count(), 20);
+    assert_eq!(journal.read(places[3]).unwrap(), expected[3]);
+    journal.append(&[record(1)]).unwrap();
+    assert_eq!(all(&journal).len(), 41);
+}
+
+#[test]
+fn sync_makes_the_next_segment_ahead_and_an_empty_one_is_no_tear() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[record(1)]).unwrap();
+    journal.sync().unwrap();
+    assert!(!bench.segment(2).exists(), "not before half of the first is used");
+    journal.append(&[large(2, 5000)]).unwrap();
+    journal.sync().unwrap();
+    assert!(bench.segment(2).exists());
+    let end = journal.position();
+    drop(journal);
+    let (journal, opening) = bench.open();
+    assert_eq!(opening, Opening { torn: false, end });
+    journal.append(&[large(3, 5000)]).unwrap();
+    assert_eq!(journal.position().segment, 2);
+    assert_eq!(all(&journal).len(), 3);
+}
+
+#[test]
+fn a_segment_that_is_left_with_its_end_unused_is_followed_by_the_next() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[large(1, 5000)]).unwrap();
+    journal.append(&[large(2, 5000)]).unwrap();
+    let from = Address { segment: 1, offset: journal.read(Address::START).map(|r| Address::START.after(&r).unwrap().offset).unwrap() };
+    // From the end of what is in the first segment: what an index says that was brought up to there.
+    assert_eq!(journal.scan(from, None).map(|entry| entry.unwrap().1).collect::<Vec<_>>(), [large(2, 5000)]);
+}
+
+#[test]
+fn every_torn_end_opens_with_what_was_whole() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[record(1), record(2)]).unwrap();
+    let last = journal.append(&[large(3, 700)]).unwrap()[0];
+    let end = journal.position();
+    drop(journal);
+    let whole = fs::read(bench.segment(1)).unwrap();
+    for kept in (last.offset..end.offset).step_by(13) {
+        fs::write(bench.segment(1), &whole).unwrap();
+        zero(&bench.segment(1), u64::from(kept), (end.offset - kept) as usize);
+        let (journal, opening) = bench.open();
+        assert_eq!(opening, Opening { torn: kept > last.offset, end: last }, "kept up to {kept}");
+        assert_eq!(all(&journal), [record(1), record(2)]);
+        // What is written next must stand alone, whatever was behind it.
+        journal.append(&[record(4)]).unwrap();
+        drop(journal);
+        let (journal, opening) = bench.open();
+        assert!(!opening.torn);
+        assert_eq!(all(&journal), [record(1), record(2), record(4)]);
+    }
+}
+
+#[test]
+fn a_file_cut_short_opens_with_what_was_whole() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    let last = journal.append(&[record(1), record(2)]).unwrap()[1];
+    drop(journal);
+    for len in [last.offset, last.offset + 20, last.offset + 60] {
+        fs::OpenOptions::new().write(true).open(bench.segment(1)).unwrap().set_len(u64::from(len)).unwrap();
+        let (journal, opening) = bench.open();
+        assert_eq!(opening.end, last);
+        journal.append(&[record(2)]).unwrap();
+    }
+    assert_eq!(all(&bench.open().0), [record(1), record(2)]);
+}
+
+#[test]
+fn a_flipped_byte_before_other_frames_is_damage_and_says_where() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    let places = journal.append(&[record(1), large(2, 600), record(3)]).unwrap();
+    drop(journal);
+    let whole = fs::read(bench.segment(1)).unwrap();
+    for at in (places[1].offset..places[2].offset).step_by(11) {
+        fs::write(bench.segment(1), &whole).unwrap();
+        flip(&bench.segment(1), u64::from(at));
+        let found = bench.open_error();
+        assert!(matches!(found, StoreError::JournalDamaged { segment: 1, offset } if offset == places[1].offset), "{at}: {found:?}");
+        let mut with = fs::read(bench.segment(1)).unwrap();
+        with[at as usize] ^= 0x10;
+        assert_eq!(with, whole, "damage is left as it was found");
+    }
+}
+
+#[test]
+fn pages_lost_before_pages_saved_are_a_tear_when_nothing_was_promised() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[record(1)]).unwrap();
+    journal.sync().unwrap();
+    let places = journal.append(&[large(2, 3000), large(3, 3000), record(4)]).unwrap();
+    drop(journal);
+    // The first page from the last synced frame on was lost, the second was saved, with whole frames in it.
+    zero(&bench.segment(1), u64::from(places[0].offset), 4096 - places[0].offset as usize);
+    let (journal, opening) = bench.open();
+    assert_eq!(opening, Opening { torn: true, end: places[0] });
+    assert_eq!(all(&journal), [record(1)]);
+    let saved = bench.journal().join(format!("torn-00000001-{}", places[0].offset));
+    assert!(fs::metadata(saved).unwrap().len() > 2000, "what followed is kept for people");
+    journal.append(&[record(5)]).unwrap();
+    drop(journal);
+    assert_eq!(all(&bench.open().0), [record(1), record(5)], "the frames that were saved do not come back");
+}
+
+#[test]
+fn pages_lost_that_a_later_frame_knew_on_disk_are_damage() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[record(1)]).unwrap();
+    let lost = journal.append(&[large(2, 3000)]).unwrap()[0];
+    journal.sync().unwrap();
+    journal.append(&[record(3)]).unwrap();
+    drop(journal);
+    zero(&bench.segment(1), u64::from(lost.offset), 1000);
+    assert!(matches!(bench.open_error(), StoreError::JournalDamaged { segment: 1, offset } if offset == lost.offset));
+}
+
+#[test]
+fn the_end_of_a_segment_lost_with_the_next_one_saved_is_a_tear_or_damage_by_the_same_rule() {
+    for synced in [false, true] {
+        let bench = Bench::new();
+        let (journal, _) = bench.open();
+        journal.append(&[large(1, 3000)]).unwrap();
+        journal.sync().unwrap();
+        let lost = journal.append(&[large(2, 3000)]).unwrap()[0];
+        if synced {
+            journal.sync().unwrap();
+        }
+        journal.append(&[large(3, 5000)]).unwrap();
+        assert_eq!(journal.position().segment, 2);
+        drop(journal);
+        zero(&bench.segment(1), 4096, 4096);
+        if synced {
+            // A first frame that knew all before it on disk is believed, and what is missing before it is found when it is read.
+            let (journal, opening) = bench.open();
+            assert!(!opening.torn);
+            let results: Vec<_> = journal.scan(journal.start(), None).collect();
+            assert!(matches!(results[1], Err(StoreError::JournalDamaged { segment: 1, offset }) if offset == lost.offset));
+            assert_eq!(results.len(), 2, "a scan ends with its error");
+        } else {
+            let (journal, opening) = bench.open();
+            assert_eq!(opening, Opening { torn: true, end: lost });
+            assert!(!bench.segment(2).exists() && bench.journal().join("torn-00000002-0").exists());
+            journal.append(&[large(4, 5000)]).unwrap();
+            assert_eq!(all(&journal), [large(1, 3000), large(4, 5000)]);
+        }
+    }
+}
+
+#[test]
+fn a_flipped_last_frame_of_a_segment_with_frames_in_the_next_is_damage() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    let at = journal.append(&[record(1), large(2, 3000)]).unwrap()[1];
+    journal.append(&[large(3, 6000)]).unwrap();
+    drop(journal);
+    flip(&bench.segment(1), u64::from(at.offset) + 500);
+    assert!(matches!(bench.open_error(), StoreError::JournalDamaged { segment: 1, offset } if offset == at.offset));
+}
+
+#[test]
+fn a_missing_segment_or_a_header_of_another_store_is_damage() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    for n in 0..12 {
+        journal.append(&[large(n, 3000)]).unwrap();
+    }
+    drop(journal);
+    let (two, aside) = (bench.segment(2), bench.journal().join("aside"));
+    fs::rename(&two, &aside).unwrap();
+    assert!(matches!(bench.open_error(), StoreError::JournalDamaged { segment: 2, offset: 0 }));
+    fs::rename(&aside, &two).unwrap();
+    flip(&bench.segment(1), 20);
+    assert!(matches!(bench.open_error(), StoreError::JournalDamaged { segment: 1, offset: 0 }));
+}
+
+#[test]
+fn frames_of_another_store_are_no_frames() {
+    let (one, two) = (Bench::new(), Bench::new());
+    one.open().0.append(&[record(1), record(2), record(3)]).unwrap();
+    let (journal, _) = two.open();
+    journal.append(&[record(9)]).unwrap();
+    let end = journal.position();
+    drop(journal);
+    let foreign = fs::read(one.segment(1)).unwrap();
+    let rest = &foreign[end.offset as usize..2000];
+    change(&two.segment(1), u64::from(end.offset), |bytes| bytes.copy_from_slice(rest), rest.len());
+    let (journal, opening) = two.open();
+    assert_eq!(opening, Opening { torn: true, end });
+    assert_eq!(all(&journal), [record(9)]);
+}
+
+#[test]
+fn a_frame_that_does_not_continue_the_chain_is_damage() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    let from = journal.append(&[record(1), record(2)]).unwrap()[1].offset;
+    drop(journal);
+    let bytes = fs::read(bench.segment(1)).unwrap();
+    fs::remove_file(bench.segment(1)).unwrap();
+    let (journal, _) = bench.open();
+    journal.append(&[record(3), record(2)]).unwrap();
+    drop(journal);
+    // The same key, another history: as if somebody had put the second frame of a backup in the place of ours.
+    change(&bench.segment(1), u64::from(from), |b| b.copy_from_slice(&bytes[from as usize..400]), 400 - from as usize);
+    assert!(matches!(bench.open_error(), StoreError::JournalDamaged { segment: 1, offset } if offset == from));
+}
+
+#[test]
+fn a_failed_write_latches() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[record(1)]).unwrap();
+    let end = journal.position();
+    journal.writer.lock().file = Some(Arc::new(File::open(bench.segment(1)).unwrap()));
+    assert_eq!(journal.append(&[record(2)]).unwrap_err().errno(), crate::sys::Errno::EBADF);
+    assert!(journal.is_latched());
+    assert!(matches!(journal.append(&[record(2)]), Err(StoreError::Latched)));
+    assert!(matches!(journal.sync(), Err(StoreError::Latched)));
+    assert_eq!(journal.position(), end);
+    assert_eq!(all(&journal), [record(1)], "what was there can be read");
+}
+
+#[test]
+fn a_failed_sync_latches() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[record(1)]).unwrap();
+    let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+    journal.writer.lock().file = Some(Arc::new(File::from(OwnedFd::from(socket))));
+    assert!(journal.sync().is_err(), "a socket cannot be synced");
+    assert!(matches!(journal.append(&[record(2)]), Err(StoreError::Latched)));
+}
+
+#[test]
+fn a_segment_that_cannot_be_made_fails_that_append_only() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[large(1, 5000)]).unwrap();
+    fs::create_dir(bench.segment(2)).unwrap();
+    assert!(journal.append(&[large(2, 5000)]).is_err());
+    assert!(!journal.is_latched());
+    journal.append(&[record(3)]).unwrap();
+    fs::remove_dir(bench.segment(2)).unwrap();
+    journal.append(&[large(4, 5000)]).unwrap();
+    assert_eq!(all(&journal), [large(1, 5000), record(3), large(4, 5000)]);
+}
+
+#[test]
+fn a_write_without_space_is_cut_off_and_latches_nothing() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[record(1)]).unwrap();
+    let writer = journal.writer.lock();
+    let error = journal.write_failed(&writer, std::io::Error::from(Errno::NOSPC));
+    drop(writer);
+    assert_eq!(error.errno(), crate::sys::Errno::ENOSPC);
+    assert!(!journal.is_latched());
+    journal.append(&[record(2)]).unwrap();
+    drop(journal);
+    assert_eq!(all(&bench.open().0), [record(1), record(2)]);
+}
+
+#[test]
+fn too_much_for_one_append_is_refused_and_changes_nothing() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    let most = (SMALL - SEGMENT_HEADER) as usize;
+    let other = Address::START.after(&large(1, 7000)).unwrap().offset as usize - SEGMENT_HEADER as usize - 7000;
+    assert!(matches!(journal.append(&[large(1, most - other + 1)]), Err(StoreError::TooBig { .. })));
+    let bad = Record::Undo { epoch: Epoch(1), undo: vec![Undo::Entry { dir: Slot(1), name: Name::new(b"a/b"), before: None }] };
+    assert!(matches!(journal.append(&[record(1), bad]), Err(StoreError::Encode(CodecError::Name))));
+    assert_eq!(journal.position(), Address::START);
+    journal.append(&[large(1, most - other)]).unwrap();
+    assert_eq!(journal.position().offset, SMALL, "one that fills a segment fits");
+    drop(journal);
+    assert_eq!(bench.open().1, Opening { torn: false, end: Address { segment: 1, offset: SMALL } });
+}
+
+#[test]
+fn read_only_repairs_nothing_and_takes_nothing() {
+    let bench = Bench::new();
+    let view = Layout::open_existing_readonly(File::open(bench.dir.path()).unwrap()).unwrap();
+    let (empty, _) = Journal::open_with(&view, SMALL).unwrap();
+    assert_eq!(all(&empty), []);
+    assert!(!bench.segment(1).exists());
+    let (journal, _) = bench.open();
+    let at = journal.append(&[record(1), record(2)]).unwrap()[1];
+    zero(&bench.segment(1), u64::from(at.offset) + 70, 8);
+    let before = fs::read(bench.segment(1)).unwrap();
+    let (seen, opening) = Journal::open_with(&view, SMALL).unwrap();
+    assert_eq!(opening, Opening { torn: true, end: at });
+    assert_eq!(all(&seen), [record(1)]);
+    assert!(matches!(seen.append(&[record(3)]), Err(StoreError::ReadOnly)));
+    assert_eq!(fs::read(bench.segment(1)).unwrap(), before);
+}
+
+#[test]
+fn many_threads_append_and_sync() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let journal = &journal;
+            scope.spawn(move || {
+                for n in 0..100 {
+                    let records = [record(thread * 1000 + n), large(n, 100)];
+                    let places = journal.append(&records).unwrap();
+                    assert_eq!(journal.read(places[0]).unwrap(), records[0]);
+                    if n % 10 == 0 {
+                        journal.sync().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let records = all(&journal);
+    assert_eq!(records.len(), 800);
+    assert!(records.chunks(2).all(|pair| matches!(pair, [Record::Deleted { .. }, Record::Undo { .. }])), "one append stays together");
+    let end = journal.position();
+    drop(journal);
+    assert_eq!(bench.open().1, Opening { torn: false, end });
+}
+
+/// Not a test of truth but of a promise: run with `--release -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_a_small_append() {
+    let bench = Bench::new();
+    let (journal, _) = Journal::open(&bench.layout).unwrap();
+    let undo = vec![Undo::Entry { dir: Slot(1), name: Name::new(b"some-file-name.rs"), before: None }];
+    let records = [Record::Undo { epoch: Epoch(1), undo }];
+    let count = 100_000;
+    let begin = std::time::Instant::now();
+    for _ in 0..count {
+        journal.append(&records).unwrap();
+    }
+    let each_ns = begin.elapsed().as_nanos() / count;
+    let begin = std::time::Instant::now();
+    let scanned = journal.scan(journal.start(), None).filter(|entry| entry.is_ok()).count();
+    println!("append {each_ns} ns each; scan of {scanned} took {:?}; {}", begin.elapsed(), journal.position());
+}
