@@ -120,7 +120,9 @@ pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
         return Err(VerbError {
             code: "bad-tag".into(),
             message: format!("{tag:?} cannot be a tag"),
-            hint: Some(format!("a tag has 1 to {TAG_BYTES_MAX} bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live'")),
+            hint: Some(format!(
+                "a tag has 1 to {TAG_BYTES_MAX} bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live'"
+            )),
         });
     }
     Ok(())

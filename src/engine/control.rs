@@ -126,11 +126,8 @@ impl Engine {
             names.push((b"latest".to_vec(), link_node("latest"), Kind::Symlink));
         }
         for (tag, id) in self.timeline().tags() {
-            let listed = if self.is_directory(id, &tag) {
-                (super::past::Past::number(id, true, root), Kind::Dir)
-            } else {
-                (link_node(&tag), Kind::Symlink)
-            };
+            let listed =
+                if self.is_directory(id, &tag) { (super::past::Past::number(id, true, root), Kind::Dir) } else { (link_node(&tag), Kind::Symlink) };
             names.push((tag.into_bytes(), listed.0, listed.1));
         }
         names

@@ -50,6 +50,7 @@ impl Live {
                 None => return Err(errno),
             },
         };
+        self.check_not_kept(at.slot, &fd)?;
         let owner = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
         self.keep_inode(at, &fd, owner || change.size.is_some())?;
         if let Some(size) = change.size {
@@ -70,7 +71,7 @@ impl Live {
 
     /// Records attributes and place of an inode, and its extended attributes where the change can touch them (a chmod changes the ACL, a chown or a
     /// write drops file capabilities).
-    fn keep_inode(&self, at: At<'_>, fd: &OwnedFd, xattrs_too: bool) -> SysResult<()> {
+    pub(super) fn keep_inode(&self, at: At<'_>, fd: &OwnedFd, xattrs_too: bool) -> SysResult<()> {
         let mut undo = Vec::new();
         if self.is_dead(at.slot) {
             return Ok(());
@@ -135,6 +136,7 @@ impl Live {
         let _tree = self.tree.read();
         let _stripe = self.stripe(at.slot);
         let fd = self.fd(at)?;
+        self.check_not_kept(at.slot, &fd)?;
         self.keep_inode(at, &fd, false)?;
         if !self.is_dead(at.slot) {
             let mut undo = Vec::new();

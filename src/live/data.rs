@@ -107,6 +107,7 @@ impl Live {
         let _stripe = flags.write.then(|| self.stripe(slot));
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         if flags.write {
+            self.check_not_kept(slot, &fd)?;
             self.prepare_write(slot, &fd, flags, io)?;
         }
         let how = Open {

@@ -36,6 +36,7 @@ impl<'a> From<&'a Arc<Trail>> for At<'a> {
 /// An inode where it was found.
 #[derive(Debug)]
 pub(super) struct Found {
+    pub(super) parent: Slot,
     pub(super) dir: Arc<OwnedFd>,
     pub(super) name: Name,
     pub(super) stat: Stat,
@@ -75,7 +76,7 @@ impl Live {
             let Ok(dir) = self.dir_below(parent, depth + 1) else { continue };
             let Ok(stat) = sys::stat_at(&dir, place.name.as_bytes()) else { continue };
             if self.slot_of(&stat) == Ok(at.slot) {
-                return Ok(Found { dir, name: place.name, stat });
+                return Ok(Found { parent: place.parent, dir, name: place.name, stat });
             }
         }
         tracing::debug!(slot = at.slot.0, "an inode is at none of its known names");
@@ -154,6 +155,15 @@ impl Live {
             return Err(Errno::ESTALE);
         }
         Ok(fd)
+    }
+
+    /// Refuses to change an inode that has lost its last name and was moved into a layer: it is a version of the past now. ESTALE makes the kernel
+    /// look the name up again.
+    pub(super) fn check_not_kept(&self, slot: Slot, fd: &OwnedFd) -> SysResult<()> {
+        if self.is_dead(slot) && sys::stat_fd(fd)?.nlink > 0 {
+            return Err(Errno::ESTALE);
+        }
+        Ok(())
     }
 
     /// Opens a regular file for reading, apart from every handle.

@@ -20,6 +20,7 @@ mod nodes;
 mod present;
 mod recover;
 mod remove;
+mod restore;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -33,7 +34,7 @@ pub use data::{Handle, HandleId, OpenFlags};
 pub use find::At;
 pub use hot::Cut;
 pub use names::{Made, Make};
-pub use nodes::{IoMode, Node};
+pub use nodes::IoMode;
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -145,9 +146,14 @@ impl Live {
         self.nodes.lock().forget(slot, lookups);
     }
 
+    /// The directory that a directory is in, if the kernel was told of it.
+    pub fn parent(&self, slot: Slot) -> Option<Slot> {
+        self.nodes.lock().get(slot).and_then(|node| node.links.first().map(|place| place.parent))
+    }
+
     /// Number of nodes known to the kernel.
     pub fn known(&self) -> usize {
-        self.nodes.lock().len()
+        self.nodes.lock().count()
     }
 
     fn stripe(&self, slot: Slot) -> parking_lot::MutexGuard<'_, ()> {

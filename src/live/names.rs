@@ -126,15 +126,21 @@ impl Live {
         }
         let _stripe = self.stripe(slot);
         let found = self.find(slot.into())?;
-        let dir = self.dir(parent)?;
+        self.link_found(slot, &found.dir, &found.name, &Live::place(parent, name), 1)
+    }
+
+    /// Links an inode that was found at `from_name`. The caller holds the gate and the tree.
+    pub(super) fn link_found(&self, slot: Slot, from: &OwnedFd, from_name: &Name, to: &Place, lookups: u64) -> SysResult<Made> {
+        let stat = sys::stat_at(from, from_name.as_bytes())?;
+        let dir = self.dir(to.parent)?;
         let mut undo = Vec::new();
-        self.keep_attr(slot, &found.stat, Self::target_of(&found.stat, &found.dir, &found.name)?, &mut undo);
+        self.keep_attr(slot, &stat, Self::target_of(&stat, from, from_name)?, &mut undo);
         self.keep_homes(slot.into(), &mut undo);
-        self.record_new_name(parent.into(), &dir, name, undo, Vec::new())?;
-        sys::link_at(&found.dir, found.name.as_bytes(), &dir, name.as_bytes())?;
+        self.record_new_name(to.parent.into(), &dir, &to.name, undo, Vec::new())?;
+        sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
         self.timeline.count(1);
-        let stat = sys::stat_at(&dir, name.as_bytes())?;
-        let generation = self.nodes.lock().learn(slot, stat.kind, Some(&Live::place(parent, name)), 1);
+        let stat = sys::stat_at(&dir, to.name.as_bytes())?;
+        let generation = self.nodes.lock().learn(slot, stat.kind, Some(to), lookups);
         Ok(Made { slot, generation, stat, file: None })
     }
 

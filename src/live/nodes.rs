@@ -165,13 +165,8 @@ impl Nodes {
     }
 
     /// Number of nodes.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.map.len()
-    }
-
-    /// There is none.
-    pub fn is_empty(&self) -> bool {
-        self.map.is_empty()
     }
 
     /// Slots of all nodes that match.

@@ -36,6 +36,19 @@ mod os;
 #[cfg(test)]
 mod tests;
 
+/// Flags of open(2) and access(2) as the kernel hands them on: values of this architecture.
+#[allow(missing_docs)]
+pub mod open_flags {
+    pub const ACCMODE: i32 = libc::O_ACCMODE;
+    pub const RDONLY: i32 = libc::O_RDONLY;
+    pub const WRONLY: i32 = libc::O_WRONLY;
+    pub const APPEND: i32 = libc::O_APPEND;
+    pub const TRUNC: i32 = libc::O_TRUNC;
+    pub const SYNC: i32 = libc::O_SYNC;
+    pub const DSYNC: i32 = libc::O_DSYNC;
+    pub const W_OK: i32 = libc::W_OK;
+}
+
 pub use args::{DirEntry, FsInfo, MountPoint, Open, OpenKind, RenameMode, SetTime, XattrMode};
 pub use copy::copy_data;
 pub use data::{fdatasync, flock_exclusive, fsync, read_at, seek_data, seek_hole, truncate, write_all_at, write_at};

@@ -1,0 +1,99 @@
+//! Open files: what both kinds of nodes, live and past, have in common for reads and seeks.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Engine;
+use super::past::{PAST_HANDLE, PastHandle, PastNode};
+use super::request::{Entry, Fh, Looked, Seek};
+use super::service::FOR_EVER;
+use crate::history::view::{State, View};
+use crate::live::{Handle, HandleId};
+use crate::store::ids::Name;
+use crate::store::record::Child;
+use crate::sys::{self, Errno, Stat, SysResult};
+
+/// An open file of either kind.
+pub(super) enum Open {
+    Live(Arc<Handle>),
+    Past(Arc<PastHandle>),
+}
+
+impl Engine {
+    /// The view of a state.
+    pub(super) fn view(&self, state: State) -> View<'_> {
+        View::new(self.timeline(), &*self.live, state)
+    }
+
+    pub(super) fn open_file(&self, fh: Fh) -> SysResult<Open> {
+        if fh.0 & PAST_HANDLE != 0 { self.past.handle(fh).map(Open::Past) } else { self.live.handle(HandleId(fh.0)).map(Open::Live) }
+    }
+
+    /// Attributes of a past node as the kernel sees them.
+    pub(super) fn past_stat(&self, node: &PastNode) -> SysResult<Stat> {
+        self.check_kept(node)?;
+        let attr = self.view(node.state()).attr(&node.trail)?;
+        Ok(Stat { ino: node.id.0, ..attr.stat })
+    }
+
+    pub(super) fn past_entry(&self, node: &PastNode) -> SysResult<Entry> {
+        Ok(Entry { node: node.id, generation: 0, stat: self.past_stat(node)?, ttl: FOR_EVER })
+    }
+
+    /// Looks a name up in a directory of a view and counts one look-up.
+    pub(super) fn past_lookup(&self, dir: &PastNode, name: &Name) -> SysResult<Looked> {
+        self.check_kept(dir)?;
+        match self.view(dir.state()).step(&dir.trail, name)? {
+            None => Ok(Looked::Absent(FOR_EVER)),
+            Some((child, trail)) => self.past_found(dir, child, trail).map(Looked::Found),
+        }
+    }
+
+    pub(super) fn past_found(&self, dir: &PastNode, child: Child, trail: Arc<crate::history::present::Trail>) -> SysResult<Entry> {
+        let node = self.past.learn(dir.checkpoint, dir.named, child, trail, 1)?;
+        self.past_entry(&node).inspect_err(|_| self.past.forget(node.id, 1))
+    }
+
+    /// lseek(2) for data and holes.
+    pub(super) fn seek(&self, fh: Fh, offset: u64, seek: Seek) -> SysResult<u64> {
+        let find = |file: Option<&File>| match (file, seek) {
+            (None, _) => Err(Errno::ENXIO),
+            (Some(file), Seek::Data) => sys::seek_data(file, offset),
+            (Some(file), Seek::Hole) => sys::seek_hole(file, offset),
+        };
+        match self.open_file(fh)? {
+            Open::Live(handle) => find(Some(&handle.file)),
+            Open::Past(handle) => handle.with(&self.view(handle.state()), find),
+        }
+    }
+
+    /// copy_file_range(2) between two open files; on filesystems with reflink the extents are shared.
+    pub(super) fn copy_range(&self, from: (Fh, u64), to: (Fh, u64), length: u64) -> SysResult<u64> {
+        let Open::Live(target) = self.open_file(to.0)? else { return Err(Errno::EROFS) };
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let copy = |source: Option<&File>| {
+            let Some(source) = source else { return Ok(0) };
+            self.live.change_content(&target, |file| {
+                let (mut read, mut written) = (from.1, to.1);
+                sys::copy_file_range(source, &mut read, file, &mut written, length)
+            })
+        };
+        let copied = match self.open_file(from.0)? {
+            Open::Live(source) => copy(Some(&source.file))?,
+            Open::Past(source) => source.with(&self.view(source.state()), copy)?,
+        };
+        Ok(copied as u64)
+    }
+
+    /// Target of a live symbolic link; `None` for every other kind.
+    pub(super) fn live_target(&self, trail: &Arc<crate::history::present::Trail>) -> SysResult<Option<Vec<u8>>> {
+        use crate::history::present::Present;
+        Ok(self.live.attr(trail)?.target)
+    }
+
+    /// How long the kernel may remember the attributes of a live node: not at all while it may change without a request.
+    pub(super) fn live_ttl(&self, slot: crate::store::ids::Slot) -> Duration {
+        if self.live.is_hot_now(slot) { Duration::ZERO } else { FOR_EVER }
+    }
+}

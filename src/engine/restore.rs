@@ -1,0 +1,141 @@
+//! Restore: the tree becomes what it was at a checkpoint, in the time that what changed since takes.
+//!
+//! Everything happens inside one freeze: a guard checkpoint closes the epoch, a plan is made from what was recorded since the target, and the plan
+//! is carried out with the same operations that serve the kernel, so that every step keeps the past, the guard's included. The journal says that a
+//! restore began and that it ended; one that did not end is carried out again at the next mount, which leads to the same tree.
+//!
+//! What comes back is prepared in the staging directory, complete with owner and times, and then renamed into place: nobody ever sees half of it. A
+//! file whose content changed comes back as a new inode, so whoever has it open keeps what it opened, as with a removed file. Directories keep
+//! their inodes.
+
+mod apply;
+mod plan;
+
+use std::time::Instant;
+
+use super::Engine;
+use super::api::{RestoreOptions, Restored, TreePath, VerbResult};
+use super::error;
+use super::request::NodeId;
+use crate::history::timeline::Aftermath;
+use crate::history::view::State;
+use crate::store::ids::{CheckpointId, Name, Slot};
+use crate::store::record::{Reason, Record};
+use crate::sys::SysResult;
+
+/// What the kernel must forget after a restore.
+#[derive(Debug, Default)]
+pub(super) struct Stale {
+    pub(super) names: Vec<(Slot, Name)>,
+    pub(super) nodes: Vec<Slot>,
+}
+
+impl Engine {
+    /// See [`super::api::Verbs::restore`].
+    pub(super) fn restore_to(&self, options: &RestoreOptions) -> VerbResult<Restored> {
+        let started = Instant::now();
+        let target = self.checkpoint_id(&options.to)?;
+        let paths = self.checked_paths(target, &options.paths)?;
+        let failed = |errno| error::failed("the restore failed", errno);
+        let took = |started: Instant| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        if options.dry_run {
+            let changes = self.changes_to(target, &paths).map_err(failed)?;
+            return Ok(Restored { restored: target, guard: None, changes, dry_run: true, duration_us: took(started) });
+        }
+        let _one_at_a_time = self.checkpointing.lock();
+        let flushed = self.ready_for_freeze();
+        let gate = self.live.gate.write();
+        let changes = self.changes_to(target, &paths).map_err(failed)?;
+        let note = format!("before restoring {target}");
+        let (guard, _) = self.seal(&note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        self.timeline().append(&[Record::RestoreBegin { target, guard: guard.id, paths: paths.clone() }]).map_err(failed)?;
+        let tree = self.live.tree.write();
+        let applied = self.carry_out(target, &paths);
+        drop(tree);
+        drop(gate);
+        // Even after a failure: what was done is done.
+        let stale = applied.map_err(|errno| {
+            let mut error = failed(errno);
+            error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
+            error
+        });
+        if let Ok(stale) = &stale {
+            self.forget(stale);
+        }
+        stale?;
+        Ok(Restored { restored: target, guard: Some(guard.id), changes, dry_run: false, duration_us: took(started) })
+    }
+
+    /// Plans, applies, and records the end. The caller holds the gate and the tree for writing.
+    fn carry_out(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
+        let plan = plan::Plan::make(self, target, paths)?;
+        let stale = apply::apply(self, &plan)?;
+        self.timeline().append(&[Record::RestoreEnd])?;
+        Ok(stale)
+    }
+
+    /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
+    pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<()> {
+        let Some((target, _, paths)) = &aftermath.restoring else { return Ok(()) };
+        if self.timeline().checkpoint(*target).is_none() {
+            return Ok(());
+        }
+        tracing::info!(%target, "a restore that was interrupted is finished");
+        let _gate = self.live.gate.write();
+        let _tree = self.live.tree.write();
+        self.carry_out(*target, paths).map(drop)
+    }
+
+    /// What a restore would change in the live tree.
+    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Vec<super::api::Change>> {
+        if paths.is_empty() {
+            return self.compare(State::Live, State::At(target), b"");
+        }
+        let mut changes = Vec::new();
+        for path in paths {
+            changes.extend(self.compare(State::Live, State::At(target), path)?);
+        }
+        changes.sort_by(|a, b| a.path.cmp(&b.path));
+        changes.dedup();
+        Ok(changes)
+    }
+
+    /// Paths cleaned of `.` and doubled slashes; each exists now or did then. The root stands for the whole tree.
+    fn checked_paths(&self, target: CheckpointId, paths: &[TreePath]) -> VerbResult<Vec<Vec<u8>>> {
+        let mut cleaned: Vec<Vec<u8>> = Vec::new();
+        for path in paths {
+            let names: Vec<&[u8]> = path.0.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
+            let ours = names.first().is_some_and(|name| *name == super::control::STORE_NAME || *name == super::control::SNAPDIR_NAME);
+            if names.contains(&b"..".as_slice()) || ours {
+                return Err(error::unknown_path(&path.0, target));
+            }
+            if names.is_empty() {
+                return Ok(Vec::new());
+            }
+            let clean = names.join(&b'/');
+            let then = self.view(State::At(target)).walk(&clean).map_err(|errno| error::failed("the path cannot be read", errno))?;
+            let now = self.view(State::Live).walk(&clean).unwrap_or(None);
+            if then.is_none() && now.is_none() {
+                return Err(error::unknown_path(&path.0, target));
+            }
+            cleaned.push(clean);
+        }
+        cleaned.sort();
+        cleaned.dedup();
+        // A path below another is restored with it.
+        let all = cleaned.clone();
+        cleaned.retain(|path| !all.iter().any(|other| path.len() > other.len() && path.starts_with(other) && path.get(other.len()) == Some(&b'/')));
+        Ok(cleaned)
+    }
+
+    /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
+    fn forget(&self, stale: &Stale) {
+        let Some(caches) = self.caches.get() else { return };
+        for slot in &stale.nodes {
+            caches.forget_data(NodeId(slot.0));
+        }
+        for (parent, name) in &stale.names {
+            caches.forget_entry(NodeId(parent.0), name.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Carrying a plan out: stage what is needed elsewhere, remove what is not wanted, put everything in place, then give back attributes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::super::Engine;
+use super::Stale;
+use super::plan::{Content, DirPlan, Plan};
+use crate::history::present::Trail;
+use crate::history::view::State;
+use crate::live::{At, Make};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{Child, Place};
+use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
+
+struct Applier<'a> {
+    engine: &'a Engine,
+    plan: &'a Plan,
+    /// Wanted directory -> the one that stands for it in the live tree.
+    dirs: HashMap<Slot, Slot>,
+    /// Wanted inode -> where the one that stands for it is now.
+    placed: HashMap<Slot, Place>,
+    stale: Stale,
+}
+
+/// Carries out a plan. The caller holds the gate and the tree for writing.
+pub(super) fn apply(engine: &Engine, plan: &Plan) -> SysResult<Stale> {
+    let dirs = plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect();
+    let mut applier = Applier { engine, plan, dirs, placed: HashMap::new(), stale: Stale::default() };
+    applier.rewrite()?;
+    applier.stage()?;
+    applier.remove()?;
+    for dir in &plan.dirs {
+        applier.place(dir)?;
+    }
+    applier.dress()?;
+    applier.clean_staging()?;
+    Ok(applier.stale)
+}
+
+fn staged_name(slot: Slot) -> Name {
+    Name::new(format!("{}", slot.0).as_bytes())
+}
+
+impl Applier<'_> {
+    fn live(&self) -> &crate::live::Live {
+        &self.engine.live
+    }
+
+    /// Every wanted inode of the plan that is no directory, with its directory, name and what is there.
+    fn wanted(&self) -> impl Iterator<Item = (&DirPlan, &Name, Child, &Arc<Trail>, Option<Child>)> {
+        self.plan.dirs.iter().flat_map(|dir| {
+            dir.names.iter().filter_map(move |name| name.want.as_ref().map(|(child, trail)| (dir, &name.name, *child, trail, name.have)))
+        })
+    }
+
+    /// Gives back attributes, and content where an inode must keep its number, to inodes that are in the live tree.
+    fn rewrite(&mut self) -> SysResult<()> {
+        let mut done = std::collections::HashSet::new();
+        let todo: Vec<(Child, Arc<Trail>)> = self.wanted().map(|(_, _, child, trail, _)| (child, Arc::clone(trail))).collect();
+        for (child, trail) in todo {
+            let content = self.plan.contents.get(&child.slot);
+            if !matches!(content, Some(Content::Attributes | Content::InPlace)) || !done.insert(child.slot) {
+                continue;
+            }
+            let view = self.engine.view(State::At(self.plan.target));
+            if content == Some(&Content::InPlace) {
+                let (_, source) = view.open(&trail)?;
+                self.live().rewrite_in(At::from(&trail), source.as_ref(), view.attr(&trail)?.stat.size)?;
+            }
+            self.live().dress_in(At::from(&trail), &view.attr(&trail)?, &view.xattrs(&trail)?)?;
+            self.stale.nodes.push(child.slot);
+        }
+        Ok(())
+    }
+
+    /// Takes inodes that are wanted at another name out of the way, and makes those anew that are gone.
+    fn stage(&mut self) -> SysResult<()> {
+        let todo: Vec<(Child, Arc<Trail>, bool)> =
+            self.wanted().map(|(_, _, child, trail, have)| (child, Arc::clone(trail), have.map(|have| have.slot) == Some(child.slot))).collect();
+        for (child, trail, here) in todo {
+            if self.placed.contains_key(&child.slot) {
+                continue;
+            }
+            if child.kind == Kind::Dir {
+                if self.plan.alive_dirs.contains(&child.slot) && !here {
+                    let place = self.take(child, &trail)?;
+                    self.placed.insert(child.slot, place);
+                }
+                continue;
+            }
+            match self.plan.contents.get(&child.slot) {
+                Some(Content::New) | None => {
+                    let place = self.recreate(child, &trail)?;
+                    self.placed.insert(child.slot, place);
+                }
+                Some(_) if !here => {
+                    let place = self.take(child, &trail)?;
+                    self.placed.insert(child.slot, place);
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a live inode to the staging directory. One that keeps another name gets one more there.
+    fn take(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
+        let name = staged_name(child.slot);
+        let from = self.live().locate(At::from(trail), child.kind)?;
+        let staged = Place { parent: Slot::STAGING, name: name.clone() };
+        if from == staged {
+            return Ok(staged);
+        }
+        if child.kind == Kind::Dir || self.plan.vacates(&from, child.slot) {
+            self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace)?;
+            self.stale.names.push((from.parent, from.name));
+        } else {
+            self.live().link_in(&from, &staged)?;
+        }
+        self.stale.nodes.push(child.slot);
+        Ok(staged)
+    }
+
+    /// Makes an inode as it was, in the staging directory.
+    fn recreate(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
+        let view = self.engine.view(State::At(self.plan.target));
+        let name = Name::new(format!("new-{}", child.slot.0).as_bytes());
+        let staging = self.live().staging();
+        match sys::unlink_at(staging, name.as_bytes()) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        let attr = view.attr(trail)?;
+        match child.kind {
+            Kind::File => match view.open(trail)?.1 {
+                Some(source) if self.live().reflink() => drop(sys::clone_to(&source, staging, name.as_bytes())?),
+                source => {
+                    let file = sys::create_file_at(staging, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?;
+                    if let Some(source) = source {
+                        sys::copy_data(&source, &file, attr.stat.size)?;
+                    }
+                }
+            },
+            Kind::Symlink => sys::symlink_at(attr.target.as_deref().ok_or(Errno::EIO)?, staging, name.as_bytes())?,
+            kind => sys::mknod_at(staging, name.as_bytes(), kind, 0o600, attr.stat.rdev)?,
+        }
+        let place = Place { parent: Slot::STAGING, name };
+        let slot = self.live().adopt(&place)?;
+        self.live().dress_in(At::from(slot), &attr, &view.xattrs(trail)?)?;
+        Ok(place)
+    }
+
+    /// Removes what is at names that lead to something else or to nothing. A file that will be replaced stays until then.
+    fn remove(&mut self) -> SysResult<()> {
+        for dir in &self.plan.dirs {
+            let Some(live) = &dir.live else { continue };
+            for name in &dir.names {
+                let Some(have) = name.have else { continue };
+                let wanted = name.want.as_ref().map(|(child, _)| *child);
+                let stays = wanted.is_some_and(|want| want.slot == have.slot && self.keeps(want));
+                let replaced = wanted.is_some_and(|want| want.kind != Kind::Dir) && have.kind != Kind::Dir;
+                if stays || replaced {
+                    continue;
+                }
+                self.remove_below(live, &name.name, have)?;
+                self.stale.names.push((live.slot, name.name.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The live inode with the wanted number is the wanted one.
+    fn keeps(&self, want: Child) -> bool {
+        match want.kind {
+            Kind::Dir => self.plan.alive_dirs.contains(&want.slot),
+            _ => self.plan.contents.get(&want.slot).is_some_and(|content| *content != Content::New),
+        }
+    }
+
+    /// Removes a name and everything below, if it still leads to `have`.
+    fn remove_below(&self, dir: &Arc<Trail>, name: &Name, have: Child) -> SysResult<()> {
+        let view = self.engine.view(State::Live);
+        match view.child(dir, name)? {
+            Some(now) if now.slot == have.slot => {}
+            _ => return Ok(()),
+        }
+        // Depth first, without recursion: directories are removed on the way back.
+        let mut open = vec![(Arc::clone(dir), name.clone(), have, false)];
+        while let Some((dir, name, child, emptied)) = open.pop() {
+            if child.kind != Kind::Dir || emptied {
+                self.live().remove_in(At::from(&dir), &name, child.kind == Kind::Dir)?;
+                continue;
+            }
+            let trail = dir.step(&name, child.slot);
+            open.push((dir, name, child, true));
+            for (name, below) in view.list(&trail)? {
+                open.push((Arc::clone(&trail), name, below, false));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts everything into one directory that belongs there.
+    fn place(&mut self, dir: &DirPlan) -> SysResult<()> {
+        let here = match &dir.live {
+            Some(live) => live.slot,
+            None => *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?,
+        };
+        for name in &dir.names {
+            let Some((child, trail)) = &name.want else { continue };
+            let at = Place { parent: here, name: name.name.clone() };
+            let stays = name.have.map(|have| have.slot) == Some(child.slot) && self.keeps(*child);
+            if child.kind == Kind::Dir {
+                if !stays {
+                    self.place_dir(*child, trail, &at)?;
+                }
+            } else if !stays {
+                self.place_file(*child, &at)?;
+            }
+        }
+        self.stale.nodes.push(here);
+        Ok(())
+    }
+
+    fn place_dir(&mut self, child: Child, trail: &Arc<Trail>, at: &Place) -> SysResult<()> {
+        self.stale.names.push((at.parent, at.name.clone()));
+        if let Some(staged) = self.placed.remove(&child.slot) {
+            self.live().rename_in((At::from(staged.parent), &staged.name), (At::from(at.parent), &at.name), RenameMode::NoReplace)?;
+            return Ok(());
+        }
+        let stat = self.engine.view(State::At(self.plan.target)).attr(trail)?.stat;
+        let make = Make { kind: Kind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"", uid: stat.uid, gid: stat.gid, open: None };
+        let made = self.live().make_in(At::from(at.parent), &at.name, &make, 0)?;
+        self.dirs.insert(child.slot, made.slot);
+        Ok(())
+    }
+
+    fn place_file(&mut self, child: Child, at: &Place) -> SysResult<()> {
+        self.stale.names.push((at.parent, at.name.clone()));
+        let from = match self.placed.get(&child.slot) {
+            Some(place) => place.clone(),
+            // It stayed at one of its names: this is one more.
+            None => self.live().locate(At::from(child.slot), child.kind)?,
+        };
+        if from.parent == Slot::STAGING {
+            self.live().rename_in((At::from(from.parent), &from.name), (At::from(at.parent), &at.name), RenameMode::Replace)?;
+        } else {
+            let staged = Place { parent: Slot::STAGING, name: staged_name(child.slot) };
+            self.live().link_in(&from, &staged)?;
+            self.live().rename_in((At::from(staged.parent), &staged.name), (At::from(at.parent), &at.name), RenameMode::Replace)?;
+        }
+        self.placed.insert(child.slot, at.clone());
+        Ok(())
+    }
+
+    /// Gives directories their attributes back, children before parents, for what is done in a directory changes its times.
+    fn dress(&mut self) -> SysResult<()> {
+        let view = self.engine.view(State::At(self.plan.target));
+        for dir in self.plan.dirs.iter().rev().filter(|dir| dir.dress) {
+            let slot = *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?;
+            let at = if slot == dir.want.slot { At::from(&dir.want) } else { At::from(slot) };
+            self.live().dress_in(at, &view.attr(&dir.want)?, &view.xattrs(&dir.want)?)?;
+        }
+        Ok(())
+    }
+
+    /// What a restore that was interrupted has left.
+    fn clean_staging(&self) -> SysResult<()> {
+        for entry in sys::list_dir(self.live().staging())? {
+            match entry.kind {
+                Some(Kind::Dir) => self.live().remove_in(At::from(Slot::STAGING), &Name::new(&entry.name), true).map(drop)?,
+                _ => self.live().remove_in(At::from(Slot::STAGING), &Name::new(&entry.name), false).map(drop)?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! The plan of a restore: which names of which directories lead to what, now and then.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::super::Engine;
+use crate::history::diff::join;
+use crate::history::present::Trail;
+use crate::history::touched::Touched;
+use crate::history::view::{State, View};
+use crate::live::At;
+use crate::store::ids::{CheckpointId, Name, Slot};
+use crate::store::record::{Child, Place};
+use crate::sys::{Errno, Kind, SysResult};
+
+/// What is to be done for an inode that is no directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// The live inode is it, unchanged.
+    Same,
+    /// The live inode is it, but for attributes.
+    Attributes,
+    /// The live inode is it, but has other content and other names that are not all known: it is rewritten.
+    InPlace,
+    /// It must be made again.
+    New,
+}
+
+/// One name of a directory.
+#[derive(Debug)]
+pub(super) struct NamePlan {
+    pub(super) name: Name,
+    /// What it led to at the checkpoint.
+    pub(super) want: Option<(Child, Arc<Trail>)>,
+    /// What it leads to now.
+    pub(super) have: Option<Child>,
+}
+
+/// One directory in which names differ or may differ.
+#[derive(Debug)]
+pub(super) struct DirPlan {
+    /// The directory at the checkpoint; for a directory on the way to a restored path, the live one.
+    pub(super) want: Arc<Trail>,
+    /// It exists in the live tree, and is this one.
+    pub(super) live: Option<Arc<Trail>>,
+    pub(super) names: Vec<NamePlan>,
+    /// It gets back its attributes.
+    pub(super) dress: bool,
+}
+
+/// See the module.
+pub(super) struct Plan {
+    pub(super) target: CheckpointId,
+    /// Parents before children.
+    pub(super) dirs: Vec<DirPlan>,
+    /// What becomes of each wanted inode that is no directory.
+    pub(super) contents: HashMap<Slot, Content>,
+    /// Wanted directories that are in the live tree, here or elsewhere.
+    pub(super) alive_dirs: HashSet<Slot>,
+}
+
+struct Planner<'a> {
+    engine: &'a Engine,
+    view: View<'a>,
+    touched: Touched,
+    paths: &'a [Vec<u8>],
+    plan: Plan,
+}
+
+impl Plan {
+    /// Compares the live tree with a checkpoint, in the whole or below the given paths.
+    pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Plan> {
+        let touched = engine.timeline().touched(target, None)?;
+        let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new() };
+        let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, plan };
+        if paths.is_empty() {
+            planner.plan.alive_dirs.insert(Slot::ROOT);
+            planner.dir(Trail::root(), Some(Trail::root()))?;
+        }
+        for path in paths {
+            planner.path(path)?;
+        }
+        Ok(planner.plan)
+    }
+
+    /// A place whose name is planned to lead to something else.
+    pub(super) fn vacates(&self, place: &Place, slot: Slot) -> bool {
+        self.dirs.iter().any(|dir| {
+            dir.live.as_ref().is_some_and(|live| live.slot == place.parent)
+                && dir.names.iter().any(|name| name.name == place.name && name.want.as_ref().map(|(child, _)| child.slot) != Some(slot))
+        })
+    }
+}
+
+impl Planner<'_> {
+    /// One path: its directory is gone to by name, in the live tree; where that is missing it comes back too.
+    fn path(&mut self, path: &[u8]) -> SysResult<()> {
+        let names: Vec<Name> = path.split(|byte| *byte == b'/').map(Name::new).collect();
+        let (mut live, mut then) = (Trail::root(), Some(Trail::root()));
+        for (index, name) in names.iter().enumerate() {
+            let last = index + 1 == names.len();
+            let have = self.engine.view(State::Live).step(&live, name)?;
+            let want = match &then {
+                Some(dir) => self.view.step(dir, name)?,
+                None => None,
+            };
+            let on_the_way = matches!(&have, Some((child, _)) if child.kind == Kind::Dir);
+            if last || !on_the_way {
+                self.one_name(&live, name, want, have.map(|(child, _)| child))?;
+                return Ok(());
+            }
+            if let Some((_, next)) = have {
+                live = next;
+            }
+            then = want.filter(|(child, _)| child.kind == Kind::Dir).map(|(_, trail)| trail);
+        }
+        Ok(())
+    }
+
+    fn one_name(&mut self, dir: &Arc<Trail>, name: &Name, want: Option<(Child, Arc<Trail>)>, have: Option<Child>) -> SysResult<()> {
+        let plan = NamePlan { name: name.clone(), want: want.clone(), have };
+        self.plan.dirs.push(DirPlan { want: Arc::clone(dir), live: Some(Arc::clone(dir)), names: vec![plan], dress: false });
+        match want {
+            Some((child, trail)) => self.wanted(child, trail),
+            None => Ok(()),
+        }
+    }
+
+    /// A directory of the checkpoint, and whether it is in the live tree.
+    fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<()> {
+        let names: Vec<Name> = match &live {
+            Some(_) => self.touched.names.get(&want.slot).map(|names| names.iter().cloned().collect()).unwrap_or_default(),
+            None => self.view.list(&want)?.into_iter().map(|(name, _)| name).collect(),
+        };
+        let mut plans = Vec::with_capacity(names.len());
+        for name in names {
+            let wanted = self.view.step(&want, &name)?;
+            let have = match &live {
+                Some(live) => self.engine.view(State::Live).child(live, &name)?,
+                None => None,
+            };
+            if wanted.is_some() || have.is_some() {
+                plans.push(NamePlan { name, want: wanted, have });
+            }
+        }
+        let next: Vec<(Child, Arc<Trail>)> = plans.iter().filter_map(|plan| plan.want.clone()).collect();
+        self.plan.dirs.push(DirPlan { want, live, names: plans, dress: true });
+        for (child, trail) in next {
+            self.wanted(child, trail)?;
+        }
+        Ok(())
+    }
+
+    fn wanted(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<()> {
+        let alive = self.is_alive(child, &trail);
+        if child.kind == Kind::Dir {
+            if alive {
+                self.plan.alive_dirs.insert(child.slot);
+            }
+            return self.dir(Arc::clone(&trail), alive.then_some(trail));
+        }
+        if !self.plan.contents.contains_key(&child.slot) {
+            let content = self.content(child, &trail, alive)?;
+            self.plan.contents.insert(child.slot, content);
+        }
+        Ok(())
+    }
+
+    /// The inode is still in the live tree, where the restore may take it from.
+    fn is_alive(&self, child: Child, trail: &Arc<Trail>) -> bool {
+        let Ok(place) = self.engine.live.locate(At::from(trail), child.kind) else { return false };
+        self.paths.is_empty() || self.is_below_paths(&place)
+    }
+
+    fn is_below_paths(&self, place: &Place) -> bool {
+        let Some(path) = self.live_path(place) else { return false };
+        self.paths.iter().any(|allowed| path == *allowed || (path.starts_with(allowed) && path.get(allowed.len()) == Some(&b'/')))
+    }
+
+    /// The path of a place in the live tree.
+    fn live_path(&self, place: &Place) -> Option<Vec<u8>> {
+        let mut names = vec![place.name.clone()];
+        let mut at = place.parent;
+        while at != Slot::ROOT {
+            let up = self.engine.live.locate(At::from(at), Kind::Dir).ok()?;
+            names.push(up.name);
+            at = up.parent;
+        }
+        Some(names.iter().rev().fold(Vec::new(), |path, name| join(&path, name)))
+    }
+
+    fn content(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
+        if !alive {
+            return Ok(Content::New);
+        }
+        if !self.touched.nodes.contains(&child.slot) {
+            return Ok(Content::Same);
+        }
+        if child.kind == Kind::File && self.touched.data.contains(&child.slot) && self.view.source(child.slot)? != crate::history::view::Source::Live
+        {
+            let several = self.view.attr(trail)?.stat.nlink > 1;
+            return Ok(if several { Content::InPlace } else { Content::New });
+        }
+        match self.view.attr(trail)?.target == self.engine.live_target(trail)? {
+            true => Ok(Content::Attributes),
+            false => Err(Errno::EIO),
+        }
+    }
+}

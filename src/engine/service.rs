@@ -1,0 +1,447 @@
+//! The requests of the kernel, each led to the live tree, to a view of the past, or to `.snapshots`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Engine;
+use super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME};
+use super::files::Open;
+use super::listing::numbered;
+use super::past::{PAST, PAST_HANDLE, Past, PastNode};
+use super::request::{
+    Attr, Caller, Entry, Fh, Listed, Looked, NewNode, NewTime, NodeId, Opened, OpenedDir, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
+};
+use crate::history::present::{Present, Trail};
+use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags};
+use crate::store::ids::{Name, Slot};
+use crate::sys::open_flags as libc_flags;
+use crate::sys::{self, Errno, Kind, RenameMode, SetTime, Stat, SysResult, XattrMode};
+
+/// The mount covers what it serves, so nothing changes behind it: the kernel may remember until it is told otherwise.
+pub(super) const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
+
+/// What a node id names.
+enum Node {
+    Live(Slot),
+    Past(Arc<PastNode>),
+    /// `.snapshots` or one of our links.
+    Control(NodeId),
+}
+
+fn name_of(name: &[u8]) -> SysResult<Name> {
+    if name.len() > sys::NAME_LEN_MAX { Err(Errno::ENAMETOOLONG) } else { Ok(Name::new(name)) }
+}
+
+fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
+    // The values of open(2)'s flags are those of the architecture; the kernel hands them on unchanged.
+    let access = flags & libc_flags::ACCMODE;
+    OpenFlags {
+        read: access != libc_flags::WRONLY,
+        write: access != libc_flags::RDONLY,
+        append: flags & libc_flags::APPEND != 0,
+        truncate: flags & libc_flags::TRUNC != 0,
+        sync: flags & libc_flags::SYNC == libc_flags::SYNC,
+        dsync: flags & libc_flags::DSYNC != 0,
+        privileged: caller.uid == 0,
+    }
+}
+
+fn set_time(time: NewTime) -> SetTime {
+    match time {
+        NewTime::Now => SetTime::Now,
+        NewTime::At(time) => SetTime::At(time),
+    }
+}
+
+impl Engine {
+    fn node(&self, node: NodeId) -> SysResult<Node> {
+        if node.0 & PAST != 0 {
+            self.past.get(node).map(Node::Past)
+        } else if node.0 & CONTROL != 0 {
+            Ok(Node::Control(node))
+        } else {
+            Ok(Node::Live(Slot(node.0)))
+        }
+    }
+
+    /// The live slot of a node that is to be changed; the past is read-only.
+    fn writable(&self, node: NodeId) -> SysResult<Slot> {
+        match self.node(node)? {
+            Node::Live(slot) => Ok(slot),
+            Node::Past(_) | Node::Control(_) => Err(Errno::EROFS),
+        }
+    }
+
+    /// The live directory in which a name is to be changed; our own names are not for anybody.
+    fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
+        let slot = self.writable(parent)?;
+        if Engine::is_reserved(parent, name) {
+            return Err(Errno::EPERM);
+        }
+        Ok((slot, name_of(name)?))
+    }
+
+    fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
+        Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot) }
+    }
+
+    fn made(&self, made: &Made) -> Entry {
+        self.live_entry(made.slot, made.generation, made.stat)
+    }
+
+    fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
+        Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot) }
+    }
+
+    /// Tells the kernel how a handle is served.
+    fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
+        let passthrough = (handle.io == IoMode::Passthrough).then(|| Arc::clone(&handle.file));
+        if passthrough.is_some()
+            && handle.flags.write
+            && handle.flags.read
+            && let Some(caches) = self.caches.get()
+        {
+            // It can be mapped now, and stores change its times without a request. Only attributes are forgotten, which waits for nothing.
+            caches.forget_attributes(NodeId(handle.slot.0));
+        }
+        Opened { fh: Fh(id.0), keep_cache: passthrough.is_none(), direct_io: false, no_flush: true, passthrough }
+    }
+
+    fn list_live(&self, node: NodeId, slot: Slot) -> SysResult<Vec<Listed>> {
+        let trail = Arc::new(Trail { slot, name: Name::new(b""), up: None });
+        let up = self.live.parent(slot).map_or(node, |parent| NodeId(parent.0));
+        let mut names = vec![(b".".to_vec(), node, Kind::Dir), (b"..".to_vec(), up, Kind::Dir)];
+        for (name, child) in self.live.list(&trail)? {
+            if slot != Slot::ROOT || name.as_bytes() != SNAPDIR_NAME {
+                names.push((name.as_bytes().to_vec(), NodeId(child.slot.0), child.kind));
+            }
+        }
+        if slot == Slot::ROOT && self.config.snapdir_visible {
+            names.push((SNAPDIR_NAME.to_vec(), SNAPDIR, Kind::Dir));
+        }
+        Ok(numbered(names))
+    }
+
+    fn list_past(&self, dir: &PastNode) -> SysResult<Vec<Listed>> {
+        self.check_kept(dir)?;
+        let mut names = vec![(b".".to_vec(), dir.id, Kind::Dir), (b"..".to_vec(), dir.id, Kind::Dir)];
+        for (name, child) in self.view(dir.state()).list(&dir.trail)? {
+            names.push((name.as_bytes().to_vec(), Past::number(dir.checkpoint, dir.named, child), child.kind));
+        }
+        Ok(numbered(names))
+    }
+
+    fn list_control(&self) -> Vec<Listed> {
+        let mut names = vec![(b".".to_vec(), SNAPDIR, Kind::Dir), (b"..".to_vec(), NodeId(Slot::ROOT.0), Kind::Dir)];
+        names.extend(self.list_snapshots());
+        numbered(names)
+    }
+}
+
+impl Service for Engine {
+    fn started(&self, passthrough: bool) {
+        self.live.set_passthrough(passthrough && self.config.wants_passthrough);
+    }
+
+    fn ended(&self) {
+        tracing::info!("the session has ended");
+    }
+
+    fn no_passthrough(&self, fh: Fh) {
+        tracing::warn!("the kernel refused to do the I/O of a file; files opened from now on are served by the daemon");
+        self.live.demote(HandleId(fh.0));
+        self.live.set_passthrough(false);
+    }
+
+    fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+        if Engine::is_reserved(parent, name) {
+            return self.lookup_reserved(name);
+        }
+        match self.node(parent)? {
+            Node::Control(_) => self.lookup_snapshot(name),
+            Node::Past(dir) => self.past_lookup(&dir, &name_of(name)?),
+            Node::Live(slot) => match self.live.lookup(slot, &name_of(name)?) {
+                Ok((slot, generation, stat)) => Ok(Looked::Found(self.live_entry(slot, generation, stat))),
+                Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
+                Err(errno) => Err(errno),
+            },
+        }
+    }
+
+    fn forget(&self, node: NodeId, lookups: u64) {
+        if node.0 & PAST != 0 {
+            self.past.forget(node, lookups);
+        } else if node.0 & CONTROL == 0 {
+            self.live.forget(Slot(node.0), lookups);
+        }
+    }
+
+    fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr> {
+        match self.node(node)? {
+            Node::Past(past) => Ok(Attr { stat: self.past_stat(&past)?, ttl: FOR_EVER }),
+            Node::Control(id) => Ok(Attr { stat: self.control_stat(id)?, ttl: Duration::ZERO }),
+            Node::Live(slot) => {
+                let stat = match (self.live.stat(slot), fh) {
+                    (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => {
+                        Stat { nlink: 0, ..sys::stat_fd(&*self.live.handle(HandleId(fh.0))?.file)? }
+                    }
+                    (stat, _) => stat?,
+                };
+                Ok(self.live_attr(slot, stat))
+            }
+        }
+    }
+
+    fn setattr(&self, caller: Caller, node: NodeId, fh: Option<Fh>, set: SetAttr) -> SysResult<Attr> {
+        let slot = self.writable(node)?;
+        let handle = match fh {
+            Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handle(HandleId(fh.0)).ok(),
+            _ => None,
+        };
+        let change = Change {
+            mode: set.mode,
+            uid: set.uid,
+            gid: set.gid,
+            size: set.size,
+            atime: set.atime.map(set_time),
+            mtime: set.mtime.map(set_time),
+            privileged: caller.uid == 0,
+        };
+        let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
+        let stat = self.live.set_attr(slot, file, &change)?;
+        Ok(self.live_attr(slot, stat))
+    }
+
+    fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>> {
+        match self.node(node)? {
+            Node::Live(slot) => self.live.read_link(slot),
+            Node::Control(id) => self.control_link(id),
+            Node::Past(past) => {
+                self.check_kept(&past)?;
+                self.view(past.state()).attr(&past.trail)?.target.ok_or(Errno::EINVAL)
+            }
+        }
+    }
+
+    fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry> {
+        if parent == SNAPDIR {
+            return if new.kind == Kind::Dir { self.mkdir_snapshot(name) } else { Err(Errno::EROFS) };
+        }
+        let (slot, name) = self.writable_name(parent, name)?;
+        let make = Make {
+            kind: new.kind,
+            mode: new.mode & 0o7777,
+            umask: new.umask,
+            rdev: new.rdev,
+            target: b"",
+            uid: caller.uid,
+            gid: caller.gid,
+            open: None,
+        };
+        Ok(self.made(&self.live.make(slot, &name, &make)?))
+    }
+
+    fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry> {
+        let (slot, name) = self.writable_name(parent, name)?;
+        let make = Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None };
+        Ok(self.made(&self.live.make(slot, &name, &make)?))
+    }
+
+    fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
+        let slot = match self.node(node)? {
+            Node::Live(slot) => slot,
+            Node::Past(_) | Node::Control(_) => return Err(Errno::EXDEV),
+        };
+        let (parent, name) = self.writable_name(parent, name)?;
+        Ok(self.made(&self.live.link(slot, parent, &name)?))
+    }
+
+    fn unlink(&self, parent: NodeId, name: &[u8]) -> SysResult<()> {
+        if parent == SNAPDIR {
+            return self.unlink_snapshot(name);
+        }
+        let (slot, name) = self.writable_name(parent, name)?;
+        self.live.unlink(slot, &name).map(drop)
+    }
+
+    fn rmdir(&self, parent: NodeId, name: &[u8]) -> SysResult<()> {
+        if parent == SNAPDIR {
+            return self.rmdir_snapshot(name);
+        }
+        let (slot, name) = self.writable_name(parent, name)?;
+        self.live.rmdir(slot, &name).map(drop)
+    }
+
+    fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
+        let from = self.writable_name(parent, name)?;
+        let to = self.writable_name(new_parent, new_name)?;
+        let how = match how {
+            RenameHow::Replace => RenameMode::Replace,
+            RenameHow::NoReplace => RenameMode::NoReplace,
+            RenameHow::Exchange => RenameMode::Exchange,
+        };
+        self.live.rename((from.0, &from.1), (to.0, &to.1), how).map(drop)
+    }
+
+    fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened> {
+        let flags = open_flags(flags, caller);
+        match self.node(node)? {
+            Node::Control(_) => Err(Errno::EINVAL),
+            Node::Past(_) if flags.write || flags.truncate => Err(Errno::EROFS),
+            Node::Past(past) => {
+                self.check_kept(&past)?;
+                let fh = self.past.open(&self.view(past.state()), past)?;
+                Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None })
+            }
+            Node::Live(slot) => {
+                let (id, handle) = self.live.open(slot, flags)?;
+                Ok(self.opened(id, &handle))
+            }
+        }
+    }
+
+    fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)> {
+        let (slot, name) = self.writable_name(parent, name)?;
+        let make = Make { kind: Kind::File, mode: mode & 0o7777, umask, rdev: 0, target: b"", uid: caller.uid, gid: caller.gid, open: None };
+        let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller))?;
+        Ok((self.made(&made), self.opened(id, &handle)))
+    }
+
+    fn read(&self, _node: NodeId, fh: Fh, offset: u64, size: u32) -> SysResult<Vec<u8>> {
+        match self.open_file(fh)? {
+            Open::Live(_) => self.live.read(HandleId(fh.0), offset, size),
+            Open::Past(handle) => handle.read(&self.view(handle.state()), offset, size),
+        }
+    }
+
+    fn write(&self, caller: Caller, _node: NodeId, fh: Fh, offset: u64, data: &[u8], from_cache: bool) -> SysResult<u32> {
+        if from_cache {
+            self.cache_writes.fetch_add(1, Ordering::SeqCst);
+        }
+        if fh.0 & PAST_HANDLE != 0 {
+            return Err(Errno::EROFS);
+        }
+        self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache)
+    }
+
+    fn flush(&self, _node: NodeId, _fh: Fh) -> SysResult<()> {
+        Ok(())
+    }
+
+    fn release(&self, _node: NodeId, fh: Fh) {
+        if fh.0 & PAST_HANDLE != 0 { self.past.release(fh) } else { self.live.release(HandleId(fh.0)) }
+    }
+
+    fn fsync(&self, _node: NodeId, fh: Fh, data_only: bool) -> SysResult<()> {
+        if fh.0 & PAST_HANDLE != 0 { Ok(()) } else { self.live.fsync(HandleId(fh.0), data_only) }
+    }
+
+    fn opendir(&self, node: NodeId) -> SysResult<OpenedDir> {
+        match self.node(node)? {
+            Node::Control(id) if id != SNAPDIR => Err(Errno::ENOTDIR),
+            Node::Control(_) => Ok(OpenedDir { fh: self.listings.open(), cache: false }),
+            Node::Past(_) | Node::Live(_) => Ok(OpenedDir { fh: self.listings.open(), cache: true }),
+        }
+    }
+
+    fn readdir(&self, node: NodeId, fh: Fh, offset: u64) -> SysResult<Vec<Listed>> {
+        let target = self.node(node)?;
+        self.listings.read(fh, offset, || match &target {
+            Node::Live(slot) => self.list_live(node, *slot),
+            Node::Past(dir) => self.list_past(dir),
+            Node::Control(_) => Ok(self.list_control()),
+        })
+    }
+
+    fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
+        match self.lookup(parent, &listed.name) {
+            Ok(Looked::Found(entry)) => Some(entry),
+            Ok(Looked::Absent(_)) | Err(_) => None,
+        }
+    }
+
+    fn releasedir(&self, fh: Fh) {
+        self.listings.close(fh);
+    }
+
+    fn fsyncdir(&self, node: NodeId, _fh: Fh, _data_only: bool) -> SysResult<()> {
+        match self.node(node)? {
+            Node::Live(slot) => self.live.fsync_dir(slot),
+            Node::Past(_) | Node::Control(_) => Ok(()),
+        }
+    }
+
+    fn statfs(&self, _node: NodeId) -> SysResult<Space> {
+        let info = sys::statfs_fd(self.live.root())?;
+        Ok(Space {
+            blocks: info.blocks,
+            bfree: info.bfree,
+            bavail: info.bavail,
+            files: info.files,
+            ffree: info.ffree,
+            bsize: info.bsize,
+            frsize: info.frsize,
+            namelen: info.namelen,
+        })
+    }
+
+    fn setxattr(&self, _caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()> {
+        let mode = match how {
+            XattrHow::Any => XattrMode::Any,
+            XattrHow::Create => XattrMode::Create,
+            XattrHow::Replace => XattrMode::Replace,
+        };
+        self.live.set_xattr(self.writable(node)?, name, value, mode)
+    }
+
+    fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>> {
+        match self.node(node)? {
+            Node::Live(slot) => self.live.get_xattr(slot, name),
+            Node::Control(_) => Err(Errno::NO_XATTR),
+            Node::Past(past) => {
+                let xattrs = self.view(past.state()).xattrs(&past.trail)?;
+                xattrs.into_iter().find(|(known, _)| known == name).map(|(_, value)| value).ok_or(Errno::NO_XATTR)
+            }
+        }
+    }
+
+    fn listxattr(&self, node: NodeId) -> SysResult<Vec<Vec<u8>>> {
+        match self.node(node)? {
+            Node::Live(slot) => self.live.list_xattrs(slot),
+            Node::Control(_) => Ok(Vec::new()),
+            Node::Past(past) => Ok(self.view(past.state()).xattrs(&past.trail)?.into_iter().map(|(name, _)| name).collect()),
+        }
+    }
+
+    fn removexattr(&self, _caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
+        self.live.remove_xattr(self.writable(node)?, name)
+    }
+
+    fn access(&self, _caller: Caller, node: NodeId, mask: i32) -> SysResult<()> {
+        // The kernel checks permissions itself (default_permissions); what is left is that the past cannot be written.
+        match self.node(node)? {
+            Node::Past(_) if mask & libc_flags::W_OK != 0 => Err(Errno::EROFS),
+            _ => Ok(()),
+        }
+    }
+
+    fn fallocate(&self, caller: Caller, _node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
+        let Open::Live(handle) = self.open_file(fh)? else { return Err(Errno::EROFS) };
+        self.live.change_content(&handle, |file| {
+            if caller.uid == 0 {
+                sys::fallocate(file, mode, offset, length)
+            } else {
+                sys::drop_cap_fsetid_for(|| sys::fallocate(file, mode, offset, length))
+            }
+        })
+    }
+
+    fn lseek(&self, _node: NodeId, fh: Fh, offset: u64, seek: Seek) -> SysResult<u64> {
+        self.seek(fh, offset, seek)
+    }
+
+    fn copy_file_range(&self, _caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
+        self.copy_range((from.1, from.2), (to.1, to.2), length)
+    }
+}

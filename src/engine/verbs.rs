@@ -1,0 +1,153 @@
+//! The verbs that people use.
+
+use super::Engine;
+use super::api::{
+    Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, StateName, Status, TreePath, VerbError, VerbResult,
+    Verbs,
+};
+use super::error;
+use crate::history::diff::{Comparison, Difference, Differs, ordered};
+use crate::history::view::State;
+use crate::store::ids::CheckpointId;
+use crate::store::record::Reason;
+use crate::sys::{self, Errno, SysResult};
+
+/// Times that a comparison with the live tree is tried again when the tree changes under it.
+const COMPARE_TRIES: u32 = 3;
+
+impl Engine {
+    /// What a person calls a checkpoint by.
+    pub(super) fn state_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.timeline().checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
+        names.extend(self.timeline().tags().into_iter().map(|(tag, _)| tag));
+        names.push("latest".into());
+        names
+    }
+
+    fn state(&self, name: &StateName) -> VerbResult<State> {
+        if name.0 == "live" { Ok(State::Live) } else { self.checkpoint_id(name).map(State::At) }
+    }
+
+    /// The checkpoint with this number or tag.
+    pub(super) fn checkpoint_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
+        let found = match name.0.parse().map(CheckpointId) {
+            Ok(id) => self.timeline().checkpoint(id).map(|_| id),
+            Err(_) if name.0 == "latest" => self.timeline().latest(),
+            Err(_) => self.timeline().tagged(&name.0),
+        };
+        found.ok_or_else(|| error::unknown_state(&name.0, &self.state_names()))
+    }
+
+    /// What differs from `from` to `to`, below `path`.
+    pub(super) fn compare(&self, from: State, to: State, path: &[u8]) -> SysResult<Vec<Change>> {
+        let (older, newer, backwards) = ordered(from, to);
+        let State::At(after) = older else { return Ok(Vec::new()) };
+        if older == newer {
+            return Ok(Vec::new());
+        }
+        let upto = match newer {
+            State::At(id) => Some(id),
+            State::Live => None,
+        };
+        let touched = self.timeline().touched(after, upto)?;
+        let comparison = Comparison { from: self.view(older), to: self.view(newer), touched: &touched };
+        let mut tries = 0;
+        let found = loop {
+            match comparison.below(path) {
+                Err(Errno::ESTALE | Errno::ENOENT) if tries < COMPARE_TRIES => tries += 1,
+                other => break other?,
+            }
+        };
+        let mut changes: Vec<Change> = found.into_iter().map(|differs| change(differs, backwards)).collect();
+        changes.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(changes)
+    }
+
+    fn io_name(&self) -> &'static str {
+        if self.live.passthrough() { "passthrough" } else { "daemon" }
+    }
+}
+
+fn change(differs: Differs, backwards: bool) -> Change {
+    let kind = differs.kind;
+    let (path, change, from) = match (differs.how, backwards) {
+        (Difference::Added, false) | (Difference::Deleted, true) => (differs.path, ChangeKind::Added, None),
+        (Difference::Deleted, false) | (Difference::Added, true) => (differs.path, ChangeKind::Deleted, None),
+        (Difference::Modified, _) => (differs.path, ChangeKind::Modified, None),
+        (Difference::TypeChanged, _) => (differs.path, ChangeKind::TypeChanged, None),
+        (Difference::Renamed(from), false) => (differs.path, ChangeKind::Renamed, Some(TreePath(from))),
+        (Difference::Renamed(from), true) => (from, ChangeKind::Renamed, Some(TreePath(differs.path))),
+    };
+    Change { path: TreePath(path), change, from, kind }
+}
+
+impl Verbs for Engine {
+    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        self.make_checkpoint(options, Reason::Asked)
+    }
+
+    fn status(&self) -> VerbResult<Status> {
+        let failed = |errno| error::failed("the tree cannot be compared", errno);
+        self.live.settle_mapped();
+        let latest = self.timeline().latest();
+        let dirty = match latest {
+            Some(id) => self.compare(State::At(id), State::Live, b"").map_err(failed)?,
+            None => Vec::new(),
+        };
+        let mut warnings = self.warnings.clone();
+        if self.timeline().store().journal.is_latched() {
+            warnings.push("the journal cannot be written: changes to what checkpoints can see fail until the next mount".into());
+        }
+        Ok(Status {
+            mount: self.config.mount.clone(),
+            backing: self.config.backing.clone(),
+            store: self.config.backing.join(".ckptfs"),
+            filesystem: self.config.filesystem.to_owned(),
+            capture: if self.live.reflink() { "reflink" } else { "copy" }.to_owned(),
+            io: self.io_name().to_owned(),
+            writes: if self.config.strict_writes { "daemon" } else { self.io_name() }.to_owned(),
+            daemon: DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() },
+            epoch: self.timeline().epoch().0,
+            latest,
+            checkpoints: self.timeline().checkpoint_count() as u64,
+            dirty,
+            warnings,
+        })
+    }
+
+    fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
+        Ok(self.timeline().checkpoints().iter().rev().map(CheckpointInfo::new).collect())
+    }
+
+    fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
+        let id = self.checkpoint_id(state)?;
+        let checkpoint = self.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
+        Ok(CheckpointInfo::new(&checkpoint))
+    }
+
+    fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        let from = self.state(from)?;
+        let to = to.map_or(Ok(State::Live), |to| self.state(to))?;
+        self.compare(from, to, b"").map_err(|errno| error::failed("the two states cannot be compared", errno))
+    }
+
+    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
+        self.restore_to(options)
+    }
+
+    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
+        self.delete_checkpoint(self.checkpoint_id(state)?)
+    }
+
+    fn unmount(&self, lazy: bool) -> VerbResult<()> {
+        let unmounted = match sys::unmount(&self.config.mount, lazy) {
+            Err(Errno::EPERM) => sys::fusermount_unmount(&self.config.mount, lazy),
+            other => other,
+        };
+        unmounted.map_err(|errno| VerbError {
+            code: if errno == Errno::EBUSY { "busy" } else { "io" }.into(),
+            message: format!("{} cannot be unmounted: {errno}", self.config.mount.display()),
+            hint: (errno == Errno::EBUSY).then(|| "leave the directory and close its files, or use --lazy".into()),
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! What a restore needs beyond the operations of the kernel. Every method here expects the gate and the tree to be held for writing.
+
+use std::fs::File;
+
+use super::Live;
+use super::find::At;
+use super::names::Made;
+use crate::store::ids::Slot;
+use crate::store::record::{AttrState, Place};
+use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, Xattrs};
+
+impl Live {
+    /// Where an inode of this kind is now.
+    ///
+    /// # Errors
+    /// ESTALE if it is nowhere, or is of another kind.
+    pub fn locate(&self, at: At<'_>, kind: Kind) -> SysResult<Place> {
+        if at.slot == Slot::ROOT || self.is_dead(at.slot) {
+            return Err(Errno::ESTALE);
+        }
+        let found = self.find(at)?;
+        if found.stat.kind != kind {
+            return Err(Errno::ESTALE);
+        }
+        Ok(Place { parent: found.parent, name: found.name })
+    }
+
+    /// Takes an inode that was prepared in the staging directory into the tables: it is new, no checkpoint can see it.
+    ///
+    /// # Errors
+    /// Those of stat(2).
+    pub fn adopt(&self, place: &Place) -> SysResult<Slot> {
+        let stat = sys::stat_at(&self.staging, place.name.as_bytes())?;
+        let slot = self.slot_of(&stat)?;
+        self.timeline.set_born(slot, true);
+        self.nodes.lock().learn(slot, stat.kind, Some(place), 0);
+        Ok(slot)
+    }
+
+    /// Gives an inode one more name.
+    ///
+    /// # Errors
+    /// Those of link(2).
+    pub fn link_in(&self, from: &Place, to: &Place) -> SysResult<Made> {
+        let from_dir = self.dir(from.parent)?;
+        let stat = sys::stat_at(&from_dir, from.name.as_bytes())?;
+        self.link_found(self.slot_of(&stat)?, &from_dir, &from.name, to, 0)
+    }
+
+    /// Gives an inode the attributes and extended attributes that it had. A directory's entries must be in place: they change its times.
+    ///
+    /// # Errors
+    /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
+    pub fn dress_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs) -> SysResult<()> {
+        let fd = self.fd(at)?;
+        let now = sys::stat_fd(&fd)?;
+        let then = &wanted.stat;
+        let owner = now.uid != then.uid || now.gid != then.gid;
+        let mode = now.mode != then.mode && now.kind != Kind::Symlink;
+        let times = now.mtime != then.mtime;
+        self.replace_xattrs_in(at, xattrs)?;
+        if !(owner || mode || times) {
+            return Ok(());
+        }
+        self.keep_inode(at, &fd, owner || mode)?;
+        if owner {
+            match sys::chown_fd(&fd, Some(then.uid), Some(then.gid)) {
+                Ok(()) => {}
+                Err(Errno::EPERM) if sys::ids().0 != 0 => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        if mode || (owner && now.kind != Kind::Symlink) {
+            sys::chmod_fd(&fd, then.mode)?;
+        }
+        sys::utimens_fd(&fd, SetTime::At(then.atime), SetTime::At(then.mtime))
+    }
+
+    /// Gives a file the content that it had, without changing its number: it has names that are not all known.
+    ///
+    /// # Errors
+    /// Those of open(2), write(2), ftruncate(2).
+    pub fn rewrite_in(&self, at: At<'_>, source: Option<&File>, size: u64) -> SysResult<()> {
+        let fd = self.fd(at)?;
+        let file = sys::reopen(&fd, Open::READ_WRITE)?;
+        self.capture(at, &file, false)?;
+        sys::truncate(&file, 0)?;
+        match source {
+            Some(source) if self.reflink => sys::clone_file(source, &file),
+            Some(source) => sys::copy_data(source, &file, size),
+            None => Ok(()),
+        }
+    }
+}
