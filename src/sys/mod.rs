@@ -1,5 +1,52 @@
-//! The seam to the kernel.
+//! The seam to the kernel: the only layer that names `libc` and `rustix`, and the only one with `unsafe` code.
+//!
+//! Everything works on descriptors and single names (the *at() calls), never on absolute paths, for two reasons: a name
+//! that another process turns into a link cannot lead out of the backing directory, and the daemon never walks a path
+//! below its own mount, where it would wait for itself.
+//!
+//! **Invariants.** No call follows a symbolic link in its last component, unless it says so. No open blocks on a FIFO or
+//! a device. Every descriptor is close-on-exec. Calls that a signal can interrupt are repeated. A name is one component
+//! of 1 to 255 bytes without `/` and NUL, and is never `..`.
+//!
+//! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]); what a system does not have is `ENOSYS` or
+//! `EOPNOTSUPP`.
+//!
+//! **Locking.** None, and no state: every function may be called from any thread. What belongs to the calling thread
+//! only ([`set_thread_idle`], [`drop_cap_fsetid_for`]) or to the process ([`umask0`], [`block_terminate`]) says so.
+//!
+//! What the systems share is in this directory; what they do not is in `linux/` and `macos/`, two modules with the same
+//! functions.
 
+mod args;
+mod copy;
+mod data;
+mod name;
+mod path;
+mod process;
+mod signal;
 mod types;
 
+#[cfg(target_os = "linux")]
+#[path = "linux/mod.rs"]
+mod os;
+#[cfg(target_os = "macos")]
+#[path = "macos/mod.rs"]
+mod os;
+
+#[cfg(test)]
+mod tests;
+
+pub use args::{DirEntry, FsInfo, MountPoint, Open, OpenKind, RenameMode, SetTime, XattrMode};
+pub use copy::copy_data;
+pub use data::{fdatasync, flock_exclusive, fsync, read_at, seek_data, seek_hole, truncate, write_all_at, write_at};
+pub use name::{NAME_LEN_MAX, device_major, device_minor, make_device, mode_bits};
+pub use os::{
+    all_xattrs, chmod_fd, chown_fd, clone_file, clone_to, copy_file_range, create_file_at, dirty_pages, drop_cap_fsetid_for, fallocate, fs_name,
+    fuse_abort, fusermount_unmount, getxattr, has_sys_admin, lease_free, link_fd, list_dir, listxattr, mknod_at, mounts, open_beneath, open_path_at,
+    peer_cred, process_starttime, removexattr, reopen, set_thread_idle, setxattr, shares_extents, start_writeback, stat_at, stat_fd, statfs_fd,
+    syncfs, unmount, utimens_fd,
+};
+pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, rename_at, rmdir_at, symlink_at, unlink_at};
+pub use process::{ids, kill, now, pid_alive, raise_nofile, setsid, umask0};
+pub use signal::{block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, wait_terminate};
 pub use types::{Errno, Kind, Stat, SysResult, Time, Xattrs};

@@ -1,0 +1,86 @@
+//! The lowest rung of the ladder under reflink: a copy that keeps holes.
+
+use std::fs::File;
+
+use super::data::{read_at, seek_data, seek_hole, truncate, write_all_at};
+use super::os::copy_file_range;
+use super::types::{Errno, SysResult};
+
+/// Bytes of one read and write where the kernel cannot copy by itself.
+const BUFFER_LEN: usize = 256 * 1024;
+
+/// Copies `size` bytes of `src` to `dst`, holes kept, and gives `dst` that size.
+///
+/// `dst` must read as zeros: new, or truncated to nothing. Where `src` has become shorter, the rest reads as zeros. On
+/// xfs and btrfs the kernel may share the extents instead (copy_file_range(2)). Nothing is durable when it returns; after
+/// a failure `dst` holds some part. Stores through a shared mapping of `src` are seen up to some moment during the copy.
+pub fn copy_data(src: &File, dst: &File, size: u64) -> SysResult<()> {
+    truncate(dst, size)?;
+    let mut buffer = Vec::new();
+    let mut offset = 0;
+    while offset < size {
+        let (start, end) = match next_data(src, offset, size)? {
+            Some(range) => range,
+            None => break,
+        };
+        if !copy_range(src, dst, start, end, &mut buffer)? {
+            break;
+        }
+        offset = end;
+    }
+    // A copy that ended exactly where the file grew leaves the size as set above: writes within `size` cannot change it.
+    Ok(())
+}
+
+/// The first range with data at or after `offset`, cut at `size`; the whole rest where the filesystem does not tell.
+fn next_data(src: &File, offset: u64, size: u64) -> SysResult<Option<(u64, u64)>> {
+    let start = match seek_data(src, offset) {
+        Ok(start) => start,
+        Err(Errno::ENXIO) => return Ok(None),
+        Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok(Some((offset, size))),
+        Err(errno) => return Err(errno),
+    };
+    if start >= size {
+        return Ok(None);
+    }
+    let end = match seek_hole(src, start) {
+        // Another thread may have punched the data away meanwhile: then the hole begins at `start`, and a copy of zeros does no harm.
+        Ok(end) if end > start => end.min(size),
+        Ok(_) | Err(Errno::ENXIO) => size,
+        Err(errno) => return Err(errno),
+    };
+    Ok(Some((start, end)))
+}
+
+/// Copies the bytes from `start` up to `end`; false when `src` ended before.
+fn copy_range(src: &File, dst: &File, start: u64, end: u64, buffer: &mut Vec<u8>) -> SysResult<bool> {
+    let (mut from, mut to) = (start, start);
+    while from < end {
+        let want = usize::try_from(end - from).unwrap_or(usize::MAX).min(1 << 30);
+        match copy_file_range(src, &mut from, dst, &mut to, want) {
+            // Some filesystems (procfs, FUSE) answer 0 without being at the end: plain reads decide.
+            Ok(0) => return copy_plain(src, dst, from, end, buffer),
+            Ok(_) => {}
+            Err(Errno::EXDEV | Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => return copy_plain(src, dst, from, end, buffer),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(true)
+}
+
+/// Copies by reading and writing; false when `src` ended before `end`.
+fn copy_plain(src: &File, dst: &File, start: u64, end: u64, buffer: &mut Vec<u8>) -> SysResult<bool> {
+    buffer.resize(BUFFER_LEN, 0);
+    let mut offset = start;
+    while offset < end {
+        let want = usize::try_from(end - offset).unwrap_or(usize::MAX).min(BUFFER_LEN);
+        let chunk = buffer.get_mut(..want).ok_or(Errno::EIO)?;
+        let read = read_at(src, chunk, offset)?;
+        if read == 0 {
+            return Ok(false);
+        }
+        write_all_at(dst, chunk.get(..read).ok_or(Errno::EIO)?, offset)?;
+        offset += read as u64;
+    }
+    Ok(true)
+}

@@ -1,0 +1,43 @@
+//! Listing a directory.
+
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+
+use rustix::fs::{Mode, RawDir};
+
+use super::super::args::{DirEntry, Open};
+use super::super::name::{kind_of, retry};
+use super::super::path::DIR_FLAGS;
+use super::super::types::{Errno, SysResult};
+use super::open::reopen;
+
+/// Bytes asked of the kernel at once: some 800 names.
+const BUFFER_LEN: usize = 32 * 1024;
+
+/// All names of the directory that `fd` names (also an `O_PATH` descriptor) but `.` and `..`, in the filesystem's order.
+///
+/// It reads through a description of its own, so calls on the same descriptor do not disturb each other. Names that come
+/// or go meanwhile may be there or not (getdents(2)). A removed directory is empty.
+pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
+    let dir = match retry(|| rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())) {
+        // The name "." needs search permission; reading the names needs none.
+        Err(Errno::EACCES) => reopen(&fd, Open::READ)?.into(),
+        dir => dir?,
+    };
+    let mut buffer = vec![MaybeUninit::uninit(); BUFFER_LEN];
+    let mut reader = RawDir::new(dir, &mut buffer);
+    let mut entries = Vec::new();
+    while let Some(entry) = reader.next() {
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(rustix::io::Errno::NOENT) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            entries.push(DirEntry { name: name.to_vec(), ino: entry.ino(), kind: kind_of(entry.file_type()) });
+        }
+    }
+    Ok(entries)
+}

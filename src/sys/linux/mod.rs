@@ -1,0 +1,25 @@
+//! What only Linux does this way: `O_PATH` descriptors, openat2, statx, FICLONE, FIEMAP, leases, capabilities, mountinfo.
+//!
+//! Where a call refuses an `O_PATH` descriptor, it goes through the link `/proc/self/fd/N`, which leads to the very inode,
+//! a symbolic link included, and not to its name (proc_pid_fd(5)).
+
+mod attr;
+mod clone;
+mod data;
+mod dir;
+mod mount;
+mod open;
+mod probe;
+mod process;
+mod xattr;
+
+pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
+pub use clone::{clone_file, clone_to};
+pub use data::{copy_file_range, fallocate, start_writeback, syncfs};
+pub use dir::list_dir;
+pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
+pub(super) use open::{after_open, open_flags};
+pub use open::{create_file_at, open_beneath, open_path_at, reopen};
+pub use probe::{dirty_pages, lease_free, shares_extents};
+pub use process::{drop_cap_fsetid_for, has_sys_admin, peer_cred, process_starttime, set_thread_idle};
+pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};

@@ -1,0 +1,161 @@
+//! Mounts: what is mounted, and how it goes.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::mount::UnmountFlags;
+
+use super::super::args::MountPoint;
+use super::super::name::{make_device, retry};
+use super::super::types::{Errno, SysResult};
+
+/// The helpers that unmount for ordinary users, in the order they are tried.
+const FUSERMOUNT: [&str; 2] = ["fusermount3", "fusermount"];
+
+/// All mounts that this process sees, lower ones before those that cover them (proc_pid_mountinfo(5)).
+pub fn mounts() -> SysResult<Vec<MountPoint>> {
+    let text = std::fs::read("/proc/self/mountinfo")?;
+    text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(|line| parse_mount(line).ok_or(Errno::EIO)).collect()
+}
+
+/// One line: `id parent major:minor root at options [optional ...] - type source options`.
+fn parse_mount(line: &[u8]) -> Option<MountPoint> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let id = number(fields.next()?)?;
+    let device = fields.nth(1)?;
+    let colon = device.iter().position(|&byte| byte == b':')?;
+    let (major, minor) = (number(device.get(..colon)?)?, number(device.get(colon + 1..)?)?);
+    let (root, at) = (fields.next()?, fields.next()?);
+    fields.find(|field| *field == b"-")?;
+    let (fs_type, source) = (fields.next()?, fields.next()?);
+    Some(MountPoint {
+        id,
+        dev: make_device(u32::try_from(major).ok()?, u32::try_from(minor).ok()?),
+        root: path(root),
+        at: path(at),
+        fs_type: String::from_utf8_lossy(&unescape(fs_type)).into_owned(),
+        source: String::from_utf8_lossy(&unescape(source)).into_owned(),
+    })
+}
+
+/// A decimal number.
+fn number(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// The path that an escaped field stands for.
+fn path(field: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(unescape(field)))
+}
+
+/// Decodes `\ooo`, the octal escapes of blanks, tabs, newlines, `#` and backslashes.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, after)) = rest.split_first() {
+        match (first, after.get(..3).and_then(octal)) {
+            (b'\\', Some(byte)) => {
+                bytes.push(byte);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            _ => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+/// The byte that three octal digits stand for.
+fn octal(digits: &[u8]) -> Option<u8> {
+    let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+    u8::from_str_radix(digits, 8).ok()
+}
+
+/// Unmounts what is mounted at `path`, never following a link; `lazy` takes it out of sight now and ends it with its last
+/// user (umount2(2), `MNT_DETACH`). EBUSY while in use, EPERM for ordinary users: see [`fusermount_unmount`].
+pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
+    let mut flags = UnmountFlags::NOFOLLOW;
+    flags.set(UnmountFlags::DETACH, lazy);
+    retry(|| rustix::mount::unmount(path, flags))
+}
+
+/// Unmounts a FUSE mount of this user through the set-id helper fusermount3(1).
+///
+/// Errors: ENOENT without the helper, EBUSY while in use, EINVAL when nothing of this user's is mounted there, EPERM otherwise.
+pub fn fusermount_unmount(path: &Path, lazy: bool) -> SysResult<()> {
+    for helper in FUSERMOUNT {
+        let mut command = Command::new(helper);
+        command.env("LC_ALL", "C").arg("-u").args(lazy.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
+        match command.output() {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => return Err(helper_errno(&String::from_utf8_lossy(&output.stderr))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Errno::ENOENT)
+}
+
+/// The error that the helper's message stands for: it has no other way to say it.
+fn helper_errno(message: &str) -> Errno {
+    if message.contains("busy") {
+        Errno::EBUSY
+    } else if message.contains("not found") || message.contains("Invalid argument") {
+        Errno::EINVAL
+    } else {
+        Errno::EPERM
+    }
+}
+
+/// Ends the FUSE connection whose filesystem has the device minor `dev_minor`, even when its daemon hangs: every request
+/// fails with ENOTCONN from then on, and unsent data is lost (`/sys/fs/fuse/connections`). ENOENT when there is none.
+pub fn fuse_abort(dev_minor: u32) -> SysResult<()> {
+    // Only `write`, never `create`: the file is the kernel's.
+    let mut abort = std::fs::OpenOptions::new().write(true).open(format!("/sys/fs/fuse/connections/{dev_minor}/abort"))?;
+    std::io::Write::write_all(&mut abort, b"1").map_err(Errno::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_decoded_and_broken_ones_kept() {
+        assert_eq!(unescape(br"/a\040b\134c"), br"/a b\c");
+        assert_eq!(unescape(br"\04"), br"\04");
+        assert_eq!(unescape(br"\999\"), br"\999\");
+        assert_eq!(unescape(br"\777"), br"\777");
+    }
+
+    #[test]
+    fn a_line_with_optional_fields_is_parsed() {
+        let line = br"36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue";
+        let mount = parse_mount(line).expect("parses");
+        assert_eq!((mount.id, mount.dev), (36, make_device(98, 0)));
+        assert_eq!((mount.root, mount.at), (PathBuf::from("/mnt1"), PathBuf::from("/mnt 2")));
+        assert_eq!((mount.fs_type.as_str(), mount.source.as_str()), ("ext3", "/dev/root"));
+        assert_eq!(parse_mount(b"36 35 98:0 /mnt1 /mnt2 rw"), None);
+    }
+
+    #[test]
+    fn own_mounts_hold_a_root() {
+        assert!(mounts().expect("mounts").iter().any(|mount| mount.at == Path::new("/")));
+    }
+
+    #[test]
+    fn helper_messages_become_errors() {
+        assert_eq!(helper_errno("fusermount3: failed to unmount /m: Device or resource busy"), Errno::EBUSY);
+        assert_eq!(helper_errno("fusermount3: entry for /m not found in /etc/mtab"), Errno::EINVAL);
+        assert_eq!(helper_errno("fusermount3: failed to unmount /m: Operation not permitted"), Errno::EPERM);
+    }
+
+    #[test]
+    fn unmounting_nothing_fails() {
+        assert!(unmount(Path::new("/var/tmp/ckptfs-not-there"), false).is_err());
+        assert_eq!(fuse_abort(u32::MAX), Err(Errno::ENOENT));
+    }
+}

@@ -1,0 +1,85 @@
+//! Opening.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+
+use super::super::args::{Open, OpenKind};
+use super::super::name::{component, permissions, retry};
+use super::super::path::DIR_FLAGS;
+use super::super::types::{Errno, SysResult};
+
+/// Flags of a descriptor that only names an inode.
+const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// How often openat2 is tried again when a rename elsewhere disturbed it (EAGAIN of openat2(2)).
+const RESOLVE_TRIES_MAX: u32 = 64;
+
+/// The flags of open(2) for `open`, all but `O_NOFOLLOW`.
+pub(in super::super) fn open_flags(open: Open) -> OFlags {
+    let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+    flags |= match (open.read, open.write) {
+        (true, true) => OFlags::RDWR,
+        (false, true) => OFlags::WRONLY,
+        (_, false) => OFlags::RDONLY,
+    };
+    flags.set(OFlags::APPEND, open.append);
+    flags.set(OFlags::TRUNC, open.truncate);
+    flags.set(OFlags::DIRECT, open.direct);
+    flags.set(OFlags::SYNC, open.sync);
+    flags.set(OFlags::DSYNC, open.dsync);
+    flags.set(OFlags::NOATIME, open.noatime);
+    flags
+}
+
+/// Does what the flags of open(2) cannot say; nothing on Linux.
+pub(in super::super) fn after_open(fd: OwnedFd, _open: Open) -> SysResult<File> {
+    Ok(File::from(fd))
+}
+
+/// Creates the file `name` in `dir`; EEXIST when the name is taken, even by a dangling link (`O_CREAT | O_EXCL`).
+/// `mode` is masked by the process's umask.
+pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
+    let name = component(name)?;
+    let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
+    retry(|| rustix::fs::openat(&dir, name, flags, permissions(mode))).map(File::from)
+}
+
+/// Opens a descriptor that names `name` in `dir`, whatever it is, without opening it (`O_PATH`): it needs no permission on
+/// the inode, keeps it from being freed, and a link is itself.
+pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
+    let name = component(name)?;
+    retry(|| rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
+}
+
+/// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link (openat2(2)).
+///
+/// Errors: EXDEV for a path that leads out (absolute, or too many `..`), ELOOP for a link on the way.
+pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
+    let flags = match kind {
+        OpenKind::Path => PATH_FLAGS,
+        OpenKind::Dir => DIR_FLAGS | OFlags::NOFOLLOW,
+        OpenKind::File(open) => open_flags(open) | OFlags::NOFOLLOW,
+    };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let mut tries = 0;
+    loop {
+        match retry(|| rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve)) {
+            Err(Errno::EAGAIN) if tries < RESOLVE_TRIES_MAX => tries += 1,
+            result => return result,
+        }
+    }
+}
+
+/// Opens anew what a descriptor names, also an `O_PATH` one, with the permissions that its inode gives now.
+/// ELOOP when it is a symbolic link.
+pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
+    let path = proc_path(&fd);
+    retry(|| rustix::fs::openat(CWD, path.as_str(), open_flags(open), Mode::empty())).map(File::from)
+}
+
+/// The link that leads to a descriptor's inode.
+pub(super) fn proc_path(fd: &impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}

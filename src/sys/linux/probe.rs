@@ -1,0 +1,194 @@
+//! Questions about a file that no portable call answers: what is dirty, what is shared, who may still write.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Once;
+
+use super::super::name::{check_retry, last_errno};
+use super::super::signal::ignore_sigio;
+use super::super::types::{Errno, SysResult};
+
+/// `cachestat` of every architecture's table but alpha's (since 6.5).
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// `struct cachestat_range` of linux/mman.h: bytes; a length of 0 means to the end.
+#[repr(C)]
+struct CachestatRange {
+    off: u64,
+    len: u64,
+}
+
+/// `struct cachestat` of linux/mman.h: pages.
+#[repr(C)]
+#[derive(Default)]
+struct Cachestat {
+    cache: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// Pages of the file in memory that are not on disk yet: dirty and under write-back (cachestat(2)).
+/// ENOSYS before Linux 6.5, EOPNOTSUPP for hugetlbfs, EPERM for files that are neither owned nor writable.
+pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
+    let range = CachestatRange { off: 0, len: 0 };
+    let mut stat = Cachestat::default();
+    let fd = file.as_fd().as_raw_fd();
+    loop {
+        // SAFETY: both structures have the kernel's layout and live through the call; the kernel only writes `stat`.
+        let returned = unsafe { libc::syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut stat, 0) };
+        match if returned == 0 { Ok(()) } else { Err(last_errno()) } {
+            Ok(()) => return Ok(stat.dirty.saturating_add(stat.writeback)),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Whether no writable open and no writable mapping of the file is left, this process's own included.
+///
+/// It takes a read lease and gives it back (fcntl(2), `F_SETLEASE`): exact also for mappings that outlive their
+/// descriptor. `file` must be open for reading only. Errors: EACCES unless owner or CAP_LEASE, EINVAL for what is no
+/// regular file. An open for writing that comes while the lease is held waits some microseconds. The first call
+/// ignores SIGIO for the process.
+pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
+    static SIGIO_IGNORED: Once = Once::new();
+    SIGIO_IGNORED.call_once(|| {
+        // It cannot fail: the signal's number is valid.
+        let _ = ignore_sigio();
+    });
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is borrowed through the call, and the argument is an integer.
+    match check_retry(|| unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) }) {
+        Ok(_) => {}
+        Err(Errno::EAGAIN) => return Ok(false),
+        Err(errno) => return Err(errno),
+    }
+    // SAFETY: as above.
+    check_retry(|| unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) }).map(|_| true)
+}
+
+/// `FS_IOC_FIEMAP` of linux/fs.h: `_IOWR('f', 11, struct fiemap)`, with the 32 bytes before the extents.
+const FS_IOC_FIEMAP: u32 = 0xc020_660b;
+/// Flushes before mapping (`FIEMAP_FLAG_SYNC`).
+const FLAG_SYNC: u32 = 0x1;
+/// The file's last extent.
+const EXTENT_LAST: u32 = 0x1;
+/// Allocated and never written: reads as zeros, as a hole does.
+const EXTENT_UNWRITTEN: u32 = 0x800;
+/// Flags of extents whose physical place does not tell their content: UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED,
+/// NOT_ALIGNED, DATA_INLINE, DATA_TAIL.
+const EXTENT_OPAQUE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
+/// Extents asked for at once.
+const EXTENTS_PER_CALL: usize = 128;
+/// Extents beyond which a file is not compared: 24 bytes of memory each.
+const EXTENTS_MAX: usize = 1 << 18;
+
+/// `struct fiemap_extent` of linux/fiemap.h: bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FiemapExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved64: [u64; 2],
+    flags: u32,
+    reserved: [u32; 3],
+}
+
+/// `struct fiemap` of linux/fiemap.h.
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+    extents: [FiemapExtent; EXTENTS_PER_CALL],
+}
+
+/// A range of a file's data and where it is on the device, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Extent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+}
+
+/// Whether two files of one filesystem have the same size and share all their data, so that their contents are equal.
+///
+/// False also where the place on the device does not prove it: inline, compressed or encrypted extents, more than 2^18 of
+/// them, or different filesystems. Both files are flushed (`FIEMAP_FLAG_SYNC`); what is written meanwhile is seen or not.
+/// Errors: EOPNOTSUPP where the filesystem cannot tell.
+pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
+    let (stat_a, stat_b) = (super::stat_fd(a)?, super::stat_fd(b)?);
+    if stat_a.dev != stat_b.dev || stat_a.size != stat_b.size {
+        return Ok(false);
+    }
+    match (extents(a, stat_a.size)?, extents(b, stat_b.size)?) {
+        (Some(a), Some(b)) => Ok(a == b),
+        _ => Ok(false),
+    }
+}
+
+/// The file's data extents up to `size`, neighbours joined; `None` when they prove nothing.
+fn extents(file: impl AsFd, size: u64) -> SysResult<Option<Vec<Extent>>> {
+    let mut found: Vec<Extent> = Vec::new();
+    let mut start = 0;
+    // SAFETY: every field is an integer or an array of integers, for which zero is valid.
+    let mut map: Box<Fiemap> = Box::new(unsafe { MaybeUninit::zeroed().assume_init() });
+    while start < size {
+        let count = map_extents(&file, start, &mut map)?;
+        let Some(mapped) = map.extents.get(..count) else { return Err(Errno::EIO) };
+        for extent in mapped {
+            if extent.flags & EXTENT_OPAQUE != 0 {
+                return Ok(None);
+            }
+            if extent.flags & EXTENT_UNWRITTEN == 0 && extent.logical < size {
+                push_joined(&mut found, Extent { length: extent.length.min(size - extent.logical), ..Extent::from(*extent) });
+            }
+        }
+        let Some(last) = mapped.last().filter(|last| last.flags & EXTENT_LAST == 0) else { break };
+        if found.len() > EXTENTS_MAX || last.length == 0 {
+            return Ok(None);
+        }
+        start = last.logical.saturating_add(last.length);
+    }
+    Ok(Some(found))
+}
+
+/// Asks for the extents from `start` on; gives how many there are in `map`.
+fn map_extents(file: impl AsFd, start: u64, map: &mut Fiemap) -> SysResult<usize> {
+    map.start = start;
+    map.length = u64::MAX - start;
+    map.flags = FLAG_SYNC;
+    map.mapped_extents = 0;
+    map.extent_count = EXTENTS_PER_CALL as u32;
+    map.reserved = 0;
+    let fd = file.as_fd().as_raw_fd();
+    let map_ptr: *mut Fiemap = map;
+    // SAFETY: `map_ptr` points to a structure of the kernel's layout with room for `extent_count` extents; it lives through the call.
+    check_retry(|| unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, map_ptr) })?;
+    Ok(map.mapped_extents as usize)
+}
+
+impl From<FiemapExtent> for Extent {
+    fn from(extent: FiemapExtent) -> Self {
+        Extent { logical: extent.logical, physical: extent.physical, length: extent.length }
+    }
+}
+
+/// Adds an extent, as a part of the one before where it goes on in the file and on the device: how a filesystem splits a
+/// range is no difference.
+fn push_joined(extents: &mut Vec<Extent>, next: Extent) {
+    match extents.last_mut() {
+        Some(last)
+            if last.logical.checked_add(last.length) == Some(next.logical) && last.physical.checked_add(last.length) == Some(next.physical) =>
+        {
+            last.length = last.length.saturating_add(next.length);
+        }
+        _ => extents.push(next),
+    }
+}

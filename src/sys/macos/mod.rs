@@ -1,0 +1,1 @@
+//! macOS: to come.

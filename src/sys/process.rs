@@ -1,0 +1,99 @@
+//! The process and its limits, where both systems have the same calls.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::process::{Resource, Rlimit};
+
+use super::name::check;
+use super::types::{Errno, SysResult, Time};
+
+/// Sets the process's umask to 0, so that modes arrive in the filesystem as they were asked for.
+pub fn umask0() {
+    rustix::process::umask(rustix::fs::Mode::empty());
+}
+
+/// Raises the soft limit of open descriptors to the hard one, and gives what it is then.
+pub fn raise_nofile() -> u64 {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let hard = limit.maximum.unwrap_or(NOFILE_MAX);
+    #[cfg(not(target_os = "linux"))]
+    let hard = hard.min(NOFILE_MAX);
+    let soft = limit.current.unwrap_or(NOFILE_MAX);
+    if soft >= hard {
+        return soft;
+    }
+    match rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(hard), maximum: limit.maximum }) {
+        Ok(()) => hard,
+        Err(_) => soft,
+    }
+}
+
+/// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2) refuses more there).
+#[cfg(target_os = "linux")]
+const NOFILE_MAX: u64 = 1024 * 1024;
+/// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2) refuses more there).
+#[cfg(not(target_os = "linux"))]
+const NOFILE_MAX: u64 = 10_240;
+
+/// The effective user and group of this process.
+pub fn ids() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+/// Starts a new session, without a terminal; EPERM when this process leads a group already (setsid(2)).
+pub fn setsid() -> SysResult<()> {
+    rustix::process::setsid().map(|_| ()).map_err(Errno::from)
+}
+
+/// Sends signal `signal` to process `pid` (kill(2)); 0 only asks whether one may. EINVAL unless `pid` is positive: no groups.
+pub fn kill(pid: i32, signal: i32) -> SysResult<()> {
+    if pid <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: kill(2) takes two integers and touches no memory of ours.
+    check(unsafe { libc::kill(pid, signal) }).map(|_| ())
+}
+
+/// Whether a process with this number exists. It may be another one than before: compare [`super::process_starttime`].
+pub fn pid_alive(pid: i32) -> bool {
+    matches!(kill(pid, 0), Ok(()) | Err(Errno::EPERM))
+}
+
+/// The wall clock. It may go back.
+pub fn now() -> Time {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(after) => Time { sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX), nsec: after.subsec_nanos() },
+        Err(before) => before_epoch(before.duration()),
+    }
+}
+
+/// The time that lies `before` the epoch, with its nanoseconds counted upwards.
+fn before_epoch(before: std::time::Duration) -> Time {
+    let sec = i64::try_from(before.as_secs()).map_or(i64::MIN, |sec| -sec);
+    match before.subsec_nanos() {
+        0 => Time { sec, nsec: 0 },
+        nsec => Time { sec: sec.saturating_sub(1), nsec: 1_000_000_000 - nsec },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn nanoseconds_count_upwards_before_1970() {
+        assert_eq!(before_epoch(Duration::new(1, 0)), Time { sec: -1, nsec: 0 });
+        assert_eq!(before_epoch(Duration::new(0, 1)), Time { sec: -1, nsec: 999_999_999 });
+    }
+
+    #[test]
+    fn own_process_is_alive_and_groups_are_refused() {
+        assert!(pid_alive(std::process::id() as i32));
+        assert!(!pid_alive(0));
+        assert_eq!(kill(-1, 0), Err(Errno::EINVAL));
+        assert!(now().sec > 1_700_000_000);
+        assert!(raise_nofile() > 0);
+    }
+}
