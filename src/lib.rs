@@ -2,6 +2,9 @@
 //!
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `control`, `fuse`, `engine`, `live`, `history`, `store`, `sys`.
 
+#[cfg(feature = "cli")]
+pub mod cli;
+pub mod control;
 pub mod engine;
 pub mod store;
 pub mod sys;
