@@ -67,27 +67,26 @@ pub(super) fn kind_of(file_type: FileType) -> Option<Kind> {
     }
 }
 
-/// The kernel's file type of a kind.
-pub(super) fn file_type(kind: Kind) -> FileType {
-    match kind {
-        Kind::File => FileType::RegularFile,
-        Kind::Dir => FileType::Directory,
-        Kind::Symlink => FileType::Symlink,
-        Kind::Fifo => FileType::Fifo,
-        Kind::Socket => FileType::Socket,
-        Kind::CharDev => FileType::CharacterDevice,
-        Kind::BlockDev => FileType::BlockDevice,
-    }
-}
-
-/// The whole `st_mode` of inode(7): the kind's `S_IFMT` bits and the permission bits of `mode`.
+/// The whole `st_mode` of inode(7): the kind's `S_IFMT` bits, the same on all systems, and the permission bits of `mode`.
 pub fn mode_bits(kind: Kind, mode: u32) -> u32 {
-    (file_type(kind).as_raw_mode() as u32) | (mode & 0o7777)
+    let kind = match kind {
+        Kind::Fifo => 0o010_000,
+        Kind::CharDev => 0o020_000,
+        Kind::Dir => 0o040_000,
+        Kind::BlockDev => 0o060_000,
+        Kind::File => 0o100_000,
+        Kind::Symlink => 0o120_000,
+        Kind::Socket => 0o140_000,
+    };
+    kind | (mode & 0o7777)
 }
 
 /// A device number as stat(2) encodes it (makedev(3)).
 pub fn make_device(major: u32, minor: u32) -> u64 {
-    u64::from(libc::makedev(major as _, minor as _) as DeviceBits)
+    #[cfg(target_os = "linux")]
+    return libc::makedev(major, minor);
+    #[cfg(not(target_os = "linux"))]
+    return u64::from(libc::makedev(major as i32, minor as i32) as u32);
 }
 
 /// The major part of a device number (major(3)).
@@ -99,10 +98,3 @@ pub fn device_major(device: u64) -> u32 {
 pub fn device_minor(device: u64) -> u32 {
     libc::minor(device as libc::dev_t) as u32
 }
-
-/// `dev_t` without its sign.
-#[cfg(target_os = "linux")]
-type DeviceBits = u64;
-/// `dev_t` without its sign.
-#[cfg(not(target_os = "linux"))]
-type DeviceBits = u32;

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Nsecs, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 
 use super::super::args::{FsInfo, SetTime};
-use super::super::name::{component, file_type, kind_of, make_device, permissions, retry};
+use super::super::name::{component, kind_of, make_device, mode_bits, permissions, retry};
 use super::super::types::{Errno, Kind, Stat, SysResult, Time};
 use super::open::proc_path;
 
@@ -65,7 +65,8 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
         return Err(Errno::EINVAL);
     }
     let rdev = if matches!(kind, Kind::CharDev | Kind::BlockDev) { rdev } else { 0 };
-    retry(|| rustix::fs::mknodat(&dir, name, file_type(kind), permissions(mode), rdev))
+    let file_type = FileType::from_raw_mode(mode_bits(kind, 0));
+    retry(|| rustix::fs::mknodat(&dir, name, file_type, permissions(mode), rdev))
 }
 
 /// Gives what a descriptor names the further name `name` in `dir`; of a symbolic link, the link itself.

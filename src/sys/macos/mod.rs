@@ -1,1 +1,20 @@
-//! macOS: to come.
+//! What only macOS does this way: `O_SYMLINK` descriptors, F_GETPATH, fclonefileat, getfsstat. Type-checked, never run
+//! (tests/check-macos.sh).
+//!
+//! There is no `O_PATH`: a descriptor that names an inode is one that is open for reading, so it takes permission to read,
+//! and works with every f*() call. What only Linux has gives ENOSYS or EOPNOTSUPP.
+
+mod attr;
+mod data;
+mod mount;
+mod open;
+mod process;
+mod xattr;
+
+pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
+pub use data::{clone_file, clone_to, copy_file_range, dirty_pages, fallocate, lease_free, shares_extents, start_writeback, syncfs};
+pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
+pub(super) use open::{after_open, open_flags};
+pub use open::{create_file_at, open_beneath, open_path_at, reopen};
+pub use process::{drop_cap_fsetid_for, has_sys_admin, peer_cred, process_starttime, set_thread_idle};
+pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};

@@ -1,0 +1,156 @@
+//! Attributes of inodes and filesystems, on descriptors of every kind, the calls that make names out of them, and listing.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Nsecs, RawMode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+
+use super::super::args::{DirEntry, FsInfo, Open, SetTime};
+use super::super::name::{NAME_LEN_MAX, check_retry, component, kind_of, mode_bits, permissions, retry};
+use super::super::path::unlink_at;
+use super::super::types::{Errno, Kind, Stat, SysResult, Time};
+use super::open::create_file_at;
+
+/// Attributes of `name` in `dir`, of a link itself (fstatat(2)).
+pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
+    let name = component(name)?;
+    stat_of(&retry(|| rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW))?)
+}
+
+/// Attributes of what a descriptor names (fstat(2)).
+pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
+    stat_of(&retry(|| rustix::fs::fstat(&fd))?)
+}
+
+/// Our record of the kernel's; EIO for a type of inode that it does not know either.
+fn stat_of(stat: &rustix::fs::Stat) -> SysResult<Stat> {
+    Ok(Stat {
+        dev: u64::from(stat.st_dev as u32),
+        ino: stat.st_ino,
+        kind: kind_of(FileType::from_raw_mode(stat.st_mode as RawMode)).ok_or(Errno::EIO)?,
+        mode: u32::from(stat.st_mode) & 0o7777,
+        nlink: u32::from(stat.st_nlink),
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        rdev: u64::from(stat.st_rdev as u32),
+        size: u64::try_from(stat.st_size).map_err(|_| Errno::EOVERFLOW)?,
+        blocks: u64::try_from(stat.st_blocks).map_err(|_| Errno::EOVERFLOW)?,
+        blksize: stat.st_blksize as u32,
+        atime: Time { sec: stat.st_atime, nsec: stat.st_atime_nsec as u32 },
+        mtime: Time { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as u32 },
+        ctime: Time { sec: stat.st_ctime, nsec: stat.st_ctime_nsec as u32 },
+        btime: Some(Time { sec: stat.st_birthtime, nsec: stat.st_birthtime_nsec as u32 }),
+    })
+}
+
+/// Makes an inode of any kind but directory and symbolic link (EINVAL) and socket (EOPNOTSUPP); devices need root.
+/// `mode` is masked by the process's umask; `rdev` is as in [`Stat::rdev`] and counts for devices only.
+pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -> SysResult<()> {
+    let rdev = match kind {
+        Kind::Dir | Kind::Symlink => return Err(Errno::EINVAL),
+        Kind::Socket => return Err(Errno::EOPNOTSUPP),
+        Kind::File => return create_file_at(dir, name, Open::WRITE, mode).map(drop),
+        Kind::Fifo => 0,
+        Kind::CharDev | Kind::BlockDev => rdev as libc::dev_t,
+    };
+    let name = CString::new(component(name)?).map_err(|_| Errno::EINVAL)?;
+    let mode = mode_bits(kind, mode) as libc::mode_t;
+    let dir = dir.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is borrowed and the name lives, with its NUL, through the call.
+    check_retry(|| unsafe { libc::mknodat(dir, name.as_ptr(), mode, rdev) }).map(drop)
+}
+
+/// Gives what a descriptor names the further name `name` in `dir`, by the path it has now (F_GETPATH).
+/// ESTALE when that path has come to name something else; `name` is not there then.
+pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
+    let name = component(name)?;
+    let path = retry(|| rustix::fs::getpath(&fd))?;
+    retry(|| rustix::fs::linkat(CWD, path.as_c_str(), &dir, name, AtFlags::empty()))?;
+    let (wanted, made) = (stat_fd(&fd)?, stat_at(&dir, name)?);
+    if (wanted.dev, wanted.ino) != (made.dev, made.ino) {
+        unlink_at(&dir, name)?;
+        return Err(Errno::ESTALE);
+    }
+    Ok(())
+}
+
+/// Sets the permission bits, set-id and sticky bits included; EOPNOTSUPP for a symbolic link, as on Linux.
+pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
+    if stat_fd(&fd)?.kind == Kind::Symlink {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    retry(|| rustix::fs::fchmod(&fd, permissions(mode)))
+}
+
+/// Sets owner and group, each where given; also of a symbolic link. EINVAL for the id 2^32-1, which means "none".
+pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<()> {
+    if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
+        return Err(Errno::EINVAL);
+    }
+    let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+    retry(|| rustix::fs::fchown(&fd, uid, gid))
+}
+
+/// Sets the times of access and change; also of a symbolic link (futimens(2)). EINVAL unless nanoseconds are below 1,000,000,000.
+pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()> {
+    let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
+    retry(|| rustix::fs::futimens(&fd, &times))
+}
+
+/// What futimens(2) takes for `time`. Its special values are nanoseconds out of range, so real ones are checked.
+fn timespec(time: SetTime) -> SysResult<Timespec> {
+    Ok(match time {
+        SetTime::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as Nsecs },
+        SetTime::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as Nsecs },
+        SetTime::At(time) if time.nsec < 1_000_000_000 => Timespec { tv_sec: time.sec, tv_nsec: Nsecs::from(time.nsec) },
+        SetTime::At(_) => return Err(Errno::EINVAL),
+    })
+}
+
+/// Size and free space of the filesystem that holds what the descriptor names (fstatfs(2)).
+///
+/// Filesystem types have no fixed numbers here: [`FsInfo::fs_type`] is the first 8 bytes of the type's name.
+pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
+    let info = retry(|| rustix::fs::fstatfs(&fd))?;
+    let mut fs_type = [0; 8];
+    for (to, from) in fs_type.iter_mut().zip(info.f_fstypename) {
+        *to = from as u8;
+    }
+    Ok(FsInfo {
+        blocks: info.f_blocks,
+        bfree: info.f_bfree,
+        bavail: info.f_bavail,
+        files: info.f_files,
+        ffree: info.f_ffree,
+        bsize: u32::try_from(info.f_iosize).unwrap_or(info.f_bsize),
+        frsize: info.f_bsize,
+        namelen: NAME_LEN_MAX as u32,
+        fs_type: u64::from_le_bytes(fs_type),
+    })
+}
+
+/// The usual name of a filesystem by what [`statfs_fd`] gives, `unknown` where it makes no difference here.
+pub fn fs_name(magic: u64) -> &'static str {
+    match &magic.to_le_bytes() {
+        b"apfs\0\0\0\0" => "apfs",
+        b"hfs\0\0\0\0\0" => "hfs",
+        b"macfuse\0" => "fuse",
+        _ => "unknown",
+    }
+}
+
+/// All names of the directory that `fd` names but `.` and `..`, in the filesystem's order.
+///
+/// It reads through a description of its own, so calls on the same descriptor do not disturb each other. Names that come
+/// or go meanwhile may be there or not.
+pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
+    let mut entries = Vec::new();
+    for entry in retry(|| Dir::read_from(&fd))? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            entries.push(DirEntry { name: name.to_vec(), ino: entry.ino(), kind: kind_of(entry.file_type()) });
+        }
+    }
+    Ok(entries)
+}

@@ -1,0 +1,78 @@
+//! Mounts: what is mounted, and how it goes.
+
+use std::ffi::{CString, OsString};
+use std::mem::size_of;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::super::args::MountPoint;
+use super::super::name::{check, check_retry};
+use super::super::types::{Errno, SysResult};
+
+/// Room for mounts that come between counting and listing them.
+const SPARE_MOUNTS: usize = 16;
+
+/// All mounts (getfsstat(2)), without asking filesystems that may hang (`MNT_NOWAIT`). Numbers are positions in the list.
+pub fn mounts() -> SysResult<Vec<MountPoint>> {
+    // SAFETY: without a buffer the call only counts.
+    let count = check(unsafe { libc::getfsstat(std::ptr::null_mut(), 0, libc::MNT_NOWAIT) })?;
+    let capacity = usize::try_from(count).map_err(|_| Errno::EIO)? + SPARE_MOUNTS;
+    let mut list: Vec<libc::statfs> = Vec::with_capacity(capacity);
+    let len = libc::c_int::try_from(capacity * size_of::<libc::statfs>()).map_err(|_| Errno::EOVERFLOW)?;
+    // SAFETY: the buffer has room for `len` bytes and lives through the call.
+    let filled = check(unsafe { libc::getfsstat(list.as_mut_ptr(), len, libc::MNT_NOWAIT) })?;
+    let filled = usize::try_from(filled).map_err(|_| Errno::EIO)?.min(capacity);
+    // SAFETY: the kernel has filled so many records, and there is room for them.
+    unsafe { list.set_len(filled) };
+    Ok(list.iter().zip(0..).map(|(info, id)| mount_of(info, id)).collect())
+}
+
+/// Our record of the kernel's.
+fn mount_of(info: &libc::statfs, id: u64) -> MountPoint {
+    MountPoint {
+        id,
+        dev: u64::from(device_of(&info.f_fsid)),
+        root: PathBuf::from("/"),
+        at: PathBuf::from(OsString::from_vec(text(&info.f_mntonname))),
+        fs_type: String::from_utf8_lossy(&text(&info.f_fstypename)).into_owned(),
+        source: String::from_utf8_lossy(&text(&info.f_mntfromname)).into_owned(),
+    }
+}
+
+/// The device of a filesystem id: its first word (statfs(2)).
+fn device_of(fsid: &libc::fsid_t) -> u32 {
+    let words: *const libc::fsid_t = fsid;
+    // SAFETY: `fsid_t` is two 32-bit integers (sys/_types/_fsid_t.h), whose field libc keeps private; the first is read.
+    unsafe { words.cast::<u32>().read() }
+}
+
+/// The bytes of a C string in a fixed field.
+fn text(field: &[libc::c_char]) -> Vec<u8> {
+    field.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect()
+}
+
+/// Unmounts what is mounted at `path`. There is no lazy unmount here: `lazy` ends it even while in use (`MNT_FORCE`).
+/// EBUSY while in use, EPERM for other users' mounts.
+pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+    let flags = if lazy { libc::MNT_FORCE } else { 0 };
+    // SAFETY: the path lives, with its NUL, through the call.
+    check_retry(|| unsafe { libc::unmount(path.as_ptr(), flags) }).map(drop)
+}
+
+/// Unmounts through umount(8). Errors: ENOENT without it, EBUSY while in use, EPERM otherwise.
+pub fn fusermount_unmount(path: &Path, lazy: bool) -> SysResult<()> {
+    let mut command = Command::new("/sbin/umount");
+    let output = command.args(lazy.then_some("-f")).arg("--").arg(path).stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    Err(if message.contains("busy") { Errno::EBUSY } else { Errno::EPERM })
+}
+
+/// ENOSYS: connections cannot be ended from outside here.
+pub fn fuse_abort(_dev_minor: u32) -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}

@@ -1,0 +1,92 @@
+//! Opening.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags};
+
+use super::super::args::{Open, OpenKind};
+use super::super::name::{component, permissions, retry};
+use super::super::path::{DIR_FLAGS, open_dir_at, open_file_at};
+use super::super::types::{Errno, SysResult};
+use super::attr::stat_fd;
+
+/// Flags of a descriptor that only names an inode, a symbolic link included.
+const PATH_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::SYMLINK).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// The flags of open(2) for `open`, all but `O_NOFOLLOW`.
+pub(in super::super) fn open_flags(open: Open) -> OFlags {
+    let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+    flags |= match (open.read, open.write) {
+        (true, true) => OFlags::RDWR,
+        (false, true) => OFlags::WRONLY,
+        (_, false) => OFlags::RDONLY,
+    };
+    flags.set(OFlags::APPEND, open.append);
+    flags.set(OFlags::TRUNC, open.truncate);
+    flags.set(OFlags::SYNC, open.sync);
+    flags.set(OFlags::DSYNC, open.dsync);
+    flags
+}
+
+/// Does what the flags of open(2) cannot say: past the page cache (`F_NOCACHE`).
+pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
+    if open.direct {
+        retry(|| rustix::fs::fcntl_nocache(&fd, true))?;
+    }
+    Ok(File::from(fd))
+}
+
+/// Creates the file `name` in `dir`; EEXIST when the name is taken, even by a dangling link (`O_CREAT | O_EXCL`).
+/// `mode` is masked by the process's umask.
+pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
+    let name = component(name)?;
+    let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
+    let fd = retry(|| rustix::fs::openat(&dir, name, flags, permissions(mode)))?;
+    after_open(fd, open)
+}
+
+/// Opens a descriptor that names `name` in `dir`, whatever it is; a link is itself. EOPNOTSUPP for sockets.
+pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
+    let name = component(name)?;
+    retry(|| rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
+}
+
+/// Opens `path`, relative to `dir`, component by component, without ever leaving `dir` or following a link.
+///
+/// Errors: EXDEV for a path that leads out (absolute, or any `..`), ELOOP or ENOTDIR for a link on the way.
+pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<OwnedFd> {
+    if path.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".").peekable();
+    if path.first() == Some(&b'/') || names.clone().any(|name| name == b"..") {
+        return Err(Errno::EXDEV);
+    }
+    let mut at = retry(|| rustix::fs::openat(&dir, c".", DIR_FLAGS, Mode::empty()))?;
+    while let Some(name) = names.next() {
+        at = match (names.peek(), kind) {
+            (Some(_), _) | (None, OpenKind::Dir) => open_dir_at(&at, name)?,
+            (None, OpenKind::Path) => open_path_at(&at, name)?,
+            (None, OpenKind::File(open)) => open_file_at(&at, name, open)?.into(),
+        };
+    }
+    Ok(at)
+}
+
+/// Opens anew what a descriptor names, with the permissions that its inode gives now, by the path it has now (F_GETPATH).
+/// ELOOP when it is a symbolic link, ESTALE when the path has come to name something else.
+pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
+    let path = retry(|| rustix::fs::getpath(&fd))?;
+    // Emptying the file must wait until it is known to be the right one.
+    let flags = open_flags(Open { truncate: false, ..open }) | OFlags::NOFOLLOW;
+    let opened = retry(|| rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()))?;
+    let (before, after) = (stat_fd(&fd)?, stat_fd(&opened)?);
+    if (before.dev, before.ino) != (after.dev, after.ino) {
+        return Err(Errno::ESTALE);
+    }
+    if open.truncate {
+        retry(|| rustix::fs::ftruncate(&opened, 0))?;
+    }
+    after_open(opened, open)
+}

@@ -1,0 +1,52 @@
+//! Threads, privileges and other processes.
+
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+
+use super::super::name::{check, last_errno};
+use super::super::types::{Errno, SysResult};
+
+/// Lets the calling thread run in the background only, for processor and disk (`PRIO_DARWIN_BG` of setpriority(2)).
+pub fn set_thread_idle() -> SysResult<()> {
+    // SAFETY: setpriority(2) takes integers; 0 names the calling thread.
+    check(unsafe { libc::setpriority(libc::PRIO_DARWIN_THREAD, 0, libc::PRIO_DARWIN_BG) }).map(drop)
+}
+
+/// Whether this process is root: there are no capabilities here.
+pub fn has_sys_admin() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Calls `f`: there is no capability to drop here.
+pub fn drop_cap_fsetid_for<T>(f: impl FnOnce() -> T) -> T {
+    f()
+}
+
+/// When process `pid` started, in microseconds since 1970: with the number, it names one process for good
+/// (proc_pidinfo, `PROC_PIDTBSDINFO`). ESRCH as ENOENT when there is none.
+pub fn process_starttime(pid: i32) -> SysResult<u64> {
+    let mut info = MaybeUninit::<libc::proc_bsdinfo>::zeroed();
+    let len = size_of::<libc::proc_bsdinfo>() as libc::c_int;
+    // SAFETY: `info` has room for `len` bytes and lives through the call.
+    let written = unsafe { libc::proc_pidinfo(pid, libc::PROC_PIDTBSDINFO, 0, info.as_mut_ptr().cast(), len) };
+    if written != len {
+        let errno = last_errno();
+        return Err(if errno.0 == libc::ESRCH { Errno::ENOENT } else { errno });
+    }
+    // SAFETY: it was zeroed, which is valid for its integers, and then filled.
+    let info = unsafe { info.assume_init() };
+    Ok(info.pbi_start_tvsec.saturating_mul(1_000_000).saturating_add(info.pbi_start_tvusec))
+}
+
+/// Who is at the other end of a socket: user, group and process (getpeereid(3), `LOCAL_PEERPID`).
+pub fn peer_cred(stream: &UnixStream) -> SysResult<(u32, u32, i32)> {
+    let fd = stream.as_raw_fd();
+    let (mut uid, mut gid, mut pid): (libc::uid_t, libc::gid_t, libc::pid_t) = (0, 0, 0);
+    // SAFETY: the descriptor is borrowed, and both integers may be written through the call.
+    check(unsafe { libc::getpeereid(fd, &mut uid, &mut gid) })?;
+    let mut len = size_of::<libc::pid_t>() as libc::socklen_t;
+    // SAFETY: as above; `len` says how much room `pid` has.
+    check(unsafe { libc::getsockopt(fd, libc::SOL_LOCAL, libc::LOCAL_PEERPID, (&raw mut pid).cast(), &mut len) })?;
+    Ok((uid, gid, pid))
+}

@@ -1,0 +1,79 @@
+//! Extended attributes (getxattr(2)) of inodes of every kind.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::XattrFlags;
+
+use super::super::args::XattrMode;
+use super::super::name::retry;
+use super::super::types::{Errno, SysResult, Xattrs};
+
+/// Bytes tried first: nearly all values and lists fit.
+const FIRST_LEN: usize = 512;
+
+/// How often the length is asked again when the value grows meanwhile.
+const TRIES_MAX: u32 = 16;
+
+/// The value of attribute `name`; [`Errno::NO_XATTR`] when there is none.
+pub fn getxattr(fd: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
+    read_growing(|buffer| rustix::fs::fgetxattr(&fd, name, buffer))
+}
+
+/// Sets attribute `name`.
+pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> SysResult<()> {
+    let flags = match mode {
+        XattrMode::Any => XattrFlags::empty(),
+        XattrMode::Create => XattrFlags::CREATE,
+        XattrMode::Replace => XattrFlags::REPLACE,
+    };
+    retry(|| rustix::fs::fsetxattr(&fd, name, value, flags))
+}
+
+/// Removes attribute `name`; [`Errno::NO_XATTR`] when there is none.
+pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
+    retry(|| rustix::fs::fremovexattr(&fd, name))
+}
+
+/// The names of the attributes, in the filesystem's order.
+pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
+    let list = read_growing(|buffer| rustix::fs::flistxattr(&fd, buffer))?;
+    Ok(list.split(|&byte| byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
+}
+
+/// All attributes with their values, sorted by name; none where the filesystem has no attributes.
+/// One that is removed meanwhile is left out; one that may not be read is an error.
+pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
+    let names = match listxattr(&fd) {
+        Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
+        names => names?,
+    };
+    let mut xattrs = Vec::with_capacity(names.len());
+    for name in names {
+        match getxattr(&fd, &name) {
+            Ok(value) => xattrs.push((name, value)),
+            Err(Errno::NO_XATTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    xattrs.sort_unstable();
+    Ok(xattrs)
+}
+
+/// Reads into a small buffer, and while that is too short (ERANGE) into one of the length that the kernel says.
+fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> SysResult<Vec<u8>> {
+    let mut buffer = vec![0; FIRST_LEN];
+    for _ in 0..TRIES_MAX {
+        match retry(|| read(&mut buffer)) {
+            Ok(len) => {
+                buffer.truncate(len);
+                buffer.shrink_to_fit();
+                return Ok(buffer);
+            }
+            Err(Errno::ERANGE) => {}
+            Err(errno) => return Err(errno),
+        }
+        let needed = retry(|| read(&mut []))?;
+        buffer.resize(needed.max(FIRST_LEN), 0);
+    }
+    Err(Errno::ERANGE)
+}
