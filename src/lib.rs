@@ -6,5 +6,7 @@
 pub mod cli;
 pub mod control;
 pub mod engine;
+#[cfg(feature = "fuse")]
+pub mod fuse;
 pub mod store;
 pub mod sys;

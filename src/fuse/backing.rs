@@ -1,0 +1,91 @@
+//! Backing ids of files open for passthrough: one for each node, shared by all its opens.
+//!
+//! The kernel refuses a second backing file while an inode has one (fs/fuse/iomode.c). An id lives from the first of its opens to the release of
+//! the last; dropping it gives it back to the kernel. The lock is held over the ioctl that makes an id and is a leaf.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::engine::request::{Fh, NodeId};
+
+/// Ids in use; `Id` is [`fuser::BackingId`] but in tests.
+pub struct Backings<Id> {
+    state: Mutex<State<Id>>,
+}
+
+struct State<Id> {
+    nodes: HashMap<NodeId, Shared<Id>>,
+    handles: HashMap<Fh, NodeId>,
+}
+
+struct Shared<Id> {
+    id: Arc<Id>,
+    opens: usize,
+}
+
+impl<Id> Backings<Id> {
+    pub fn new() -> Self {
+        Self { state: Mutex::new(State { nodes: HashMap::new(), handles: HashMap::new() }) }
+    }
+
+    /// Gives the open `fh` of `node` the node's id; the first open makes it.
+    pub fn attach<E>(&self, node: NodeId, fh: Fh, make: impl FnOnce() -> Result<Id, E>) -> Result<Arc<Id>, E> {
+        let mut state = self.state.lock();
+        let id = match state.nodes.get_mut(&node) {
+            Some(shared) => {
+                shared.opens += 1;
+                Arc::clone(&shared.id)
+            }
+            None => {
+                let id = Arc::new(make()?);
+                state.nodes.insert(node, Shared { id: Arc::clone(&id), opens: 1 });
+                id
+            }
+        };
+        let before = state.handles.insert(fh, node);
+        debug_assert!(before.is_none(), "a handle is attached once");
+        Ok(id)
+    }
+
+    /// Lets go of the id of `fh`, if it has one. To be called before the engine may give the handle's number to another file.
+    pub fn detach(&self, fh: Fh) {
+        let mut state = self.state.lock();
+        let Some(node) = state.handles.remove(&fh) else { return };
+        let Some(shared) = state.nodes.get_mut(&node) else { return };
+        shared.opens -= 1;
+        if shared.opens == 0 {
+            state.nodes.remove(&node);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opens_of_one_node_share_one_id_until_the_last_release() {
+        let backings = Backings::new();
+        let attach = |fh, id| backings.attach(NodeId(7), Fh(fh), || Ok::<u32, ()>(id)).unwrap();
+        assert_eq!((*attach(1, 10), *attach(2, 20)), (10, 10));
+        let other = backings.attach(NodeId(8), Fh(3), || Ok::<u32, ()>(30)).unwrap();
+        assert_eq!(*other, 30);
+        backings.detach(Fh(1));
+        assert_eq!(*attach(1, 40), 10);
+        backings.detach(Fh(1));
+        backings.detach(Fh(2));
+        backings.detach(Fh(2));
+        assert_eq!(*attach(4, 50), 50, "the last release let the id go");
+    }
+
+    #[test]
+    fn a_refusal_leaves_nothing() {
+        let backings = Backings::<u32>::new();
+        assert_eq!(backings.attach(NodeId(7), Fh(1), || Err("no")), Err("no"));
+        backings.detach(Fh(1));
+        let state = backings.state.lock();
+        assert!(state.nodes.is_empty() && state.handles.is_empty());
+    }
+}

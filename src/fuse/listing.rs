@@ -1,0 +1,54 @@
+//! Listing a directory into a reply of bounded size.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use fuser::{Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+
+use super::convert;
+use crate::engine::request::{Fh, Listed, NodeId, Service};
+use crate::sys::SysResult;
+
+/// Hands names to `add` from `offset` on, until it says that there is no more room. An empty reply means the end of the directory, so it goes on
+/// until a name was added or none is left.
+pub fn fill(service: &dyn Service, node: NodeId, fh: Fh, mut offset: u64, mut add: impl FnMut(&Listed) -> bool) -> SysResult<()> {
+    loop {
+        let names = service.readdir(node, fh, offset)?;
+        let Some(last) = names.last() else { return Ok(()) };
+        offset = last.next;
+        let mut added = false;
+        for listed in names.iter().filter(|listed| listed.name.len() <= convert::NAME_BYTES_MAX) {
+            if add(listed) {
+                return Ok(());
+            }
+            added = true;
+        }
+        if added {
+            return Ok(());
+        }
+    }
+}
+
+/// Adds a name; true if there was no room for it.
+pub fn add(reply: &mut ReplyDirectory, listed: &Listed) -> bool {
+    let attr = convert::dot_attr(listed);
+    reply.add(attr.ino, listed.next, attr.kind, OsStr::from_bytes(&listed.name))
+}
+
+/// Adds a name with its attributes; true if there was no room for it. What did not fit is not looked up.
+pub fn add_plus(service: &dyn Service, parent: NodeId, reply: &mut ReplyDirectoryPlus, listed: &Listed) -> bool {
+    let bare = |attr| (attr, Duration::ZERO, Generation(0));
+    let is_dot = matches!(listed.name.as_slice(), b"." | b"..");
+    let entry = if is_dot { None } else { service.plus(parent, listed) };
+    let (attr, ttl, generation) = match &entry {
+        Some(entry) => (convert::file_attr(&entry.stat), entry.ttl, convert::generation(entry)),
+        None if is_dot => bare(convert::dot_attr(listed)),
+        None => bare(convert::unlooked_attr(listed)),
+    };
+    let full = reply.add(INodeNo(attr.ino.0), listed.next, OsStr::from_bytes(&listed.name), &ttl, &attr, generation);
+    if let (true, Some(entry)) = (full, &entry) {
+        service.forget(entry.node, 1);
+    }
+    full
+}

@@ -1,0 +1,146 @@
+//! A mounted session: from mount(2) to the last request.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
+use parking_lot::Mutex;
+
+use super::adapter::Adapter;
+use super::notify::KernelCaches;
+use crate::engine::request::{Caches, Service};
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountConfig {
+    /// The directory that the mount covers.
+    pub mountpoint: PathBuf,
+    /// What `/proc/mounts` shows as the source, as [`escape_source`] writes it.
+    pub source: String,
+    /// Asks the kernel to read and write backing files itself.
+    pub passthrough: bool,
+    /// Other users than the mounting one may use the mount; permissions are checked by the kernel either way.
+    pub allow_other: bool,
+    /// Mounts read-only.
+    pub read_only: bool,
+    /// Threads that serve requests; at least 1. More than one on Linux only. Each reads into 16 MiB of address space, of which what requests
+    /// need is ever touched: about 1 MiB.
+    pub threads: usize,
+}
+
+impl MountConfig {
+    /// `dev,suid`: device nodes and set-id bits work as in the directory itself. fusermount ignores the two for a user who may not ask for them.
+    fn fuser_config(&self) -> Config {
+        let mut options = vec![
+            MountOption::FSName(escape_source(&self.source)),
+            // fuser 0.18.0 hands its `Subtype` to fusermount only; the kernel and fusermount both know the option by this name.
+            MountOption::CUSTOM("subtype=ckptfs".to_owned()),
+            MountOption::DefaultPermissions,
+            MountOption::Dev,
+            MountOption::Suid,
+        ];
+        if self.read_only {
+            options.push(MountOption::RO);
+        }
+        let mut config = Config::default();
+        config.mount_options = options;
+        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
+        config.n_threads = Some(if cfg!(target_os = "linux") { self.threads.max(1) } else { 1 });
+        config.clone_fd = cfg!(target_os = "linux");
+        config
+    }
+}
+
+/// Writes a source so that it passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent
+/// and control characters become `%2C` and the like.
+pub fn escape_source(source: &str) -> String {
+    let mut escaped = String::with_capacity(source.len());
+    for character in source.chars() {
+        if matches!(character, ',' | '\\' | '%') || character.is_ascii_control() {
+            escaped.push_str(&format!("%{:02X}", u32::from(character)));
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
+}
+
+/// A mounted session. Dropping it unmounts, if nobody uses the mount, and does not wait for its threads.
+pub struct Session {
+    server: Option<JoinHandle<io::Result<()>>>,
+    caches: Arc<KernelCaches>,
+    unmounter: Unmounter,
+}
+
+impl Session {
+    /// Mounts, and begins to serve. When it returns the kernel has been told what the session can do and `service.started` has been called.
+    ///
+    /// # Errors
+    /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
+    pub fn mount(service: Arc<dyn Service>, config: &MountConfig) -> io::Result<Session> {
+        let adapter = Adapter::new(service, config.passthrough);
+        let mut session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
+        let caches = Arc::new(KernelCaches::new(session.notifier()));
+        let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));
+        let server = thread::Builder::new().name("fuse-session".to_owned()).spawn(move || session.run())?;
+        Ok(Session { server: Some(server), caches, unmounter })
+    }
+
+    /// The kernel's caches of this session.
+    pub fn caches(&self) -> Arc<dyn Caches> {
+        Arc::clone(&self.caches) as Arc<dyn Caches>
+    }
+
+    /// What unmounts from another thread.
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Waits until the mount is gone, whoever unmounts it, and its threads have ended; `service.ended` has been called then. After a lazy unmount
+    /// that is when the last open file is closed.
+    ///
+    /// # Errors
+    /// A serving thread failed; the mount may still be there, with nobody to answer.
+    pub fn wait(mut self) -> io::Result<()> {
+        let Some(server) = self.server.take() else { return Ok(()) };
+        let result = server.join().unwrap_or_else(|_| Err(io::Error::other("the thread of the session panicked")));
+        self.caches.close();
+        result
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.caches.close();
+        if let Err(error) = self.unmounter.unmount() {
+            tracing::warn!(%error, "the session was dropped and cannot be unmounted");
+        }
+    }
+}
+
+/// Unmounts a session from any thread that serves no request.
+#[derive(Clone, Debug)]
+pub struct Unmounter(Arc<Mutex<SessionUnmounter>>);
+
+impl Unmounter {
+    /// Unmounts with umount(2), or through fusermount (lazily) where that is not permitted. Only the first call does anything, even when it fails.
+    ///
+    /// # Errors
+    /// EBUSY: the mount is in use.
+    pub fn unmount(&self) -> io::Result<()> {
+        self.0.lock().unmount()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_cannot_carry_an_option() {
+        assert_eq!(escape_source("ckptfs#/srv/a,dev,100%\n"), "ckptfs#/srv/a%2Cdev%2C100%25%0A");
+        assert_eq!(escape_source("ckptfs#/home/é x"), "ckptfs#/home/é x");
+    }
+}
