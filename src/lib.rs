@@ -2,7 +2,7 @@
 //!
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `control`, `fuse`, `engine`, `live`, `history`, `store`, `sys`.
 
-#[cfg(feature = "cli")]
+#[cfg(all(feature = "cli", feature = "fuse"))]
 pub mod cli;
 pub mod control;
 pub mod engine;

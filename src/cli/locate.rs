@@ -50,9 +50,10 @@ pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
     let cwd = || std::env::current_dir().map_err(|cause| io_error("the working directory", cause));
     let Some(dir) = dir else { return cwd() };
     let path = if dir.is_absolute() { dir.to_owned() } else { cwd()?.join(dir) };
-    match path.canonicalize() {
-        Ok(real) if real.is_dir() => Ok(real),
-        Ok(_) => Err(error("not-a-directory", format!("{} is not a directory", dir.display()))),
+    // realpath(3) alone would not notice: it asks a dead mount for nothing.
+    match std::fs::metadata(&path).and_then(|found| Ok((found.is_dir(), path.canonicalize()?))) {
+        Ok((true, real)) => Ok(real),
+        Ok((false, _)) => Err(error("not-a-directory", format!("{} is not a directory", dir.display()))),
         Err(cause) if is_disconnected(&cause) => {
             let path = normal(&path);
             Ok(beyond_links(&path).unwrap_or(path))
