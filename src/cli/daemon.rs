@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use super::error::{Outcome, hinted, io_error};
+use super::error::{Outcome, hinted, io_error, plain};
 use super::launch::{Handshake, tell};
 use super::mount::{Io, Serving, Snapdir, Writes};
 use super::{log_to_stderr, mounts};
@@ -247,12 +247,12 @@ fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     let doctor = format!("what is missing here: ckptfs doctor {}", args.backing.display());
     match cause.kind() {
         std::io::ErrorKind::NotFound => {
-            hinted("no-fuse", format!("{at} cannot be mounted: no FUSE here ({cause})"), doctor)
+            hinted("no-fuse", format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)), doctor)
         }
         std::io::ErrorKind::PermissionDenied => {
-            hinted("permission", format!("{at} cannot be mounted: no permission to use FUSE ({cause})"), doctor)
+            hinted("permission", format!("{at} cannot be mounted: no permission to use FUSE ({})", plain(cause)), doctor)
         }
-        _ => hinted("mount-failed", format!("{at} cannot be mounted: {cause}"), doctor),
+        _ => hinted("mount-failed", format!("{at} cannot be mounted: {}", plain(cause)), doctor),
     }
 }
 

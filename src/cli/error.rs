@@ -53,10 +53,13 @@ pub fn io_error(what: impl std::fmt::Display, cause: impl Into<io::Error>) -> Ve
         io::ErrorKind::StorageFull => "no-space",
         _ => "io",
     };
-    // "No such file or directory (os error 2)": the number helps nobody.
-    let cause = cause.to_string();
-    let cause = cause.split(" (os error").next().unwrap_or_default();
-    error(code, format!("{what}: {cause}"))
+    error(code, format!("{what}: {}", plain(&cause)))
+}
+
+/// What went wrong, without the number in "No such file or directory (os error 2)": it helps nobody.
+pub fn plain(cause: &io::Error) -> String {
+    let text = cause.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
 impl Failure {

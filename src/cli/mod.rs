@@ -38,7 +38,7 @@ use self::output::{Color, Out};
 
 /// A filesystem that gives a directory instant checkpoints.
 #[derive(Debug, Parser)]
-#[command(name = "ckptfs", version, max_term_width = 100, infer_subcommands = false)]
+#[command(name = "ckptfs", version, max_term_width = 100)]
 #[command(after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
     Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line.")]
 struct Cli {
@@ -53,7 +53,7 @@ struct Cli {
 struct Global {
     /// Act as if started in DIR
     #[arg(short = 'C', value_name = "DIR", global = true)]
-    dir: Option<PathBuf>,
+    change_dir: Option<PathBuf>,
     /// Print JSON: data on stdout, an error as one line on stderr
     #[arg(long, global = true)]
     json: bool,
@@ -99,7 +99,7 @@ pub fn main() -> ExitCode {
     if !daemon {
         log_to_stderr(None);
     }
-    let mut context = Context { dir: global.dir, out: Out::new(global.json, global.color) };
+    let mut context = Context { dir: global.change_dir, out: Out::new(global.json, global.color) };
     let result = run(verb, &mut context).and_then(|()| context.out.flush().map_err(Failure::Output));
     match result {
         Ok(()) => ExitCode::SUCCESS,
