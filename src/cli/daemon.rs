@@ -246,9 +246,7 @@ fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     let at = args.mountpoint.display();
     let doctor = format!("what is missing here: ckptfs doctor {}", args.backing.display());
     match cause.kind() {
-        std::io::ErrorKind::NotFound => {
-            hinted("no-fuse", format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)), doctor)
-        }
+        std::io::ErrorKind::NotFound => hinted("no-fuse", format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)), doctor),
         std::io::ErrorKind::PermissionDenied => {
             hinted("permission", format!("{at} cannot be mounted: no permission to use FUSE ({})", plain(cause)), doctor)
         }

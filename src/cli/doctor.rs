@@ -120,7 +120,7 @@ fn fail(check: &'static str, found: impl Into<String>, hint: impl Into<String>) 
 fn about_directory(directory: &Path) -> Vec<Finding> {
     let shown = directory.display();
     let dir = match std::fs::metadata(directory) {
-        Err(cause) if locate::is_disconnected(&cause) => {
+        _ if mounts::is_dead(directory) => {
             return vec![warn("directory", format!("{shown} is a mount whose daemon has died"), STALE_COST, Some(&format!("ckptfs mount {shown}")))];
         }
         Err(cause) => return vec![fail("directory", super::error::io_error(shown, cause).message, "name a directory that exists")],
@@ -250,9 +250,7 @@ fn passthrough(kernel: Option<(u32, u32)>) -> Finding {
     const COST: &str = "the daemon does reads and writes: each first read of a page, and each write, is a request to it";
     match kernel {
         Some(version) if version >= PASSTHROUGH_KERNEL && sys::has_sys_admin() => ok("passthrough", "the kernel can read and write files by itself"),
-        Some(version) if version >= PASSTHROUGH_KERNEL => {
-            warn("passthrough", "not without CAP_SYS_ADMIN", COST, Some("mount as root to have it"))
-        }
+        Some(version) if version >= PASSTHROUGH_KERNEL => warn("passthrough", "not without CAP_SYS_ADMIN", COST, Some("mount as root to have it")),
         _ => warn("passthrough", "not with this kernel (Linux 6.9 has it)", COST, None),
     }
 }

@@ -6,8 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::{error, hinted, io_error};
-use super::suggest;
 use super::tree_path::{beyond_links, normal};
+use super::{mounts, suggest};
 use crate::control::{Client, STORE_NAME, host};
 use crate::engine::api::{CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
 use crate::sys::Errno;
@@ -64,14 +64,12 @@ pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
 
 /// Finds the mount or store that contains `cwd`, an absolute path.
 pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
-    let mut stale = None;
     for dir in cwd.ancestors() {
         let store = match host::open_dir_path(&dir.join(STORE_NAME)) {
             Ok(store) => store,
-            Err(Errno::ENOTCONN) => {
-                stale = Some(dir);
-                continue;
-            }
+            Err(Errno::ENOTCONN) => break,
+            // What is left of the link to a daemon that is gone; beyond it nothing is looked for, or another tree would be taken.
+            Err(Errno::ENOENT) if dir.join(STORE_NAME).is_symlink() => break,
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => continue,
             Err(Errno::EACCES | Errno::EPERM) => return Err(denied(dir)),
             Err(cause) => return Err(io_error(dir.join(STORE_NAME).display(), cause)),
@@ -89,10 +87,11 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
             Err(cause) => return Err(io_error(format!("the daemon of {}", dir.display()), cause)),
         }
     }
-    Ok(match stale {
-        Some(root) => Located::Stale { root: root.to_owned() },
-        None => Located::Nothing { cwd },
-    })
+    // A dead mount may show what the kernel remembers of it, or fail: the table of mounts is asked only now, where there is time.
+    match mounts::dead_around(&mounts::all()?, &cwd) {
+        Some(mount) => Ok(Located::Stale { root: mount.at.clone() }),
+        None => Ok(Located::Nothing { cwd }),
+    }
 }
 
 /// The daemon of the tree that contains `dir`, or the working directory; what to do if there is none.
@@ -160,9 +159,7 @@ pub fn not_served(located: &Located) -> VerbError {
             let root = root.display();
             hinted("stale-mount", format!("the daemon of the mount at {root} has died"), format!("this repairs it: ckptfs mount {root}"))
         }
-        Located::Nothing { cwd } => {
-            hinted("not-mounted", format!("{} is in no directory that ckptfs serves", cwd.display()), "ckptfs mount DIR")
-        }
+        Located::Nothing { cwd } => hinted("not-mounted", format!("{} is in no directory that ckptfs serves", cwd.display()), "ckptfs mount DIR"),
     }
 }
 

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::error::{Outcome, error, hinted, io_error};
-use super::locate::{Located, is_disconnected};
+use super::locate::Located;
 use super::tree_path::{beyond_links, normal};
 use super::{Context, daemon, launch, locate, mounts};
 use crate::control::STORE_NAME;
@@ -134,15 +134,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 /// The real path of the directory that somebody named, dead mounts on the way taken away.
 fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<PathBuf> {
     let shown = shown.display();
-    let found = match std::fs::metadata(path) {
-        Err(cause) if is_disconnected(&cause) => {
-            let dead = normal(path);
-            *repaired += mounts::repair_above(&beyond_links(&dead).unwrap_or(dead))?;
-            std::fs::metadata(path)
-        }
-        other => other,
-    };
-    match found {
+    let unlinked = normal(path);
+    *repaired += mounts::repair_above(&beyond_links(&unlinked).unwrap_or(unlinked))?;
+    match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => path.canonicalize().map_err(|cause| io_error(&shown, cause)),
         Ok(_) => Err(error("not-a-directory", format!("{shown} is not a directory"))),
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
@@ -160,7 +154,8 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
         *repaired += dead;
         if dead == 0 && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| mounts::serves(top, backing)) {
             let at = mount.at.display();
-            let message = if mount.at == backing { format!("{at} is already mounted") } else { format!("{} is already mounted at {at}", backing.display()) };
+            let message =
+                if mount.at == backing { format!("{at} is already mounted") } else { format!("{} is already mounted at {at}", backing.display()) };
             return Err(hinted("already-mounted", message, format!("what it is: ckptfs -C {at} status; end it: ckptfs umount {at}")));
         }
     }

@@ -1,9 +1,9 @@
 //! Our mounts among all mounts: which are there, which are dead, and how they go.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::error::{error, hinted, io_error};
-use super::locate::is_disconnected;
+use crate::control::host;
 use crate::engine::api::VerbResult;
 use crate::fuse::escape_source;
 use crate::sys::{self, Errno, MountPoint, SysResult};
@@ -45,8 +45,16 @@ pub fn containing<'a>(mounts: &'a [MountPoint], path: &Path) -> Option<&'a Mount
 }
 
 /// Whether the daemon of the mount at `at` is gone.
+///
+/// Asked with statfs(2), which always goes to the daemon: what stat(2) gives the kernel may have kept.
 pub fn is_dead(at: &Path) -> bool {
-    std::fs::metadata(at).is_err_and(|cause| is_disconnected(&cause))
+    host::open_dir_path(at).and_then(sys::statfs_fd).is_err_and(|cause| cause == Errno::ENOTCONN)
+}
+
+/// The uppermost mount of ours around `path` whose daemon is gone.
+pub fn dead_around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
+    let around = path.ancestors().filter_map(|dir| top(table, dir)).filter(|mount| is_ours(mount) && is_dead(&mount.at));
+    around.last()
 }
 
 /// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must be ours.
@@ -73,9 +81,15 @@ pub fn repair(at: &Path) -> VerbResult<usize> {
 
 /// Takes the dead mounts of ours away at `path` and above it, the uppermost first; their number.
 pub fn repair_above(path: &Path) -> VerbResult<usize> {
-    let mut dirs: Vec<PathBuf> = path.ancestors().map(Path::to_owned).collect();
-    dirs.reverse();
-    dirs.iter().try_fold(0, |repaired, dir| Ok(repaired + repair(dir)?))
+    let mut repaired = 0;
+    while let Some(mount) = dead_around(&all()?, path) {
+        match repair(&mount.at)? {
+            // Somebody else was quicker.
+            0 => break,
+            some => repaired += some,
+        }
+    }
+    Ok(repaired)
 }
 
 /// Why unmounting `at` failed, for people.

@@ -26,8 +26,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let paths: Vec<TreePath> =
-        args.paths.iter().map(|path| in_tree(&served.root, &served.cwd, path)).collect::<VerbResult<_>>()?;
+    let paths: Vec<TreePath> = args.paths.iter().map(|path| in_tree(&served.root, &served.cwd, path)).collect::<VerbResult<_>>()?;
     let options = RestoreOptions { to: StateName(args.id.clone()), paths, dry_run: args.dry_run };
     let spinner = Spinner::start(&context.out, "restoring");
     let answer = served.client.restore(options);

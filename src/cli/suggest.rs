@@ -62,7 +62,10 @@ mod tests {
 
     #[test]
     fn slips_are_counted() {
-        assert_eq!([slips("", "abc"), slips("abc", "abc"), slips("latets", "latest"), slips("ab", "ba"), slips("kitten", "sitting")], [3, 0, 1, 1, 3]);
+        assert_eq!(
+            [slips("", "abc"), slips("abc", "abc"), slips("latets", "latest"), slips("ab", "ba"), slips("kitten", "sitting")],
+            [3, 0, 1, 1, 3]
+        );
     }
 
     #[test]

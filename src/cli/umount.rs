@@ -93,9 +93,9 @@ fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&
 fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint> {
     let containing = mounts::containing(table, cwd).filter(|mount| mounts::is_ours(mount));
     let serving = || cwd.ancestors().find_map(|dir| table.iter().rev().find(|mount| mounts::serves(mount, dir)));
-    containing.or_else(serving).ok_or_else(|| {
-        hinted("not-mounted", format!("{} is in no directory that ckptfs serves", cwd.display()), "name the mount: ckptfs umount DIR")
-    })
+    containing
+        .or_else(serving)
+        .ok_or_else(|| hinted("not-mounted", format!("{} is in no directory that ckptfs serves", cwd.display()), "name the mount: ckptfs umount DIR"))
 }
 
 /// `path` without links, whether or not what is mounted there is alive.

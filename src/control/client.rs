@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
 use super::{SOCKET_NAME, host};
-use crate::engine::api::{
-    Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError, VerbResult,
-};
+use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError, VerbResult};
 
 /// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
 #[derive(Debug)]
@@ -93,7 +91,8 @@ impl Client {
             return false;
         }
         match self.stream.read(&mut [0]) {
-            Ok(_) => true,
+            // Nothing is asked, so nothing is answered; and if it is, somebody lives there.
+            Ok(read) => read == 0,
             Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted),
         }
     }

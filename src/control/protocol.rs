@@ -162,7 +162,10 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let mut frame = serde_json::to_vec(message)?;
     frame.push(b'\n');
     if frame.len() > FRAME_BYTES_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("a message of {} bytes exceeds the limit of {FRAME_BYTES_MAX}", frame.len())));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a message of {} bytes exceeds the limit of {FRAME_BYTES_MAX}", frame.len()),
+        ));
     }
     Ok(frame)
 }

@@ -2,8 +2,7 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 11] =
-    ["mount", "umount", "checkpoint", "status", "log", "show", "diff", "restore", "delete", "doctor", "completion"];
+const VERBS: [&str; 11] = ["mount", "umount", "checkpoint", "status", "log", "show", "diff", "restore", "delete", "doctor", "completion"];
 
 #[test]
 fn every_verb_has_help_and_is_in_the_overview() {
@@ -133,7 +132,9 @@ fn a_store_that_is_no_directory_is_refused_and_left_alone() {
 #[test]
 fn completions_are_made_for_every_shell() {
     let sandbox = Sandbox::new();
-    for (shell, said) in [("bash", "complete -F"), ("zsh", "#compdef ckptfs"), ("fish", "complete -c ckptfs"), ("elvish", "edit:"), ("powershell", "Register-")] {
+    for (shell, said) in
+        [("bash", "complete -F"), ("zsh", "#compdef ckptfs"), ("fish", "complete -c ckptfs"), ("elvish", "edit:"), ("powershell", "Register-")]
+    {
         let ran = sandbox.ckptfs(&["completion", shell]).ok();
         assert!(ran.out().contains(said) && ran.out().contains("checkpoint"), "{shell}");
     }
