@@ -248,7 +248,7 @@ fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     match cause.kind() {
         std::io::ErrorKind::NotFound => hinted("no-fuse", format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)), doctor),
         std::io::ErrorKind::PermissionDenied => {
-            hinted("permission", format!("{at} cannot be mounted: no permission to use FUSE ({})", plain(cause)), doctor)
+            hinted("no-permission", format!("{at} cannot be mounted: no permission to use FUSE ({})", plain(cause)), doctor)
         }
         _ => hinted("mount-failed", format!("{at} cannot be mounted: {}", plain(cause)), doctor),
     }

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use serde::Serialize;
 
 use super::error::{Failure, Outcome};
-use super::{Context, changes, locate, suggest, time};
+use super::{Context, changes, locate, time};
 use crate::engine::api::{CheckpointInfo, StateName};
 
 /// Delete a checkpoint and free what only it needed; this cannot be undone
@@ -31,8 +31,7 @@ struct Deleted<'a> {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let found = served.client.show(StateName(args.id.clone()));
-    let checkpoint = found.map_err(|error| suggest::advise(&mut served.client, &[&args.id], error))?;
+    let checkpoint = served.client.show(StateName(args.id))?;
     let what = describe(&checkpoint);
     if args.dry_run {
         return print(&checkpoint, true, &format!("would delete {what}"), context);

@@ -1,7 +1,7 @@
 //! `ckptfs diff`.
 
 use super::error::Outcome;
-use super::{Context, changes, locate, suggest};
+use super::{Context, changes, locate};
 use crate::engine::api::StateName;
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
@@ -25,9 +25,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let answer = served.client.diff(StateName(args.from.clone()), args.to.clone().map(StateName));
-    let states: Vec<&str> = [Some(args.from.as_str()), args.to.as_deref()].into_iter().flatten().collect();
-    let changes = answer.map_err(|error| suggest::advise(&mut served.client, &states, error))?;
+    let changes = served.client.diff(StateName(args.from), args.to.map(StateName))?;
     let out = &mut context.out;
     match (out.json, args.name_only, args.nul) {
         (true, _, _) => out.json(&changes)?,

@@ -49,7 +49,7 @@ pub fn io_error(what: impl std::fmt::Display, cause: impl Into<io::Error>) -> Ve
     let cause = cause.into();
     let code = match cause.kind() {
         io::ErrorKind::NotFound => "not-found",
-        io::ErrorKind::PermissionDenied => "permission",
+        io::ErrorKind::PermissionDenied => "no-permission",
         io::ErrorKind::StorageFull => "no-space",
         _ => "io",
     };

@@ -6,8 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::{error, hinted, io_error};
+use super::mounts;
 use super::tree_path::{beyond_links, normal};
-use super::{mounts, suggest};
 use crate::control::{Client, STORE_NAME, host};
 use crate::engine::api::{CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
 use crate::sys::Errno;
@@ -137,13 +137,12 @@ impl History {
         }
     }
 
-    /// One checkpoint; an error says which one may have been meant.
+    /// One checkpoint.
     pub fn show(&mut self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        let shown = match self {
+        match self {
             History::Daemon(client) => client.show(state.clone()),
             History::Store(store) => store.show(state),
-        };
-        shown.map_err(|error| suggest::advise_from(|| self.log(), &[&state.0], error))
+        }
     }
 }
 
@@ -165,7 +164,7 @@ pub fn not_served(located: &Located) -> VerbError {
 
 fn denied(dir: &Path) -> VerbError {
     let message = format!("the mount at {} belongs to another user", dir.display());
-    hinted("permission", message, "only the user who mounted it and root control it")
+    hinted("no-permission", message, "only the user who mounted it and root control it")
 }
 
 /// Whether this is how a mount fails whose daemon has died.

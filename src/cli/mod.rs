@@ -23,7 +23,6 @@ mod progress;
 mod restore;
 mod show;
 mod status;
-mod suggest;
 mod time;
 mod tree_path;
 mod umount;

@@ -199,7 +199,7 @@ fn allow_other(args: &Args) -> VerbResult<bool> {
     let permitted = sys::ids().0 == 0 || user_allow_other();
     match (args.allow_other, args.no_allow_other) {
         (true, _) if !permitted => Err(hinted(
-            "permission",
+            "no-permission",
             "an ordinary user may not let others into a FUSE mount on this machine",
             "root can permit it: echo user_allow_other >> /etc/fuse.conf",
         )),

@@ -98,9 +98,9 @@ pub fn unmount_error(at: &Path, cause: Errno) -> crate::engine::api::VerbError {
     match cause {
         Errno::EBUSY => hinted("busy", format!("{shown} is in use"), format!("leave it, or take it away nevertheless: ckptfs umount --lazy {shown}")),
         Errno::EPERM | Errno::EACCES => {
-            hinted("permission", format!("no permission to unmount {shown}"), "only the user who mounted it and root may")
+            hinted("no-permission", format!("no permission to unmount {shown}"), "only the user who mounted it and root may")
         }
-        Errno::ENOENT => hinted("permission", format!("no permission to unmount {shown}"), "install fusermount3 (the package fuse3), or be root"),
+        Errno::ENOENT => hinted("no-permission", format!("no permission to unmount {shown}"), "install fusermount3 (the package fuse3), or be root"),
         cause => io_error(format!("unmounting {shown}"), cause),
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::error::Outcome;
 use super::progress::Spinner;
 use super::tree_path::in_tree;
-use super::{Context, changes, locate, suggest, time};
+use super::{Context, changes, locate, time};
 use crate::engine::api::{RestoreOptions, Restored, StateName, TreePath, VerbResult};
 
 /// Make the tree, or some paths of it, what it was
@@ -31,7 +31,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let spinner = Spinner::start(&context.out, "restoring");
     let answer = served.client.restore(options);
     spinner.stop();
-    let restored = answer.map_err(|error| suggest::advise(&mut served.client, &[&args.id], error))?;
+    let restored = answer?;
     if context.out.json {
         return Ok(context.out.json(&restored)?);
     }

@@ -100,7 +100,7 @@ impl Server {
         let (own, _) = sys::ids();
         if peer != own && peer != 0 {
             let message = format!("this mount is controlled by user {own} and by root only");
-            return Ok(Some(VerbError { code: "permission".into(), message, hint: None }));
+            return Ok(Some(VerbError { code: "no-permission".into(), message, hint: None }));
         }
         if serving > CONNECTIONS_MAX {
             let message = format!("the daemon serves {CONNECTIONS_MAX} control connections already");
