@@ -2,6 +2,9 @@
 //!
 //! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `control`, `fuse`, `engine`, `live`, `history`, `store`, `sys`.
 
+#[cfg(all(feature = "cli", feature = "fuse"))]
+pub mod cli;
+pub mod control;
 pub mod engine;
 #[cfg(feature = "fuse")]
 pub mod fuse;

@@ -1,1 +1,5 @@
-fn main() {}
+//! The `ckptfs` program; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    ckptfs::cli::main()
+}

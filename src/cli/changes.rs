@@ -1,0 +1,64 @@
+//! Lists of changed paths, as `status`, `diff` and `restore` print them.
+
+use std::io;
+
+use super::output::{Out, Role};
+use crate::engine::api::{Change, ChangeKind, TreePath};
+
+/// Prints one line per change: the letter and the path; of a rename both paths.
+pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
+    for change in changes {
+        let letter = out.paint(role(change.change), change.change.letter().encode_utf8(&mut [0; 4]));
+        let mut line = letter.into_bytes();
+        line.push(b' ');
+        if let Some(from) = &change.from {
+            line.extend_from_slice(&out.name(path(from)));
+            line.extend_from_slice(b" -> ");
+        }
+        line.extend_from_slice(&out.name(path(&change.path)));
+        line.push(b'\n');
+        out.bytes(&line)?;
+    }
+    Ok(())
+}
+
+/// Prints the paths alone, one per line, or each ended by NUL and never escaped.
+pub fn print_names(out: &mut Out, changes: &[Change], nul: bool) -> io::Result<()> {
+    for change in changes {
+        let name = path(&change.path);
+        let line = if nul { [name, b"\0"].concat() } else { [&out.name(name), &b"\n"[..]].concat() };
+        out.bytes(&line)?;
+    }
+    Ok(())
+}
+
+/// Prints letter NUL path NUL, of a rename letter NUL old path NUL new path NUL, never escaped.
+pub fn print_nul(out: &mut Out, changes: &[Change]) -> io::Result<()> {
+    for change in changes {
+        let mut line = vec![change.change.letter() as u8, 0];
+        for name in change.from.iter().chain([&change.path]) {
+            line.extend_from_slice(path(name));
+            line.push(0);
+        }
+        out.bytes(&line)?;
+    }
+    Ok(())
+}
+
+/// "1 change", "2 changes".
+pub fn count(count: u64) -> String {
+    if count == 1 { "1 change".into() } else { format!("{count} changes") }
+}
+
+/// The root of the tree has an empty path, and a person needs something to see.
+fn path(path: &TreePath) -> &[u8] {
+    if path.0.is_empty() { b"." } else { &path.0 }
+}
+
+fn role(change: ChangeKind) -> Role {
+    match change {
+        ChangeKind::Added => Role::Good,
+        ChangeKind::Deleted => Role::Bad,
+        ChangeKind::Modified | ChangeKind::Renamed | ChangeKind::TypeChanged => Role::Notice,
+    }
+}

@@ -1,0 +1,319 @@
+//! The daemon: puts the engine, the FUSE session and the control socket together, and takes them apart again.
+//!
+//! **Order.** The backing directory is opened, and the socket bound, before the mount covers them. The parent is told when the mount serves. At
+//! the end, whoever asked for it, the session goes first, then the engine closes its store, then the process ends: the connections of those who
+//! wait for that are closed by the kernel.
+//!
+//! The daemon never touches a path below its mount: it would wait for itself.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use super::error::{Outcome, hinted, io_error, plain};
+use super::launch::{Handshake, tell};
+use super::mount::{Io, Serving, Snapdir, Writes};
+use super::{log_to_stderr, mounts};
+use crate::control::{SOCKET_NAME, host, serve};
+use crate::engine::api::*;
+use crate::engine::{Config, IoChoice};
+use crate::fuse::{MountConfig, Session};
+use crate::sys::{self, Errno};
+
+// INTEGRATION: delete this line and `mod engine_to_come` at the end of the file, and import `crate::engine::Engine`; then
+// `engine.verbs()` is `Arc::clone(&engine) as Arc<dyn Verbs>` and `engine.service()` is `Arc::clone(&engine) as Arc<dyn Service>`.
+use engine_to_come::Engine;
+
+/// Threads that serve requests of the kernel, at least and at most.
+const THREADS: std::ops::RangeInclusive<usize> = 2..=16;
+
+/// Name of the log in the store.
+const LOG_NAME: &str = "daemon.log";
+
+/// A log of more bytes is set aside when the daemon starts; the one set aside before is gone then.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+
+/// After a signal, the session has so long to end.
+const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The daemon of a mount; started by `ckptfs mount`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[arg(long)]
+    pub backing: PathBuf,
+    #[arg(long)]
+    pub mountpoint: PathBuf,
+    #[command(flatten)]
+    pub serving: Serving,
+    #[arg(long)]
+    pub allow_other: bool,
+    #[arg(long)]
+    pub foreground: bool,
+}
+
+impl Args {
+    /// The command line that gives these arguments again.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["daemon".into(), "--backing".into(), self.backing.clone().into()];
+        arguments.extend(["--mountpoint".into(), self.mountpoint.clone().into()]);
+        arguments.extend(self.serving.arguments());
+        arguments.extend(self.allow_other.then(|| "--allow-other".into()));
+        arguments.extend(self.foreground.then(|| "--foreground".into()));
+        arguments
+    }
+}
+
+/// Why the daemon ends.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// The mount is gone.
+    Session,
+    /// It was asked to end although the (detached) mount is in use.
+    Asked,
+    /// A signal.
+    Signal(i32),
+}
+
+/// Serves until the mount is gone.
+pub fn run(args: Args) -> Outcome {
+    match serve_tree(&args) {
+        Ok(()) => Ok(()),
+        Err(error) if args.foreground => Err(error.into()),
+        Err(error) => {
+            tell(&Handshake::Error(error))?;
+            Err(super::error::Failure::No)
+        }
+    }
+}
+
+fn serve_tree(args: &Args) -> VerbResult<()> {
+    let (tell_end, ends) = channel();
+    let tell_signal = tell_end.clone();
+    prepare(args, move |signal| {
+        // Without a receiver the end has come already.
+        let _ = tell_signal.send(End::Signal(signal));
+    })?;
+    let engine = Engine::open(config(args)?)?;
+    let listener = bind(engine.store_fd())?;
+    let session = match Session::mount(engine.service(), &mount_config(args)) {
+        Ok(session) => session,
+        Err(cause) => {
+            engine.close();
+            return Err(mount_error(args, &cause));
+        }
+    };
+    engine.set_caches(session.caches());
+    let verbs = Arc::new(Served { verbs: engine.verbs(), mountpoint: args.mountpoint.clone() });
+    let started = start_threads(listener, verbs, session, &tell_end);
+    let announced = started.and_then(|()| announce(args, engine.store_fd()));
+    if announced.is_ok() {
+        wait_end(args, &ends);
+    } else {
+        detach(args);
+    }
+    engine.close();
+    // No daemon listens there now; a stale socket would only be refused.
+    let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
+    tracing::info!("the daemon ends");
+    announced
+}
+
+/// Makes this process a daemon.
+fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbResult<()> {
+    log_to_stderr(Some("warn"));
+    if !args.foreground {
+        sys::setsid().map_err(|cause| io_error("setsid", cause))?;
+    }
+    sys::umask0();
+    sys::raise_nofile();
+    std::env::set_current_dir("/").map_err(|cause| io_error("/", cause))?;
+    sys::on_terminate(on_signal).map_err(|cause| io_error("waiting for signals", cause)).map(drop)
+}
+
+fn config(args: &Args) -> VerbResult<Config> {
+    let root = sys::open_root(&args.backing).map_err(|cause| io_error(args.backing.display(), cause))?;
+    let io = match args.serving.io {
+        Io::Auto => IoChoice::Auto,
+        Io::Passthrough => IoChoice::Passthrough,
+        Io::Daemon => IoChoice::Daemon,
+    };
+    Ok(Config {
+        root,
+        backing: args.backing.clone(),
+        mount: args.mountpoint.clone(),
+        io,
+        strict_writes: args.serving.writes == Writes::Daemon,
+        snapdir_visible: args.serving.snapdir == Snapdir::Visible,
+    })
+}
+
+fn mount_config(args: &Args) -> MountConfig {
+    MountConfig {
+        mountpoint: args.mountpoint.clone(),
+        source: mounts::source(&args.backing),
+        passthrough: args.serving.io != Io::Daemon,
+        allow_other: args.allow_other,
+        read_only: false,
+        threads: std::thread::available_parallelism().map_or(1, usize::from).clamp(*THREADS.start(), *THREADS.end()),
+    }
+}
+
+/// Binds the control socket in the store, in place of what a daemon before left there: the store's lock says that it runs no more.
+fn bind(store: BorrowedFd<'_>) -> VerbResult<UnixListener> {
+    let cannot = |cause: std::io::Error| io_error("the control socket", cause);
+    match sys::unlink_at(store, SOCKET_NAME.as_bytes()) {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(cause) => return Err(cannot(cause.into())),
+    }
+    let path = host::path_in(store, SOCKET_NAME).map_err(|cause| cannot(cause.into()))?;
+    let listener = UnixListener::bind(path).map_err(cannot)?;
+    host::chmod_in(store, SOCKET_NAME, 0o600).map_err(|cause| cannot(cause.into()))?;
+    Ok(listener)
+}
+
+fn start_threads(listener: UnixListener, verbs: Arc<Served>, session: Session, tell_end: &Sender<End>) -> VerbResult<()> {
+    let cannot = |cause: std::io::Error| io_error("starting threads", cause);
+    let tell_session = tell_end.clone();
+    let wait = move || {
+        if let Err(error) = session.wait() {
+            tracing::error!(%error, "the session failed");
+        }
+        let _ = tell_session.send(End::Session);
+    };
+    std::thread::Builder::new().name("session".into()).spawn(wait).map_err(cannot)?;
+    let tell_asked = tell_end.clone();
+    let leave = move || {
+        let _ = tell_asked.send(End::Asked);
+    };
+    serve(listener, verbs, leave).map_err(cannot)
+}
+
+/// Tells the parent that the mount serves, and lets go of it: from then on stderr is the log.
+fn announce(args: &Args, store: BorrowedFd<'_>) -> VerbResult<()> {
+    if args.foreground {
+        tracing::info!(mount = %args.mountpoint.display(), "serving");
+        return Ok(());
+    }
+    let cannot = |cause: std::io::Error| io_error("the daemon's log", cause);
+    let path = host::path_in(store, LOG_NAME).map_err(|cause| cannot(cause.into()))?;
+    if path.metadata().is_ok_and(|found| found.len() > LOG_BYTES_MAX) {
+        let aside = host::path_in(store, "daemon.log.1").map_err(|cause| cannot(cause.into()))?;
+        std::fs::rename(&path, aside).map_err(cannot)?;
+    }
+    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(cannot)?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
+    tell(&Handshake::Ready { pid: std::process::id() })?;
+    for (number, to) in [(0, &null), (1, &null), (2, &log)] {
+        host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
+    }
+    Ok(())
+}
+
+/// Waits for the end, and makes it come after a signal.
+fn wait_end(args: &Args, ends: &Receiver<End>) {
+    match ends.recv() {
+        Ok(End::Signal(signal)) => {
+            tracing::info!(signal, "asked to end");
+            match mounts::unmount(&args.mountpoint, false) {
+                Ok(()) => {
+                    let _ = ends.recv_timeout(SESSION_END_TIMEOUT);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the mount is in use; it is taken away nevertheless");
+                    detach(args);
+                }
+            }
+        }
+        Ok(End::Session | End::Asked) | Err(_) => {}
+    }
+}
+
+/// Takes the mount away from under its users, who get ENOTCONN once this process has ended.
+fn detach(args: &Args) {
+    if let Err(error) = mounts::unmount(&args.mountpoint, true) {
+        tracing::error!(%error, "the mount stays, without a daemon; `ckptfs mount` repairs it");
+    }
+}
+
+/// Why mounting failed, for people.
+fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
+    let at = args.mountpoint.display();
+    let doctor = format!("what is missing here: ckptfs doctor {}", args.backing.display());
+    match cause.kind() {
+        std::io::ErrorKind::NotFound => hinted("no-fuse", format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)), doctor),
+        std::io::ErrorKind::PermissionDenied => {
+            hinted("no-permission", format!("{at} cannot be mounted: no permission to use FUSE ({})", plain(cause)), doctor)
+        }
+        _ => hinted("mount-failed", format!("{at} cannot be mounted: {}", plain(cause)), doctor),
+    }
+}
+
+/// The verbs of a mount: the engine's, and unmounting, which is not the engine's to do.
+struct Served {
+    verbs: Arc<dyn Verbs>,
+    mountpoint: PathBuf,
+}
+
+impl Verbs for Served {
+    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        self.verbs.checkpoint(options)
+    }
+    fn status(&self) -> VerbResult<Status> {
+        self.verbs.status()
+    }
+    fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
+        self.verbs.log()
+    }
+    fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
+        self.verbs.show(state)
+    }
+    fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        self.verbs.diff(from, to)
+    }
+    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
+        self.verbs.restore(options)
+    }
+    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
+        self.verbs.delete(state)
+    }
+    fn unmount(&self, lazy: bool) -> VerbResult<()> {
+        let at: &Path = &self.mountpoint;
+        mounts::unmount(at, lazy).map_err(|cause| mounts::unmount_error(at, cause))
+    }
+}
+
+// INTEGRATION: goes, with the import above.
+mod engine_to_come {
+    use super::*;
+    use crate::engine::request::{Caches, Service};
+
+    #[derive(Debug)]
+    pub enum Engine {}
+
+    impl Engine {
+        pub fn open(_config: Config) -> VerbResult<Arc<Engine>> {
+            Err(super::super::error::error("not-built", "this build has no engine yet"))
+        }
+        pub fn store_fd(&self) -> BorrowedFd<'_> {
+            match *self {}
+        }
+        pub fn verbs(self: &Arc<Engine>) -> Arc<dyn Verbs> {
+            match **self {}
+        }
+        pub fn service(self: &Arc<Engine>) -> Arc<dyn Service> {
+            match **self {}
+        }
+        pub fn set_caches(&self, _caches: Arc<dyn Caches>) {
+            match *self {}
+        }
+        pub fn close(&self) {
+            match *self {}
+        }
+    }
+}

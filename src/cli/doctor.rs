@@ -1,0 +1,331 @@
+//! `ckptfs doctor`.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::error::{Failure, Outcome, plain};
+use super::output::{Out, Role};
+use super::{Context, locate, mount, mounts};
+use crate::control::{STORE_NAME, host};
+use crate::engine::api::VerbResult;
+use crate::sys::{self, Errno, Open, SysResult};
+
+/// Tell what this machine, and a directory, can do, and what each missing thing costs
+///
+/// Exit status 1 if DIR could not be mounted.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The directory to look at; the working directory if not given
+    #[arg(value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// As it should be.
+    Ok,
+    /// It works, at a cost.
+    Warn,
+    /// Mounting would fail.
+    Fail,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    /// What was looked at.
+    check: &'static str,
+    /// How it is.
+    state: State,
+    /// What was found.
+    found: String,
+    /// What it costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<&'static str>,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Report {
+    directory: PathBuf,
+    ok: bool,
+    findings: Vec<Finding>,
+}
+
+/// The first kernel with FUSE passthrough.
+const PASSTHROUGH_KERNEL: (u32, u32) = (6, 9);
+
+/// The first kernel whose file times prove every change (multigrain timestamps).
+const EXACT_TIMES_KERNEL: (u32, u32) = (6, 13);
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let cwd = locate::start(context.dir())?;
+    let given = args.dir.unwrap_or_else(|| PathBuf::from("."));
+    let path = cwd.join(&given);
+    let directory = path.canonicalize().unwrap_or(path);
+    let mut findings = about_directory(&directory);
+    findings.extend(about_machine());
+    let ok = findings.iter().all(|finding| finding.state != State::Fail);
+    let report = Report { directory, ok, findings };
+    print(&report, &mut context.out)?;
+    context.out.flush()?;
+    if ok { Ok(()) } else { Err(Failure::No) }
+}
+
+fn print(report: &Report, out: &mut Out) -> Outcome {
+    if out.json {
+        return Ok(out.json(report)?);
+    }
+    for Finding { check, state, found, cost, hint } in &report.findings {
+        let state = match state {
+            State::Ok => out.paint(Role::Good, "ok  "),
+            State::Warn => out.paint(Role::Notice, "warn"),
+            State::Fail => out.paint(Role::Bad, "FAIL"),
+        };
+        let line = format!("{state}  {check:<12}  {}", out.text(found));
+        out.line(&line)?;
+        for (label, text) in [("costs", *cost), ("do", hint.as_deref())] {
+            if let Some(text) = text {
+                let line = format!("                    {}", out.paint(Role::Faint, &format!("{label}: {text}")));
+                out.line(&line)?;
+            }
+        }
+    }
+    let verdict = if report.ok { "can be mounted" } else { "cannot be mounted" };
+    let line = format!("{} {verdict}", out.text(&report.directory.display().to_string()));
+    Ok(out.line(&line)?)
+}
+
+fn ok(check: &'static str, found: impl Into<String>) -> Finding {
+    Finding { check, state: State::Ok, found: found.into(), cost: None, hint: None }
+}
+
+fn warn(check: &'static str, found: impl Into<String>, cost: &'static str, hint: Option<&str>) -> Finding {
+    Finding { check, state: State::Warn, found: found.into(), cost: Some(cost), hint: hint.map(str::to_owned) }
+}
+
+fn fail(check: &'static str, found: impl Into<String>, hint: impl Into<String>) -> Finding {
+    Finding { check, state: State::Fail, found: found.into(), cost: None, hint: Some(hint.into()) }
+}
+
+fn about_directory(directory: &Path) -> Vec<Finding> {
+    let shown = directory.display();
+    let dir = match std::fs::metadata(directory) {
+        _ if mounts::is_dead(directory) => {
+            return vec![warn("directory", format!("{shown} is a mount whose daemon has died"), STALE_COST, Some(&format!("ckptfs mount {shown}")))];
+        }
+        Err(cause) => return vec![fail("directory", super::error::io_error(shown, cause).message, "name a directory that exists")],
+        Ok(found) if !found.is_dir() => return vec![fail("directory", format!("{shown} is not a directory"), "name a directory")],
+        Ok(_) => match sys::open_root(directory) {
+            Ok(dir) => dir,
+            Err(cause) => return vec![fail("directory", super::error::io_error(shown, cause).message, "be its owner, or root")],
+        },
+    };
+    let mut findings = vec![served(directory)];
+    // Through the mount the store's link leads to the real directory; where nothing is mounted the directory itself is real.
+    let store = host::open_dir_path(&directory.join(STORE_NAME)).ok();
+    let filesystem = sys::statfs_fd(store.as_ref().unwrap_or(&dir)).map(|info| sys::fs_name(info.fs_type));
+    findings.push(match filesystem {
+        Ok(name @ ("xfs" | "btrfs" | "apfs")) => ok("filesystem", name),
+        Ok(name) => warn("filesystem", name, "reflinks are known from xfs, btrfs and apfs; the next line says what was tried", None),
+        Err(cause) => fail("filesystem", plain(&cause.into()), "use a local filesystem"),
+    });
+    let place = store.and_then(|_| sys::open_root(&directory.join(STORE_NAME)).ok()).unwrap_or(dir);
+    findings.push(match probe_reflink(&place) {
+        Ok(()) => ok("reflink", "works here"),
+        Err(Errno::EACCES | Errno::EPERM | Errno::EROFS) => {
+            fail("reflink", "no permission to write here: no history can be kept", "be the owner of the directory, or root")
+        }
+        Err(Errno::ENOSPC | Errno::EDQUOT) => fail("reflink", "no space left", "free some space"),
+        Err(cause) => warn("reflink", format!("not here ({})", plain(&cause.into())), REFLINK_COST, Some("keep the project on xfs or btrfs")),
+    });
+    findings.push(store_place(directory));
+    findings
+}
+
+const STALE_COST: &str = "nothing in it can be reached, and it cannot be looked at before it is repaired";
+const REFLINK_COST: &str = "a changed file is copied once per checkpoint: time and space grow with the size of what changes";
+
+/// Whether the directory is served already.
+fn served(directory: &Path) -> Finding {
+    let Ok(table) = mounts::all() else { return ok("mounted", "unknown") };
+    match table.iter().find(|mount| mounts::serves(mount, directory) || (mounts::is_ours(mount) && mount.at == directory)) {
+        Some(mount) => ok("mounted", format!("at {}", mount.at.display())),
+        None => ok("mounted", "no"),
+    }
+}
+
+/// Whether the store is, or can be, on the directory's filesystem.
+fn store_place(directory: &Path) -> Finding {
+    let store = directory.join(STORE_NAME);
+    match (std::fs::symlink_metadata(&store), std::fs::metadata(directory)) {
+        (Err(_), _) => ok("store", "none yet"),
+        (Ok(found), _) if found.is_symlink() => ok("store", "served by a daemon"),
+        (Ok(found), _) if !found.is_dir() => fail("store", format!("{} is not a directory", store.display()), "move it away"),
+        (Ok(found), Ok(root)) if found.dev() != root.dev() => {
+            fail("store", format!("{} is on another filesystem", store.display()), format!("unmount {}", store.display()))
+        }
+        _ => ok("store", store.display().to_string()),
+    }
+}
+
+/// Clones a file in `dir` for real; nothing is left behind.
+fn probe_reflink(dir: &OwnedFd) -> SysResult<()> {
+    let name = format!(".ckptfs-doctor-{}", std::process::id());
+    let file = |name: &str| -> SysResult<File> {
+        let file = sys::create_file_at(dir, name.as_bytes(), Open::READ_WRITE, 0o600)?;
+        sys::unlink_at(dir, name.as_bytes())?;
+        Ok(file)
+    };
+    let (from, to) = (file(&name)?, file(&name)?);
+    sys::write_all_at(&from, &[7; 8192], 0)?;
+    sys::clone_file(&from, &to)
+}
+
+fn about_machine() -> Vec<Finding> {
+    let release = host::kernel_release();
+    let kernel = kernel_version(&release);
+    let mut findings = vec![device()];
+    findings.push(match kernel {
+        Some(version) if version >= EXACT_TIMES_KERNEL => ok("kernel", format!("Linux {release}")),
+        Some(_) => warn(
+            "kernel",
+            format!("Linux {release}"),
+            "before 6.13 two changes within one clock tick can leave the same time on a file: some captures are kept that need not be",
+            None,
+        ),
+        None => ok("kernel", if release.is_empty() { std::env::consts::OS.to_owned() } else { release }),
+    });
+    findings.push(passthrough(kernel));
+    findings.extend(privileges());
+    findings.push(stale());
+    findings
+}
+
+/// Major and minor number of `6.18.44-name`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|char: char| !char.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn device() -> Finding {
+    if cfg!(target_os = "macos") {
+        return if Path::new("/Library/Filesystems/macfuse.fs").exists() {
+            ok("fuse", "macFUSE is installed")
+        } else {
+            fail("fuse", "macFUSE is not installed", "https://macfuse.io")
+        };
+    }
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => ok("fuse", format!("/dev/fuse can be opened{}", helper_version().map(|version| format!("; {version}")).unwrap_or_default())),
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+            fail("fuse", "there is no /dev/fuse", "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN")
+        }
+        Err(cause) => fail(
+            "fuse",
+            super::error::io_error("/dev/fuse", cause).message,
+            "in a container: --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+        ),
+    }
+}
+
+/// What fusermount3 says of itself, such as `fusermount3 version: 3.14.0`.
+fn helper_version() -> Option<String> {
+    let (path, _) = helper()?;
+    let output = std::process::Command::new(path).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+}
+
+fn passthrough(kernel: Option<(u32, u32)>) -> Finding {
+    const COST: &str = "the daemon does reads and writes: each first read of a page, and each write, is a request to it";
+    match kernel {
+        Some(version) if version >= PASSTHROUGH_KERNEL && sys::has_sys_admin() => ok("passthrough", "the kernel can read and write files by itself"),
+        Some(version) if version >= PASSTHROUGH_KERNEL => warn("passthrough", "not without CAP_SYS_ADMIN", COST, Some("mount as root to have it")),
+        _ => warn("passthrough", "not with this kernel (Linux 6.9 has it)", COST, None),
+    }
+}
+
+fn privileges() -> Vec<Finding> {
+    let (uid, _) = sys::ids();
+    if sys::has_sys_admin() {
+        return vec![ok("privileges", format!("user {uid}, with CAP_SYS_ADMIN"))];
+    }
+    let mut findings = Vec::new();
+    findings.push(match helper() {
+        Some((path, true)) => ok("privileges", format!("user {uid}; {} mounts for it", path.display())),
+        Some((path, false)) => fail(
+            "privileges",
+            format!("user {uid}; {} is not set-uid root and cannot mount for it", path.display()),
+            "reinstall fuse3 with its permissions, or be root",
+        ),
+        None if uid == 0 => fail("privileges", "root without CAP_SYS_ADMIN", "in a container: --cap-add SYS_ADMIN --device /dev/fuse"),
+        None => fail("privileges", format!("user {uid}, and there is no fusermount3"), "install the package fuse3, or be root"),
+    });
+    if !mount::user_allow_other() {
+        findings.push(warn(
+            "allow_other",
+            "ordinary users may not let others into their mounts",
+            "root, other users and containers of other users cannot enter the mount",
+            Some("root can permit it: echo user_allow_other >> /etc/fuse.conf"),
+        ));
+    }
+    findings
+}
+
+/// The helper that mounts for ordinary users, and whether it is set-uid root.
+fn helper() -> Option<(PathBuf, bool)> {
+    let path = std::env::var_os("PATH")?;
+    let candidates = std::env::split_paths(&path).flat_map(|dir| [dir.join("fusermount3"), dir.join("fusermount")]);
+    candidates.filter_map(|path| std::fs::metadata(&path).ok().map(|found| (path, found))).next().map(|(path, found)| {
+        let set_uid_root = found.uid() == 0 && found.permissions().mode() & 0o4000 != 0;
+        (path, set_uid_root)
+    })
+}
+
+fn stale() -> Finding {
+    let dead = || -> VerbResult<Vec<String>> {
+        let table = mounts::all()?;
+        let ours = table.iter().filter(|mount| mounts::is_ours(mount));
+        Ok(ours.filter(|mount| mounts::is_dead(&mount.at)).map(|mount| mount.at.display().to_string()).collect())
+    };
+    match dead() {
+        Ok(dead) if dead.is_empty() => ok("stale mounts", "none"),
+        Ok(dead) => {
+            let hint = dead.first().map(|at| format!("ckptfs mount {at} (or ckptfs umount {at})"));
+            warn("stale mounts", dead.join(", "), "nothing in them can be reached before they are repaired", hint.as_deref())
+        }
+        Err(error) => warn("stale mounts", error.message, "dead mounts cannot be found", None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_are_read() {
+        assert_eq!(kernel_version("6.18.44-fc-v669"), Some((6, 18)));
+        assert_eq!(kernel_version("5.10.0"), Some((5, 10)));
+        assert_eq!(kernel_version("6.9-rc1"), Some((6, 9)));
+        assert_eq!(kernel_version(""), None);
+    }
+
+    #[test]
+    fn the_probe_leaves_nothing_behind() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
+        let fd = sys::open_root(dir.path()).expect("open");
+        let probed = probe_reflink(&fd);
+        assert!(matches!(probed, Ok(()) | Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL)), "{probed:?}");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("list").count(), 0);
+    }
+}

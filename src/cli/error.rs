@@ -1,0 +1,96 @@
+//! How a verb fails, and how that is told.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::output::Out;
+use crate::engine::api::VerbError;
+
+/// What a verb gives: nothing, for it has printed what it had to say.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+/// Why a verb did not do what was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// Something to tell the user.
+    Verb(VerbError),
+    /// stdout cannot be written.
+    Output(io::Error),
+    /// All is said already; the answer is no.
+    No,
+}
+
+impl From<VerbError> for Failure {
+    fn from(error: VerbError) -> Failure {
+        Failure::Verb(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Output(error)
+    }
+}
+
+/// An error without a hint.
+pub fn error(code: &str, message: impl Into<String>) -> VerbError {
+    VerbError { code: code.into(), message: message.into(), hint: None }
+}
+
+/// An error with a hint.
+pub fn hinted(code: &str, message: impl Into<String>, hint: impl Into<String>) -> VerbError {
+    VerbError { code: code.into(), message: message.into(), hint: Some(hint.into()) }
+}
+
+/// The error of a call on `what` (a path, mostly).
+pub fn io_error(what: impl std::fmt::Display, cause: impl Into<io::Error>) -> VerbError {
+    let cause = cause.into();
+    let code = match cause.kind() {
+        io::ErrorKind::NotFound => "not-found",
+        io::ErrorKind::PermissionDenied => "no-permission",
+        io::ErrorKind::StorageFull => "no-space",
+        _ => "io",
+    };
+    error(code, format!("{what}: {}", plain(&cause)))
+}
+
+/// What went wrong, without the number in "No such file or directory (os error 2)": it helps nobody.
+pub fn plain(cause: &io::Error) -> String {
+    let text = cause.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
+}
+
+impl Failure {
+    /// Tells the user on stderr, and gives the exit status.
+    pub fn report(&self, out: &Out) -> ExitCode {
+        match self {
+            Failure::Verb(error) => tell(error, out),
+            // The reader has seen enough: `ckptfs log | head -1`.
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+            Failure::Output(error) => tell(&io_error("standard output", io::Error::new(error.kind(), error.to_string())), out),
+            Failure::No => {}
+        }
+        ExitCode::FAILURE
+    }
+}
+
+fn tell(error: &VerbError, out: &Out) {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        error: &'a VerbError,
+    }
+    let mut stderr = io::stderr().lock();
+    // There is nobody left to tell that stderr is closed.
+    let _ = if out.json {
+        serde_json::to_writer(&mut stderr, &Line { error }).map_err(io::Error::from).and_then(|()| stderr.write_all(b"\n"))
+    } else {
+        let message = out.talk_text(&error.message);
+        let told = writeln!(stderr, "{} {message}", out.talk_label("Error:"));
+        match &error.hint {
+            Some(hint) => told.and_then(|()| writeln!(stderr, "{} {}", out.talk_label("Hint:"), out.talk_text(hint))),
+            None => told,
+        }
+    };
+}

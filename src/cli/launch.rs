@@ -1,0 +1,97 @@
+//! Starts the daemon: this program once more, with nothing of its caller's but a pipe to say "it serves" or why not.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{error, hinted, io_error};
+use crate::control::host;
+use crate::engine::api::{VerbError, VerbResult};
+
+/// What the daemon tells its parent, as one line of JSON. Every other line is talk.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Handshake {
+    /// It serves.
+    Ready {
+        /// Its process.
+        pid: u32,
+    },
+    /// It does not, and ends.
+    Error(VerbError),
+}
+
+/// What the daemon says before it serves is kept up to so many bytes.
+const TALK_BYTES_MAX: usize = 64 << 10;
+
+/// Starts the daemon with `arguments`, and waits until it serves. No time limit: an index may have to be rebuilt first.
+pub fn launch(arguments: Vec<OsString>) -> VerbResult<u32> {
+    let cannot = |cause: std::io::Error| io_error("starting the daemon", cause);
+    let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
+    let child = spawn(arguments, theirs.into()).map_err(cannot)?;
+    wait(child, ours)
+}
+
+fn spawn(arguments: Vec<OsString>, pipe: OwnedFd) -> std::io::Result<Child> {
+    host::close_on_exec();
+    Command::new(program())
+        .arg0("ckptfs")
+        .args(arguments)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(pipe.try_clone()?))
+        .stderr(Stdio::from(pipe))
+        .spawn()
+}
+
+/// This program, also when its file was replaced since.
+fn program() -> PathBuf {
+    match std::env::current_exe() {
+        Ok(path) if path.exists() => path,
+        _ => PathBuf::from("/proc/self/exe"),
+    }
+}
+
+fn wait(mut child: Child, pipe: UnixStream) -> VerbResult<u32> {
+    let mut talk = Vec::new();
+    for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+        match serde_json::from_slice::<Handshake>(&line) {
+            Ok(Handshake::Ready { pid }) => {
+                say(&talk);
+                return Ok(pid);
+            }
+            Ok(Handshake::Error(error)) => {
+                say(&talk);
+                return Err(error);
+            }
+            Err(_) if talk.len() + line.len() < TALK_BYTES_MAX => {
+                talk.extend_from_slice(&line);
+                talk.push(b'\n');
+            }
+            Err(_) => {}
+        }
+    }
+    say(&talk);
+    let end = child.wait().map_or_else(|cause| cause.to_string(), |status| status.to_string());
+    Err(hinted("daemon-lost", format!("the daemon ended before it served ({end})"), "CKPTFS_LOG=debug ckptfs mount ... says more"))
+}
+
+/// Hands the daemon's talk on.
+fn say(talk: &[u8]) {
+    // Whoever closed stderr does not want to be told.
+    let _ = std::io::stderr().write_all(talk);
+}
+
+/// In the daemon: tells the parent, through what is its stdout.
+pub fn tell(handshake: &Handshake) -> VerbResult<()> {
+    let mut line = serde_json::to_vec(handshake).map_err(|cause| error("internal", cause.to_string()))?;
+    line.push(b'\n');
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(&line).and_then(|()| stdout.flush()).map_err(|cause| io_error("telling the parent", cause))
+}

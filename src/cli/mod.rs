@@ -1,0 +1,144 @@
+//! The command line: one file per verb, which parses, asks the daemon and prints.
+//!
+//! stdout is data and stderr is talk. Exit codes: 0 done, 1 it failed or the answer is no, 2 the command line is wrong (docs/cli.md).
+//!
+//! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb needs it.
+
+mod changes;
+mod checkpoint;
+mod completion;
+mod daemon;
+mod delete;
+mod diff;
+mod doctor;
+mod error;
+mod holders;
+mod launch;
+mod locate;
+mod log;
+mod mount;
+mod mounts;
+mod output;
+mod progress;
+mod restore;
+mod show;
+mod status;
+mod time;
+mod tree_path;
+mod umount;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use self::error::{Failure, Outcome};
+use self::output::{Color, Out};
+
+/// A filesystem that gives a directory instant checkpoints.
+#[derive(Debug, Parser)]
+#[command(name = "ckptfs", version, max_term_width = 100)]
+#[command(after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
+    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line.")]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// What every verb understands.
+#[derive(Debug, Args)]
+struct Global {
+    /// Act as if started in DIR
+    #[arg(short = 'C', value_name = "DIR", global = true)]
+    change_dir: Option<PathBuf>,
+    /// Print JSON: data on stdout, an error as one line on stderr
+    #[arg(long, global = true)]
+    json: bool,
+    /// Color the output
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, global = true)]
+    color: Color,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Mount(mount::Args),
+    Umount(umount::Args),
+    Checkpoint(checkpoint::Args),
+    Status(status::Args),
+    Log(log::Args),
+    Show(show::Args),
+    Diff(diff::Args),
+    Restore(restore::Args),
+    Delete(delete::Args),
+    Doctor(doctor::Args),
+    Completion(completion::Args),
+    #[command(hide = true)]
+    Daemon(daemon::Args),
+}
+
+/// What a verb works with: where, and how to print.
+struct Context {
+    dir: Option<PathBuf>,
+    out: Out,
+}
+
+impl Context {
+    /// The directory of `-C`, if given.
+    fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref()
+    }
+}
+
+/// Runs the program with the process's arguments.
+pub fn main() -> ExitCode {
+    let Cli { global, verb } = Cli::parse();
+    let daemon = matches!(verb, Verb::Daemon(_));
+    if !daemon {
+        log_to_stderr(None);
+    }
+    let mut context = Context { dir: global.change_dir, out: Out::new(global.json, global.color) };
+    let result = run(verb, &mut context).and_then(|()| context.out.flush().map_err(Failure::Output));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(&context.out),
+    }
+}
+
+fn run(verb: Verb, context: &mut Context) -> Outcome {
+    match verb {
+        Verb::Mount(args) => mount::run(args, context),
+        Verb::Umount(args) => umount::run(args, context),
+        Verb::Checkpoint(args) => checkpoint::run(args, context),
+        Verb::Status(args) => status::run(args, context),
+        Verb::Log(args) => log::run(args, context),
+        Verb::Show(args) => show::run(args, context),
+        Verb::Diff(args) => diff::run(args, context),
+        Verb::Restore(args) => restore::run(args, context),
+        Verb::Delete(args) => delete::run(args, context),
+        Verb::Doctor(args) => doctor::run(args, context),
+        Verb::Completion(args) => completion::run(args, context),
+        Verb::Daemon(args) => daemon::run(args),
+    }
+}
+
+/// Writes log lines to stderr: what `CKPTFS_LOG` selects (`debug`, `ckptfs::fuse=trace`, ...), else what `otherwise` does, else nothing.
+fn log_to_stderr(otherwise: Option<&str>) {
+    let selected = std::env::var("CKPTFS_LOG").ok().filter(|filter| !filter.is_empty());
+    if let Some(filter) = selected.as_deref().or(otherwise) {
+        let filter = tracing_subscriber::EnvFilter::new(filter);
+        // A second call finds a logger in place, and that one stays.
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).try_init();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

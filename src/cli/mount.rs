@@ -1,0 +1,237 @@
+//! `ckptfs mount`.
+
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::error::{Outcome, error, hinted, io_error};
+use super::locate::Located;
+use super::tree_path::{beyond_links, normal};
+use super::{Context, daemon, launch, locate, mounts};
+use crate::control::STORE_NAME;
+use crate::engine::api::{Status, VerbResult};
+use crate::sys;
+
+/// Serve a directory, in place or at another mountpoint, from a daemon in the background
+///
+/// Returns when the mount serves. A mount whose daemon has died is repaired.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The directory to serve; its history is kept in DIR/.ckptfs
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Where to mount it; over DIR itself if not given
+    #[arg(value_name = "MOUNTPOINT")]
+    mountpoint: Option<PathBuf>,
+    #[command(flatten)]
+    serving: Serving,
+    /// Stay in the foreground; log to stderr
+    #[arg(long)]
+    foreground: bool,
+    /// Let other users in (permissions are checked all the same); the default where it is permitted
+    #[arg(long, overrides_with = "no_allow_other")]
+    allow_other: bool,
+    /// Let nobody else in, not even root
+    #[arg(long)]
+    no_allow_other: bool,
+}
+
+/// How a tree is served.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Serving {
+    /// Who reads and writes files: the kernel by itself (passthrough), or the daemon
+    #[arg(long, value_enum, value_name = "WHO", default_value_t)]
+    pub io: Io,
+    /// Who writes files; with `daemon` writes wait during a checkpoint, so that every one is of one instant
+    #[arg(long, value_enum, value_name = "WHO", default_value_t)]
+    pub writes: Writes,
+    /// Whether .snapshots is listed in the root directory
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub snapdir: Snapdir,
+}
+
+/// `--io`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Io {
+    /// The kernel where it can
+    #[default]
+    Auto,
+    /// The kernel, or not at all
+    Passthrough,
+    /// The daemon
+    Daemon,
+}
+
+/// `--writes`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Writes {
+    /// As --io says
+    #[default]
+    Auto,
+    /// The daemon
+    Daemon,
+}
+
+/// `--snapdir`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Snapdir {
+    /// It is there and not listed
+    #[default]
+    Hidden,
+    /// It is listed
+    Visible,
+}
+
+impl Serving {
+    /// The arguments that give this again.
+    pub fn arguments(&self) -> Vec<OsString> {
+        fn option<T: ValueEnum>(name: &str, value: &T) -> OsString {
+            let value = value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            format!("--{name}={value}").into()
+        }
+        vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir)]
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Mounted<'a> {
+    mount: &'a Path,
+    backing: &'a Path,
+    store: &'a Path,
+    io: &'a str,
+    writes: &'a str,
+    pid: u32,
+    repaired: usize,
+    warnings: &'a [String],
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let cwd = locate::start(context.dir())?;
+    let mut repaired = 0;
+    let backing = directory(&cwd.join(&args.dir), &args.dir, &mut repaired)?;
+    let mountpoint = match &args.mountpoint {
+        Some(mountpoint) => directory(&cwd.join(mountpoint), mountpoint, &mut repaired)?,
+        None => backing.clone(),
+    };
+    check_mounts(&backing, &mountpoint, &mut repaired)?;
+    check_store(&backing)?;
+    let allow_other = allow_other(&args)?;
+    let daemon = daemon::Args { backing, mountpoint, serving: args.serving, allow_other, foreground: args.foreground };
+    if repaired > 0 {
+        context.out.talk(&format!("took away {repaired} dead mount{} first", if repaired == 1 { "" } else { "s" }));
+    }
+    if args.foreground {
+        return daemon::run(daemon);
+    }
+    let pid = launch::launch(daemon.arguments())?;
+    report(&daemon, pid, repaired, context)
+}
+
+/// The real path of the directory that somebody named, dead mounts on the way taken away.
+fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<PathBuf> {
+    let shown = shown.display();
+    let unlinked = normal(path);
+    *repaired += mounts::repair_above(&beyond_links(&unlinked).unwrap_or(unlinked))?;
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => path.canonicalize().map_err(|cause| io_error(&shown, cause)),
+        Ok(_) => Err(error("not-a-directory", format!("{shown} is not a directory"))),
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+            Err(hinted("not-found", format!("{shown} does not exist"), format!("mkdir {shown}")))
+        }
+        Err(cause) => Err(io_error(&shown, cause)),
+    }
+}
+
+/// Refuses what cannot be mounted there because of what is mounted already.
+fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> VerbResult<()> {
+    let table = mounts::all()?;
+    for mount in table.iter().filter(|mount| mounts::serves(mount, backing)) {
+        let dead = mounts::repair(&mount.at)?;
+        *repaired += dead;
+        if dead == 0 && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| mounts::serves(top, backing)) {
+            let at = mount.at.display();
+            let message =
+                if mount.at == backing { format!("{at} is already mounted") } else { format!("{} is already mounted at {at}", backing.display()) };
+            return Err(hinted("already-mounted", message, format!("what it is: ckptfs -C {at} status; end it: ckptfs umount {at}")));
+        }
+    }
+    let table = mounts::all()?;
+    for path in [backing, mountpoint] {
+        if let Some(mount) = mounts::containing(&table, path).filter(|mount| mounts::is_ours(mount)) {
+            let (path, at) = (path.display(), mount.at.display());
+            return Err(hinted("already-mounted", format!("{path} is inside of the mount at {at}"), format!("unmount it first: ckptfs umount {at}")));
+        }
+    }
+    if mountpoint != backing && mountpoint.starts_with(backing) {
+        let message = format!("the mountpoint {} is inside of {}: the tree would contain itself", mountpoint.display(), backing.display());
+        return Err(hinted("bad-mountpoint", message, format!("mount it in place: ckptfs mount {}", backing.display())));
+    }
+    Ok(())
+}
+
+/// Refuses a store that cannot work, before a daemon is started.
+fn check_store(backing: &Path) -> VerbResult<()> {
+    let store = backing.join(STORE_NAME);
+    let found = match std::fs::symlink_metadata(&store) {
+        Ok(found) => found,
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(io_error(store.display(), cause)),
+    };
+    if !found.is_dir() {
+        let hint = "the history is kept under this name: move what is there away";
+        return Err(hinted("bad-store", format!("{} is not a directory", store.display()), hint));
+    }
+    let root = std::fs::metadata(backing).map_err(|cause| io_error(backing.display(), cause))?;
+    if root.dev() != found.dev() {
+        let message = format!("the store {} is on another filesystem than {}", store.display(), backing.display());
+        let hint = format!("versions are kept by reflink and rename, within one filesystem: unmount {}", store.display());
+        return Err(hinted("store-elsewhere", message, hint));
+    }
+    Ok(())
+}
+
+/// Whether other users are let in.
+fn allow_other(args: &Args) -> VerbResult<bool> {
+    let permitted = sys::ids().0 == 0 || user_allow_other();
+    match (args.allow_other, args.no_allow_other) {
+        (true, _) if !permitted => Err(hinted(
+            "no-permission",
+            "an ordinary user may not let others into a FUSE mount on this machine",
+            "root can permit it: echo user_allow_other >> /etc/fuse.conf",
+        )),
+        (true, _) => Ok(true),
+        (false, true) => Ok(false),
+        (false, false) => Ok(permitted),
+    }
+}
+
+/// Whether fuse.conf(5) lets ordinary users use `allow_other`.
+pub fn user_allow_other() -> bool {
+    std::fs::read_to_string("/etc/fuse.conf").is_ok_and(|conf| conf.lines().any(|line| line.trim() == "user_allow_other"))
+}
+
+/// Tells what is mounted now, asked of the mount itself: it serves.
+fn report(daemon: &daemon::Args, pid: u32, repaired: usize, context: &mut Context) -> Outcome {
+    let status = match locate::locate(daemon.mountpoint.clone())? {
+        Located::Served(mut served) => served.client.status()?,
+        other => return Err(locate::not_served(&other).into()),
+    };
+    let Status { mount, backing, store, io, writes, warnings, .. } = &status;
+    let out = &mut context.out;
+    if out.json {
+        return Ok(out.json(&Mounted { mount, backing, store, io, writes, pid, repaired, warnings })?);
+    }
+    out.talk(&format!("{} is mounted (io: {io}, writes: {writes})", mount.display()));
+    for warning in warnings {
+        out.warn(warning);
+    }
+    let inside = std::env::current_dir().is_ok_and(|cwd| cwd.starts_with(mount));
+    if inside {
+        out.warn("the working directory of this shell is still the directory below the mount; enter the mount: cd .");
+    }
+    Ok(())
+}

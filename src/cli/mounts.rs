@@ -1,0 +1,140 @@
+//! Our mounts among all mounts: which are there, which are dead, and how they go.
+
+use std::path::Path;
+
+use super::error::{error, hinted, io_error};
+use crate::control::host;
+use crate::engine::api::VerbResult;
+use crate::fuse::escape_source;
+use crate::sys::{self, Errno, MountPoint, SysResult};
+
+/// How the source of our mounts begins; the backing directory's path follows.
+const SOURCE_PREFIX: &str = "ckptfs#";
+
+/// Dead mounts at one place are taken away one by one, up to so many.
+const STACKED_MAX: usize = 64;
+
+/// The source of a mount that serves `backing`.
+pub fn source(backing: &Path) -> String {
+    format!("{SOURCE_PREFIX}{}", backing.display())
+}
+
+/// All mounts of the machine, as this process sees them.
+pub fn all() -> VerbResult<Vec<MountPoint>> {
+    sys::mounts().map_err(|cause| io_error("the table of mounts", cause))
+}
+
+/// Whether ckptfs made this mount.
+pub fn is_ours(mount: &MountPoint) -> bool {
+    mount.source.starts_with(SOURCE_PREFIX) && mount.fs_type.contains("fuse")
+}
+
+/// Whether this mount of ours serves `backing`.
+pub fn serves(mount: &MountPoint, backing: &Path) -> bool {
+    is_ours(mount) && mount.source == escape_source(&source(backing))
+}
+
+/// What is mounted at `at`, on top.
+pub fn top<'a>(mounts: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
+    mounts.iter().rev().find(|mount| mount.at == at)
+}
+
+/// The mount that `path` is on.
+pub fn containing<'a>(mounts: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
+    path.ancestors().find_map(|dir| top(mounts, dir))
+}
+
+/// Whether the daemon of the mount at `at` is gone.
+///
+/// Asked with statfs(2), which always goes to the daemon: what stat(2) gives the kernel may have kept.
+pub fn is_dead(at: &Path) -> bool {
+    host::open_dir_path(at).and_then(sys::statfs_fd).is_err_and(|cause| cause == Errno::ENOTCONN)
+}
+
+/// The uppermost mount of ours around `path` whose daemon is gone.
+pub fn dead_around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
+    let around = path.ancestors().filter_map(|dir| top(table, dir)).filter(|mount| is_ours(mount) && is_dead(&mount.at));
+    around.last()
+}
+
+/// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must be ours.
+pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
+    if !top(&sys::mounts()?, at).is_some_and(is_ours) {
+        return Err(Errno::EINVAL);
+    }
+    match sys::unmount(at, lazy) {
+        Err(Errno::EPERM) => sys::fusermount_unmount(at, lazy),
+        other => other,
+    }
+}
+
+/// Takes the dead mounts of ours away that are on top at `at`, however many are stacked; their number.
+pub fn repair(at: &Path) -> VerbResult<usize> {
+    for repaired in 0..STACKED_MAX {
+        if !top(&all()?, at).is_some_and(is_ours) || !is_dead(at) {
+            return Ok(repaired);
+        }
+        unmount(at, true).map_err(|cause| unmount_error(at, cause))?;
+    }
+    Err(error("busy", format!("more than {STACKED_MAX} dead mounts are stacked at {}", at.display())))
+}
+
+/// Takes the dead mounts of ours away at `path` and above it, the uppermost first; their number.
+pub fn repair_above(path: &Path) -> VerbResult<usize> {
+    let mut repaired = 0;
+    while let Some(mount) = dead_around(&all()?, path) {
+        match repair(&mount.at)? {
+            // Somebody else was quicker.
+            0 => break,
+            some => repaired += some,
+        }
+    }
+    Ok(repaired)
+}
+
+/// Why unmounting `at` failed, for people.
+pub fn unmount_error(at: &Path, cause: Errno) -> crate::engine::api::VerbError {
+    let shown = at.display();
+    match cause {
+        Errno::EBUSY => hinted("busy", format!("{shown} is in use"), format!("leave it, or take it away nevertheless: ckptfs umount --lazy {shown}")),
+        Errno::EPERM | Errno::EACCES => {
+            hinted("no-permission", format!("no permission to unmount {shown}"), "only the user who mounted it and root may")
+        }
+        Errno::ENOENT => hinted("no-permission", format!("no permission to unmount {shown}"), "install fusermount3 (the package fuse3), or be root"),
+        cause => io_error(format!("unmounting {shown}"), cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(id: u64, at: &str, source: &str) -> MountPoint {
+        let fs_type = if source.starts_with("ckptfs#") { "fuse.ckptfs" } else { "xfs" };
+        MountPoint { id, dev: id, root: "/".into(), at: at.into(), fs_type: fs_type.into(), source: source.into() }
+    }
+
+    #[test]
+    fn the_topmost_mount_counts_and_only_ours_are_ours() {
+        let table = [mount(1, "/", "/dev/a"), mount(2, "/p", "ckptfs#/p"), mount(3, "/p", "ckptfs#/q, r"), mount(4, "/x", "ckptfs-like")];
+        assert_eq!(top(&table, Path::new("/p")).map(|mount| mount.id), Some(3));
+        assert_eq!(containing(&table, Path::new("/p/a/b")).map(|mount| mount.id), Some(3));
+        assert_eq!(containing(&table, Path::new("/q")).map(|mount| mount.id), Some(1));
+        assert_eq!(table.iter().map(is_ours).collect::<Vec<_>>(), [false, true, true, false]);
+        assert!(serves(&table[1], Path::new("/p")) && !serves(&table[1], Path::new("/p/q")));
+    }
+
+    #[test]
+    fn a_source_is_recognised_as_the_mount_shows_it() {
+        let odd = Path::new("/a,b%c");
+        assert!(serves(&mount(1, "/m", &escape_source(&source(odd))), odd));
+    }
+
+    #[test]
+    fn a_living_directory_needs_no_repair() {
+        let dir = tempfile::tempdir().expect("directory");
+        assert!(!is_dead(dir.path()));
+        assert_eq!(repair_above(dir.path()).expect("repair"), 0);
+        assert_eq!(unmount(dir.path(), true), Err(Errno::EINVAL));
+    }
+}

@@ -1,0 +1,185 @@
+//! stdout and stderr: JSON, colors, and names that are safe to show.
+
+use std::borrow::Cow;
+use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// When to color.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal, unless NO_COLOR is set
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// What a piece of text is, and so its color.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A checkpoint's number.
+    Id,
+    /// A tag.
+    Tag,
+    /// Something new, or in order.
+    Good,
+    /// Something changed, or to be known.
+    Notice,
+    /// Something gone, or wrong.
+    Bad,
+    /// Something beside the point.
+    Faint,
+}
+
+impl Role {
+    /// The SGR parameters (ECMA-48, 8.3.117).
+    fn sgr(self) -> &'static str {
+        match self {
+            Role::Id => "33",
+            Role::Tag => "36",
+            Role::Good => "32",
+            Role::Notice => "34",
+            Role::Bad => "31",
+            Role::Faint => "2",
+        }
+    }
+}
+
+/// Standard output, and how to talk on standard error.
+#[derive(Debug)]
+pub struct Out {
+    writer: BufWriter<Stdout>,
+    /// Data is printed as JSON.
+    pub json: bool,
+    /// stdout is a terminal.
+    pub terminal: bool,
+    color: bool,
+    talk_terminal: bool,
+    talk_color: bool,
+}
+
+impl Out {
+    /// The process's stdout.
+    pub fn new(json: bool, color: Color) -> Out {
+        let terminal = io::stdout().is_terminal();
+        let talk_terminal = io::stderr().is_terminal();
+        let colored = |terminal: bool| match color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        };
+        Out { writer: BufWriter::new(io::stdout()), json, terminal, color: colored(terminal), talk_terminal, talk_color: colored(talk_terminal) }
+    }
+
+    /// Prints `value` as JSON on one line.
+    pub fn json<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
+        serde_json::to_writer(&mut self.writer, value)?;
+        self.writer.write_all(b"\n")
+    }
+
+    /// Prints a line.
+    pub fn line(&mut self, text: &str) -> io::Result<()> {
+        self.writer.write_all(text.as_bytes())?;
+        self.writer.write_all(b"\n")
+    }
+
+    /// Prints bytes as they are.
+    pub fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.writer.write_all(bytes)
+    }
+
+    /// Sends out what was printed so far.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+
+    /// `text` in the color of `role`.
+    pub fn paint(&self, role: Role, text: &str) -> String {
+        if self.color { format!("\x1b[{}m{text}\x1b[0m", role.sgr()) } else { text.to_owned() }
+    }
+
+    /// A name or path for stdout: as it is, but harmless on a terminal.
+    pub fn name<'a>(&self, name: &'a [u8]) -> Cow<'a, [u8]> {
+        if self.terminal { Cow::Owned(escape(name).into_bytes()) } else { Cow::Borrowed(name) }
+    }
+
+    /// A text of somebody else (a note, a tag) for stdout: as it is, but harmless on a terminal.
+    pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.terminal { Cow::Owned(escape(text.as_bytes())) } else { Cow::Borrowed(text) }
+    }
+
+    /// A text for stderr, harmless on a terminal.
+    pub fn talk_text<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.talk_terminal { Cow::Owned(escape(text.as_bytes())) } else { Cow::Borrowed(text) }
+    }
+
+    /// `Error:`, `Hint:` or `Warning:` for stderr.
+    pub fn talk_label(&self, label: &str) -> String {
+        let sgr = match label {
+            "Error:" => "1;31",
+            "Warning:" => "1;33",
+            _ => "1;36",
+        };
+        if self.talk_color { format!("\x1b[{sgr}m{label}\x1b[0m") } else { label.to_owned() }
+    }
+
+    /// Whether a person sees what is said on stderr at once.
+    pub fn talks_to_terminal(&self) -> bool {
+        self.talk_terminal && !self.json
+    }
+
+    /// Says something on stderr; not with `--json`, whose users read data only.
+    pub fn talk(&self, text: &str) {
+        if !self.json {
+            // Whoever closed stderr does not want to be told.
+            let _ = writeln!(io::stderr(), "{}", self.talk_text(text));
+        }
+    }
+
+    /// Warns on stderr.
+    pub fn warn(&self, text: &str) {
+        if !self.json {
+            let _ = writeln!(io::stderr(), "{} {}", self.talk_label("Warning:"), self.talk_text(text));
+        }
+    }
+}
+
+/// `bytes` with everything escaped that a terminal may obey or cannot show: control characters, bytes that are not UTF-8, and the marks that
+/// turn the direction of the text around them.
+pub fn escape(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for char in chunk.valid().chars() {
+            match char {
+                '\n' | '\r' | '\t' => text.extend(char.escape_default()),
+                _ if char.is_ascii_control() => text.push_str(&format!("\\x{:02x}", u32::from(char))),
+                '\u{80}'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                    text.extend(char.escape_unicode());
+                }
+                _ => text.push(char),
+            }
+        }
+        for byte in chunk.invalid() {
+            text.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escape;
+
+    #[test]
+    fn what_a_terminal_obeys_is_escaped_and_the_rest_is_not() {
+        assert_eq!(escape("a b/ü/日本".as_bytes()), "a b/ü/日本");
+        assert_eq!(escape(b"\x1b[31mred\n\x7f\0"), r"\x1b[31mred\n\x7f\x00");
+        assert_eq!(escape(b"\xff-\xc3"), r"\xff-\xc3");
+        assert_eq!(escape("evil\u{202e}txt.exe".as_bytes()), r"evil\u{202e}txt.exe");
+        assert_eq!(escape("\u{9b}31m".as_bytes()), r"\u{9b}31m");
+    }
+}

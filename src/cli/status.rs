@@ -1,0 +1,54 @@
+//! `ckptfs status`.
+
+use super::changes;
+use super::error::Outcome;
+use super::output::Role;
+use super::{Context, locate, time};
+use crate::engine::api::Status;
+
+/// Show what is mounted and what differs from the newest checkpoint
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+pub fn run(_args: Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let status = served.client.status()?;
+    if context.out.json {
+        return Ok(context.out.json(&status)?);
+    }
+    print(&status, context)
+}
+
+fn print(status: &Status, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    let latest = match status.latest {
+        Some(latest) => format!("latest checkpoint {latest} of {}", status.checkpoints),
+        None => "no checkpoint yet".into(),
+    };
+    let daemon = &status.daemon;
+    let lines = [
+        ("mount", path(&status.mount)),
+        ("backing", format!("{} ({}, {})", path(&status.backing), status.filesystem, status.capture)),
+        ("io", format!("{}, writes {}", status.io, status.writes)),
+        ("daemon", format!("pid {}, version {}, since {}", daemon.pid, daemon.version, time::local(&daemon.started))),
+        ("epoch", format!("{}, {latest}", status.epoch)),
+    ];
+    for (label, value) in lines {
+        let line = format!("{} {}", out.paint(Role::Faint, &format!("{label:<8}")), out.text(&value));
+        out.line(&line)?;
+    }
+    match status.latest {
+        Some(latest) if status.dirty.is_empty() => out.line(&format!("nothing changed since checkpoint {latest}"))?,
+        Some(latest) => out.line(&format!("{} since checkpoint {latest}:", changes::count(status.dirty.len() as u64)))?,
+        None => out.line("make the first checkpoint: ckptfs checkpoint")?,
+    }
+    changes::print(out, &status.dirty)?;
+    for warning in &status.warnings {
+        out.warn(warning);
+    }
+    Ok(())
+}
+
+fn path(path: &std::path::Path) -> String {
+    path.display().to_string()
+}

@@ -1,0 +1,144 @@
+//! The client's side of the socket.
+
+use std::io::{self, BufReader, Read};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
+use super::{SOCKET_NAME, host};
+use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError, VerbResult};
+
+/// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the daemon that serves the store at `store`, a directory (`O_PATH` is enough).
+    ///
+    /// Errors: `ConnectionRefused` or `NotFound` when no daemon runs; `PermissionDenied` when it is not ours to ask.
+    pub fn connect(store: impl AsFd) -> io::Result<Client> {
+        Client::connect_path(&host::path_in(store.as_fd(), SOCKET_NAME)?)
+    }
+
+    /// Connects to the socket at `path`, at most about 100 bytes long (unix(7), `sun_path`).
+    pub fn connect_path(path: &Path) -> io::Result<Client> {
+        Ok(Client { stream: BufReader::new(UnixStream::connect(path)?) })
+    }
+
+    /// Makes a checkpoint.
+    pub fn checkpoint(&mut self, options: CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        self.one_checkpoint(Request::Checkpoint(options))
+    }
+
+    /// What is mounted and what is dirty.
+    pub fn status(&mut self) -> VerbResult<Status> {
+        match self.call(Request::Status)? {
+            Response::Status(status) => Ok(*status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Every checkpoint, newest first.
+    pub fn log(&mut self) -> VerbResult<Vec<CheckpointInfo>> {
+        match self.call(Request::Log)? {
+            Response::Checkpoints(checkpoints) => Ok(checkpoints),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// One checkpoint.
+    pub fn show(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
+        self.one_checkpoint(Request::Show { state })
+    }
+
+    /// What changed from state `from` to state `to` (`None`: the live tree).
+    pub fn diff(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
+        match self.call(Request::Diff { from, to })? {
+            Response::Changes(changes) => Ok(changes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes the tree what it was.
+    pub fn restore(&mut self, options: RestoreOptions) -> VerbResult<Restored> {
+        match self.call(Request::Restore(options))? {
+            Response::Restored(restored) => Ok(restored),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Deletes a checkpoint.
+    pub fn delete(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
+        self.one_checkpoint(Request::Delete { state })
+    }
+
+    /// Asks the daemon to unmount; see [`Request::Unmount`]. It has ended when [`Client::wait_ended`] says so.
+    pub fn unmount(&mut self, lazy: bool, leave: bool) -> VerbResult<()> {
+        match self.call(Request::Unmount { lazy, leave })? {
+            Response::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits until the daemon has ended, for `timeout` at most; whether it has.
+    pub fn wait_ended(&mut self, timeout: Duration) -> bool {
+        // The daemon never closes a connection first, so the end of the stream is the end of the process.
+        if self.stream.get_ref().set_read_timeout(Some(timeout)).is_err() {
+            return false;
+        }
+        match self.stream.read(&mut [0]) {
+            // Nothing is asked, so nothing is answered; and if it is, somebody lives there.
+            Ok(read) => read == 0,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted),
+        }
+    }
+
+    fn one_checkpoint(&mut self, request: Request) -> VerbResult<CheckpointInfo> {
+        match self.call(request)? {
+            Response::Checkpoint(checkpoint) => Ok(checkpoint),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn call(&mut self, request: Request) -> VerbResult<Response> {
+        let frame = encode(&Call { version: PROTOCOL, request }).map_err(|error| VerbError {
+            code: "too-large".into(),
+            message: format!("cannot ask the daemon: {error}"),
+            hint: None,
+        })?;
+        // A daemon that refuses us answers and closes without reading: what it said is there although sending fails.
+        let sent = send(self.stream.get_ref(), &frame);
+        let mut parts = Vec::new();
+        let mut frame = Vec::new();
+        loop {
+            match receive(&mut self.stream, &mut frame) {
+                Ok(true) => {}
+                Ok(false) => return Err(lost(&sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()))),
+                Err(error) => return Err(lost(&sent.err().unwrap_or(error))),
+            }
+            let reply = Reply::decode(&frame)?;
+            match reply.result {
+                Outcome::Error(error) => return Err(error),
+                Outcome::Ok(part) if reply.more => parts.push(part),
+                Outcome::Ok(last) => return join(parts, last).ok_or_else(|| unexpected(&"parts that do not belong together")),
+            }
+        }
+    }
+}
+
+fn lost(error: &io::Error) -> VerbError {
+    VerbError {
+        code: "daemon-lost".into(),
+        message: format!("the daemon ended before it answered ({error})"),
+        hint: Some("what was acknowledged is safe; mount again: ckptfs mount DIR (.ckptfs/daemon.log may say why)".into()),
+    }
+}
+
+fn unexpected(answer: &dyn std::fmt::Debug) -> VerbError {
+    let answer: String = format!("{answer:?}").chars().take(80).collect();
+    VerbError { code: "protocol".into(), message: format!("the daemon answered something else than was asked: {answer}"), hint: None }
+}

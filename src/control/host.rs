@@ -1,0 +1,101 @@
+//! Calls to the system that only `control/` and `cli/` need. At integration this file moves to `src/sys/session.rs` as it is (it imports `sys`
+//! only), for `libc`, `rustix` and `unsafe` are at home there.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+
+use crate::sys::{Errno, SysResult};
+
+/// How much the threads that serve the socket are preferred (nice(2)): a checkpoint is awaited by somebody, a build is not.
+const CONTROL_NICE: i32 = -10;
+
+/// A path, short and without any directory walked, for `name` in the directory `dir`: fit for unix(7) addresses, and right below a mount too.
+#[cfg(target_os = "linux")]
+pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
+    Ok(PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd())))
+}
+
+/// A path for `name` in the directory `dir` (`F_GETPATH`).
+#[cfg(not(target_os = "linux"))]
+pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
+    use std::os::unix::ffi::OsStringExt;
+    let path = rustix::fs::getpath(dir)?;
+    Ok(PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes())).join(name))
+}
+
+/// Opens the directory at `path`, links followed, without the right to read it (`O_PATH`).
+pub fn open_dir_path(path: &Path) -> SysResult<OwnedFd> {
+    #[cfg(target_os = "linux")]
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    #[cfg(not(target_os = "linux"))]
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+}
+
+/// Whether `dir` holds something called `name`.
+pub fn holds(dir: impl AsFd, name: &str) -> bool {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+/// Sets the permission bits of `name` in `dir`, a link followed.
+pub fn chmod_in(dir: impl AsFd, name: &str, mode: u32) -> SysResult<()> {
+    Ok(rustix::fs::chmodat(dir, name, Mode::from_bits_truncate(mode), AtFlags::empty())?)
+}
+
+/// Runs the calling thread, and those that it starts, before ordinary ones; best effort, for it takes a privilege.
+pub fn raise_priority() {
+    // A refusal costs some microseconds of latency on a busy machine and nothing else.
+    let _ = rustix::process::setpriority_process(None, CONTROL_NICE);
+}
+
+/// Keeps all descriptors above 2 that this process inherited from what it starts from now on.
+pub fn close_on_exec() {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: close_range(2) takes integers only, and the flag closes nothing now. Its failure (before Linux 5.11) leaves descriptors
+        // inherited, as they would have been anyway.
+        unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    for fd in 3..256 {
+        // SAFETY: fcntl(2) with F_SETFD takes integers only; a number that is no descriptor is EBADF.
+        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+}
+
+/// Makes descriptor 0, 1 or 2 of this process what `to` is (dup2(2)); EINVAL for other numbers.
+pub fn redirect_stdio(number: i32, to: impl AsFd) -> SysResult<()> {
+    if !(0..=2).contains(&number) {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the standard descriptors are owned by nobody in Rust's eyes, and `to` is borrowed through the call.
+    match unsafe { libc::dup2(to.as_fd().as_raw_fd(), number) } {
+        -1 => Err(std::io::Error::last_os_error().into()),
+        _ => Ok(()),
+    }
+}
+
+/// The number of the mount that `path` is on, links followed, asked without a request to the filesystem (statx(2), since Linux 5.8).
+#[cfg(target_os = "linux")]
+pub fn mount_id(path: &Path) -> SysResult<u64> {
+    use rustix::fs::StatxFlags;
+    let stat = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?;
+    if stat.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
+        return Err(Errno::ENOSYS);
+    }
+    Ok(stat.stx_mnt_id)
+}
+
+/// Not to be had here: ENOSYS.
+#[cfg(not(target_os = "linux"))]
+pub fn mount_id(_path: &Path) -> SysResult<u64> {
+    Err(Errno::ENOSYS)
+}
+
+/// The kernel's release, such as `6.18.1`.
+pub fn kernel_release() -> String {
+    let read = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+    read.map(|release| release.trim().to_owned()).unwrap_or_default()
+}

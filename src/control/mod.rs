@@ -1,0 +1,29 @@
+//! The control protocol: the verbs of [`crate::engine::api::Verbs`] over a unix socket in the store.
+//!
+//! **Wire.** Frames are JSON on one line, ended by a newline, at most [`FRAME_BYTES_MAX`] long: `{"version":1,"request":{...}}` to the daemon,
+//! `{"version":1,"result":{"ok":{...}}}` or `{"version":1,"result":{"error":{...}}}` back. A connection carries any number of requests, one after
+//! the other. An answer with a list too long for one frame comes in several: all but the last say `"more":true`.
+//!
+//! **Who may ask.** The user that the daemon runs as, and root; the socket says who is at the other end.
+//!
+//! **Latency.** The thread that accepts a connection reads the request, calls the verb and writes the answer in one write; nobody else is woken.
+//!
+//! **Locking.** None: a connection belongs to its thread, and the verbs look after themselves.
+
+mod client;
+pub mod host;
+mod protocol;
+mod server;
+
+pub use client::Client;
+pub use protocol::{FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response};
+pub use server::{CONNECTIONS_MAX, serve};
+
+/// Name of the socket in the store.
+pub const SOCKET_NAME: &str = "control.sock";
+
+/// Name of the store in the directory that it belongs to, and of the link that leads to it through the mount.
+pub const STORE_NAME: &str = ".ckptfs";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,263 @@
+//! Requests, answers, and their frames.
+
+use std::io::{self, BufRead, Write};
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError};
+
+/// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
+pub const PROTOCOL: u32 = 1;
+
+/// Longest frame in bytes, its newline included.
+pub const FRAME_BYTES_MAX: usize = 16 << 20;
+
+/// A list is split into parts of about so many bytes: half a frame, for the estimate may be short by what a frame says besides.
+const PART_BYTES: usize = FRAME_BYTES_MAX / 2;
+
+/// Bytes that a change or a checkpoint takes besides its texts, at most.
+const ITEM_BYTES: usize = 256;
+
+/// Bytes that one byte of a text becomes at most: a control character is `\u0001` in JSON.
+const ESCAPED_BYTES: usize = 6;
+
+/// What a client asks: one variant per verb.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// Make a checkpoint.
+    Checkpoint(CheckpointOptions),
+    /// What is mounted and what is dirty.
+    Status,
+    /// Every checkpoint, newest first.
+    Log,
+    /// One checkpoint.
+    Show {
+        /// Which.
+        state: StateName,
+    },
+    /// What changed between two states.
+    Diff {
+        /// The older one.
+        from: StateName,
+        /// The newer one; the live tree if absent.
+        to: Option<StateName>,
+    },
+    /// Make the tree what it was.
+    Restore(RestoreOptions),
+    /// Delete a checkpoint.
+    Delete {
+        /// Which.
+        state: StateName,
+    },
+    /// Unmount and end.
+    Unmount {
+        /// Although the mount is in use.
+        lazy: bool,
+        /// End at once even though somebody still is in the (then detached) mount; without it a lazily unmounted daemon serves on until the last
+        /// file is closed.
+        #[serde(default)]
+        leave: bool,
+    },
+}
+
+/// What the daemon answers when the verb succeeded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Response {
+    /// To `checkpoint`, `show` and `delete`.
+    Checkpoint(CheckpointInfo),
+    /// To `log`, and part of a longer answer.
+    Checkpoints(Vec<CheckpointInfo>),
+    /// To `status`.
+    Status(Box<Status>),
+    /// To `diff`, and part of a longer answer.
+    Changes(Vec<Change>),
+    /// To `restore`.
+    Restored(Restored),
+    /// To `unmount`.
+    Done,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// The verb's answer.
+    Ok(Response),
+    /// Why it failed.
+    Error(VerbError),
+}
+
+/// The frame of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// The client's [`PROTOCOL`].
+    pub version: u32,
+    /// What it asks.
+    pub request: Request,
+}
+
+/// The frame of an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The daemon's [`PROTOCOL`].
+    pub version: u32,
+    /// Another frame of the same answer follows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
+    /// The answer.
+    pub result: Outcome,
+}
+
+/// The one thing that frames of all versions have.
+#[derive(Deserialize)]
+struct AnyVersion {
+    version: u32,
+}
+
+impl Call {
+    /// The request in a frame, or what to tell a client that speaks another version or nonsense.
+    pub fn decode(frame: &[u8]) -> Result<Request, VerbError> {
+        match serde_json::from_slice::<Call>(frame) {
+            Ok(call) if call.version == PROTOCOL => Ok(call.request),
+            Ok(call) => Err(version_mismatch(PROTOCOL, call.version)),
+            Err(error) => match serde_json::from_slice::<AnyVersion>(frame) {
+                Ok(any) if any.version != PROTOCOL => Err(version_mismatch(PROTOCOL, any.version)),
+                _ => Err(protocol_error(format!("the daemon does not understand the request: {error}"))),
+            },
+        }
+    }
+}
+
+impl Reply {
+    /// The answer in a frame, or what to tell the user of a daemon of another version.
+    pub fn decode(frame: &[u8]) -> Result<Reply, VerbError> {
+        match serde_json::from_slice::<Reply>(frame) {
+            // An error is told as it is: a daemon of another version says there that it is one.
+            Ok(reply) if reply.version == PROTOCOL || matches!(reply.result, Outcome::Error(_)) => Ok(reply),
+            Ok(reply) => Err(version_mismatch(reply.version, PROTOCOL)),
+            Err(error) => match serde_json::from_slice::<AnyVersion>(frame) {
+                Ok(any) if any.version != PROTOCOL => Err(version_mismatch(any.version, PROTOCOL)),
+                _ => Err(protocol_error(format!("the daemon's answer cannot be understood: {error}"))),
+            },
+        }
+    }
+}
+
+fn version_mismatch(daemon: u32, client: u32) -> VerbError {
+    VerbError {
+        code: "protocol-version".into(),
+        message: format!("the daemon of this mount speaks version {daemon} of the control protocol, and this ckptfs version {client}"),
+        hint: Some("restart the daemon with this ckptfs: ckptfs umount DIR && ckptfs mount DIR".into()),
+    }
+}
+
+fn protocol_error(message: String) -> VerbError {
+    VerbError { code: "protocol".into(), message, hint: None }
+}
+
+/// The frame of `message`, newline included; an error if it is longer than [`FRAME_BYTES_MAX`].
+pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
+    let mut frame = serde_json::to_vec(message)?;
+    frame.push(b'\n');
+    if frame.len() > FRAME_BYTES_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a message of {} bytes exceeds the limit of {FRAME_BYTES_MAX}", frame.len()),
+        ));
+    }
+    Ok(frame)
+}
+
+/// Sends a frame with one write.
+pub fn send(mut stream: impl Write, frame: &[u8]) -> io::Result<()> {
+    stream.write_all(frame)
+}
+
+/// Reads the next frame into `frame`, without its newline. `false`: the other end closed the connection between two frames.
+pub fn receive(stream: impl BufRead, frame: &mut Vec<u8>) -> io::Result<bool> {
+    frame.clear();
+    stream.take(FRAME_BYTES_MAX as u64).read_until(b'\n', frame)?;
+    match frame.pop() {
+        Some(b'\n') => Ok(true),
+        None => Ok(false),
+        Some(_) if frame.len() + 1 >= FRAME_BYTES_MAX => Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit")),
+        Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Splits an answer so that each part fits a frame; the last one is the answer itself with what is left of its list.
+pub fn split(mut response: Response) -> Vec<Response> {
+    let mut parts: Vec<Response> = match &mut response {
+        Response::Status(status) => heads(&mut status.dirty, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
+        Response::Checkpoint(_) | Response::Done => Vec::new(),
+    };
+    parts.push(response);
+    parts
+}
+
+/// Puts the parts that came before back in front of the last one. `None`: they do not belong together.
+pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
+    let mut changes = Vec::new();
+    let mut checkpoints = Vec::new();
+    for part in parts {
+        match part {
+            Response::Changes(mut more) => changes.append(&mut more),
+            Response::Checkpoints(mut more) => checkpoints.append(&mut more),
+            _ => return None,
+        }
+    }
+    let mut last = last;
+    let list = match &mut last {
+        Response::Status(status) => Some(&mut status.dirty),
+        Response::Changes(list) => Some(list),
+        Response::Restored(restored) => Some(&mut restored.changes),
+        Response::Checkpoints(list) => {
+            checkpoints.append(list);
+            *list = std::mem::take(&mut checkpoints);
+            None
+        }
+        Response::Checkpoint(_) | Response::Done => None,
+    };
+    if let Some(list) = list {
+        changes.append(list);
+        *list = std::mem::take(&mut changes);
+    }
+    (changes.is_empty() && checkpoints.is_empty()).then_some(last)
+}
+
+/// Takes parts of [`PART_BYTES`] off the front of `list`, until what is left fits.
+fn heads<T>(list: &mut Vec<T>, bytes: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let total: usize = list.iter().map(&bytes).sum();
+    if total <= PART_BYTES {
+        return Vec::new();
+    }
+    let mut parts = Vec::new();
+    let mut part = Vec::new();
+    let mut used = 0;
+    for item in std::mem::take(list) {
+        let size = bytes(&item);
+        if used + size > PART_BYTES && !part.is_empty() {
+            parts.push(std::mem::take(&mut part));
+            used = 0;
+        }
+        used += size;
+        part.push(item);
+    }
+    *list = part;
+    parts
+}
+
+fn change_bytes(change: &Change) -> usize {
+    let texts = change.path.0.len() + change.from.as_ref().map_or(0, |from| from.0.len());
+    ITEM_BYTES + ESCAPED_BYTES * texts
+}
+
+fn checkpoint_bytes(checkpoint: &CheckpointInfo) -> usize {
+    let texts = checkpoint.note.len() + checkpoint.tags.iter().map(|tag| tag.len() + 1).sum::<usize>();
+    ITEM_BYTES + ESCAPED_BYTES * texts
+}

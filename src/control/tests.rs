@@ -1,0 +1,229 @@
+//! The protocol end to end, over a fake of the verbs.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::protocol::{encode, join, split};
+use super::*;
+use crate::engine::api::*;
+use crate::store::ids::CheckpointId;
+use crate::store::record::Reason;
+use crate::sys::Kind;
+
+struct Fake {
+    changes: usize,
+}
+
+fn info(id: u64) -> CheckpointInfo {
+    CheckpointInfo {
+        id: CheckpointId(id),
+        tags: vec!["v1".into()],
+        note: "before the refactor\n\u{1}".into(),
+        created: "2026-11-21T09:00:00Z".into(),
+        atomic: true,
+        dirty: 3,
+        reason: Reason::Guard { restored: CheckpointId(1) },
+        duration_us: None,
+        open_files: None,
+    }
+}
+
+fn changes(count: usize) -> Vec<Change> {
+    let path = |n: usize| TreePath(format!("directory-{n}/\u{fffd}").into_bytes().into_iter().chain([0xff, b'\n']).collect());
+    (0..count).map(|n| Change { path: path(n), change: ChangeKind::Renamed, from: Some(path(n + 1)), kind: Kind::File }).collect()
+}
+
+fn status(count: usize) -> Status {
+    Status {
+        mount: "/m".into(),
+        backing: "/m".into(),
+        store: "/m/.ckptfs".into(),
+        filesystem: "xfs".into(),
+        capture: "reflink".into(),
+        io: "daemon".into(),
+        writes: "daemon".into(),
+        daemon: DaemonInfo { pid: 1, started: "2026-11-21T09:00:00Z".into(), version: "0".into() },
+        epoch: 2,
+        latest: Some(CheckpointId(1)),
+        checkpoints: 1,
+        dirty: changes(count),
+        warnings: vec![],
+    }
+}
+
+impl Verbs for Fake {
+    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        Ok(CheckpointInfo { note: options.note.clone(), tags: options.tags.clone(), ..info(7) })
+    }
+    fn status(&self) -> VerbResult<Status> {
+        Ok(status(self.changes))
+    }
+    fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
+        Ok((1..=self.changes as u64).rev().map(info).collect())
+    }
+    fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
+        let hint = Some("list them: ckptfs log".into());
+        Err(VerbError { code: "unknown-checkpoint".into(), message: format!("there is no checkpoint {}", state.0), hint })
+    }
+    fn diff(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        Ok(changes(self.changes))
+    }
+    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
+        let changes = changes(self.changes);
+        Ok(Restored { restored: CheckpointId(1), guard: None, changes, dry_run: options.dry_run, duration_us: 5 })
+    }
+    fn delete(&self, _: &StateName) -> VerbResult<CheckpointInfo> {
+        panic!("a mistake of the engine");
+    }
+    fn unmount(&self, _: bool) -> VerbResult<()> {
+        Ok(())
+    }
+}
+
+struct Served {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    left: Arc<AtomicUsize>,
+}
+
+fn served(changes: usize) -> Served {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join(SOCKET_NAME);
+    let left = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&left);
+    let leave = move || {
+        counter.fetch_add(1, Ordering::SeqCst);
+    };
+    serve(UnixListener::bind(&path).expect("bind"), Arc::new(Fake { changes }), leave).expect("serve");
+    Served { _dir: dir, path, left }
+}
+
+#[test]
+fn every_verb_arrives_and_its_answer_comes_back() {
+    let served = served(3);
+    let mut client = Client::connect_path(&served.path).expect("connect");
+    let options = CheckpointOptions { note: "n\u{0}ote".into(), tags: vec!["a".into(), "b".into()], sync: true };
+    let made = client.checkpoint(options.clone()).expect("checkpoint");
+    assert_eq!((made.note, made.tags), (options.note, options.tags));
+    assert_eq!(client.status().expect("status"), status(3));
+    assert_eq!(client.log().expect("log").iter().map(|c| c.id.0).collect::<Vec<_>>(), [3, 2, 1]);
+    assert_eq!(client.diff(StateName("1".into()), None).expect("diff"), changes(3));
+    let restore = RestoreOptions { to: StateName("1".into()), paths: vec![TreePath(vec![0xfe])], dry_run: true };
+    assert!(client.restore(restore).expect("restore").dry_run);
+    let error = client.show(StateName("9".into())).expect_err("unknown");
+    assert_eq!((error.code.as_str(), error.hint.as_deref()), ("unknown-checkpoint", Some("list them: ckptfs log")));
+}
+
+#[test]
+fn connecting_by_the_store_s_descriptor_works() {
+    let served = served(0);
+    let store = host::open_dir_path(served.path.parent().expect("parent")).expect("open");
+    assert!(Client::connect(&store).expect("connect").log().expect("log").is_empty());
+}
+
+#[test]
+fn a_panic_in_a_verb_is_an_error_and_the_connection_goes_on() {
+    let served = served(0);
+    let mut client = Client::connect_path(&served.path).expect("connect");
+    assert_eq!(client.delete(StateName("1".into())).expect_err("panics").code, "internal");
+    assert!(client.log().expect("log").is_empty());
+}
+
+#[test]
+fn leave_is_called_after_the_answer_and_only_if_asked() {
+    let served = served(0);
+    let mut client = Client::connect_path(&served.path).expect("connect");
+    client.unmount(true, false).expect("unmount");
+    assert_eq!(served.left.load(Ordering::SeqCst), 0);
+    client.unmount(true, true).expect("unmount");
+    client.log().expect("the next request on the connection is served after `leave`");
+    assert_eq!(served.left.load(Ordering::SeqCst), 1);
+    assert!(!client.wait_ended(Duration::from_millis(10)));
+}
+
+#[test]
+fn answers_longer_than_a_frame_come_in_parts_and_in_order() {
+    let served = served(60_000);
+    let mut client = Client::connect_path(&served.path).expect("connect");
+    assert_eq!(client.status().expect("status"), status(60_000));
+    let log = client.log().expect("log");
+    assert!(log.len() == 60_000 && log.windows(2).all(|pair| pair[0].id > pair[1].id));
+}
+
+#[test]
+fn parts_fit_their_frames_and_join_again() {
+    let mut worst = changes(2);
+    worst[0].path = TreePath(vec![1; 4096]);
+    let worst: Vec<Change> = std::iter::repeat_n(worst, 3_000).flatten().collect();
+    for whole in [Response::Changes(worst), Response::Checkpoints(Vec::new()), Response::Done, Response::Status(Box::new(status(1)))] {
+        let mut parts = split(whole.clone());
+        assert!(parts.iter().all(|part| encode(part).is_ok()));
+        let last = parts.pop().expect("the last part");
+        assert_eq!(join(parts, last), Some(whole));
+    }
+    assert_eq!(join(vec![Response::Changes(changes(1))], Response::Done), None);
+}
+
+/// Sends a line as it is and gives the line that comes back.
+fn raw(path: &std::path::Path, line: &[u8]) -> String {
+    let mut stream = UnixStream::connect(path).expect("connect");
+    stream.write_all(line).expect("send");
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).expect("answer");
+    answer
+}
+
+#[test]
+fn another_version_and_nonsense_get_a_clear_answer() {
+    let served = served(0);
+    let other = raw(&served.path, b"{\"version\":2,\"request\":{\"teleport\":{}}}\n");
+    assert!(other.contains("protocol-version") && other.contains("restart the daemon"), "{other}");
+    let other = raw(&served.path, b"{\"version\":2,\"request\":\"log\"}\n");
+    assert!(other.contains("protocol-version"), "{other}");
+    for nonsense in [&b"\n"[..], b"{}\n", b"\xff\xfe\n", b"{\"version\":1,\"request\":\"fly\"}\n"] {
+        let answer = raw(&served.path, nonsense);
+        assert!(answer.contains("\"error\"") && answer.contains("\"code\":\"protocol\""), "{answer}");
+    }
+    assert_eq!(raw(&served.path, b"{\"version\":1,\"request\":\"log\"}\n"), "{\"version\":1,\"result\":{\"ok\":{\"checkpoints\":[]}}}\n");
+}
+
+#[test]
+fn a_reply_of_another_version_asks_for_a_restart() {
+    let error = Reply::decode(b"{\"version\":9,\"result\":{\"ok\":{\"teleported\":1}}}").expect_err("version 9");
+    assert_eq!(error.code, "protocol-version");
+    assert_eq!(Reply::decode(b"{\"version\":1,\"result\":{\"ok\":{\"x\":1}}}").expect_err("nonsense").code, "protocol");
+    assert_eq!(Reply::decode(b"{\"version\":9,\"result\":\"done\"}").expect_err("version 9").code, "protocol-version");
+}
+
+#[test]
+fn a_frame_over_the_limit_ends_the_connection_only() {
+    let served = served(0);
+    let mut stream = UnixStream::connect(&served.path).expect("connect");
+    let block = vec![b' '; 1 << 20];
+    let sent = (0..17).try_for_each(|_| stream.write_all(&block));
+    let mut answer = String::new();
+    let read = BufReader::new(&stream).read_line(&mut answer);
+    assert!(sent.is_err() || !matches!(read, Ok(length) if length > 0), "{answer}");
+    assert!(Client::connect_path(&served.path).expect("connect").log().expect("log").is_empty());
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let served = served(0);
+    let mut clients: Vec<Client> = (0..CONNECTIONS_MAX).map(|_| Client::connect_path(&served.path).expect("connect")).collect();
+    for client in &mut clients {
+        client.log().expect("within the limit");
+    }
+    let error = Client::connect_path(&served.path).expect("connect").log().expect_err("over the limit");
+    assert_eq!(error.code, "too-many-connections");
+    drop(clients.pop());
+    let again = (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        Client::connect_path(&served.path).is_ok_and(|mut client| client.log().is_ok())
+    });
+    assert!(again, "a place that was freed can be taken");
+}

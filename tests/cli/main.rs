@@ -1,0 +1,5 @@
+//! The real program: what it prints, where, and how it exits.
+
+mod mounted;
+mod plain;
+mod support;

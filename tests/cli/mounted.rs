@@ -1,0 +1,319 @@
+//! The verbs on a mounted directory. `/var/tmp` is usually ext4: captures are copies there, which makes no difference here.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use super::support::Sandbox;
+
+/// A sandbox with a small project `p`, mounted.
+fn mounted() -> Sandbox {
+    let sandbox = project();
+    sandbox.ckptfs(&["mount", "p"]).ok();
+    sandbox
+}
+
+fn project() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.file("p/README.md", "hello\n");
+    sandbox.file("p/src/main.rs", "fn main() {}\n");
+    sandbox
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn the_story_of_a_project() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint", "-m", "before the refactor", "--tag", "v1"]).is(0, "1\n", "");
+    fs::remove_dir_all(sandbox.path.join("p/src")).expect("rm -rf src");
+    sandbox.file("p/README.md", "oops\n");
+    let status = sandbox.ckptfs_in("p", &["status"]).ok().out();
+    assert!(status.contains("3 changes since checkpoint 1:\nM README.md\nD src\nD src/main.rs\n"), "{status}");
+    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
+    sandbox.ckptfs_in("p", &["diff", "1"]).is(0, "M README.md\nD src\nD src/main.rs\n", "");
+    assert_eq!(fs::read_to_string(sandbox.path.join("p/.snapshots/v1/README.md")).expect("the past"), "hello\n");
+    let restored = sandbox.ckptfs_in("p", &["restore", "1"]).ok().out();
+    assert!(restored.starts_with("M README.md\nA src\nA src/main.rs\n"), "{restored}");
+    assert!(restored.ends_with("what was there before is checkpoint 3\n"), "{restored}");
+    assert_eq!(fs::read_to_string(sandbox.path.join("p/src/main.rs")).expect("back"), "fn main() {}\n");
+    let log = sandbox.ckptfs_in("p/src", &["log"]).ok().out();
+    let ids: Vec<&str> = log.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(ids, ["3", "2", "1"]);
+    assert!(log.contains("[v1]  before the refactor") && log.contains("(before the restore of 1)"), "{log}");
+    sandbox.ckptfs_in("p", &["umount"]).is(
+        0,
+        "",
+        "[DIR]/p is unmounted\nthis shell is still in what was the mount; enter the ordinary directory: cd .\n",
+    );
+    assert!(sandbox.mounts().is_empty() && sandbox.daemons().is_empty());
+    assert_eq!(fs::read_to_string(sandbox.path.join("p/README.md")).expect("an ordinary directory"), "hello\n");
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn json_has_the_documented_shapes() {
+    let sandbox = project();
+    let mount = sandbox.ckptfs(&["mount", "p", "--json"]).ok().json();
+    let project = sandbox.path.join("p").display().to_string();
+    assert_eq!((mount["mount"].as_str(), mount["backing"].as_str()), (Some(project.as_str()), Some(project.as_str())));
+    let made = sandbox.ckptfs_in("p", &["checkpoint", "--tag", "b", "--tag", "a", "-m", "n", "--json"]).ok().json();
+    assert_eq!((&made["id"], &made["tags"], &made["note"]), (&1.into(), &serde_json::json!(["a", "b"]), &"n".into()));
+    assert!(made["created"].is_string() && made["atomic"].is_boolean() && made["dirty"].is_u64() && made["duration_us"].is_u64(), "{made}");
+    sandbox.file("p/new", "");
+    let status = sandbox.ckptfs_in("p", &["--json", "status"]).ok().json();
+    assert_eq!(status["dirty"], serde_json::json!([{"path": "new", "change": "A", "kind": "file"}]));
+    for field in ["mount", "backing", "store", "io", "writes", "filesystem", "capture"] {
+        assert!(status[field].is_string(), "{field} in {status}");
+    }
+    assert!(status["daemon"]["pid"].is_u64() && status["daemon"]["started"].is_string() && status["epoch"] == 2, "{status}");
+    let diff = sandbox.ckptfs_in("p", &["diff", "1", "--json"]).ok().json();
+    assert_eq!(diff, status["dirty"]);
+    let restored = sandbox.ckptfs_in("p", &["restore", "1", "--json"]).ok().json();
+    assert_eq!((&restored["restored"], &restored["guard"], &restored["dry_run"]), (&1.into(), &2.into(), &false.into()));
+    let log = sandbox.ckptfs_in("p", &["log", "--json"]).ok().json();
+    assert_eq!((&log[0]["id"], &log[1]["id"], &log[2]), (&2.into(), &1.into(), &serde_json::Value::Null));
+    assert_eq!(log[0]["reason"], serde_json::json!({"kind": "guard", "restored": 1}));
+    assert_eq!(sandbox.ckptfs_in("p", &["show", "a", "--json"]).ok().json()["id"], 1);
+    let umount = sandbox.ckptfs(&["umount", "p", "--json"]).ok().json();
+    assert_eq!(umount, serde_json::json!({"unmounted": project, "daemon_ended": true}));
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn odd_names_survive_z_and_json() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    let name = std::ffi::OsStr::from_bytes(b"a\n\xff\x1b[31m");
+    fs::write(sandbox.path.join("p").join(name), "").expect("file");
+    let root = "p";
+    let z = sandbox.ckptfs_in(root, &["diff", "1", "-z"]).ok().stdout;
+    assert_eq!(z, b"A\0a\n\xff\x1b[31m\0");
+    let names = sandbox.ckptfs_in(root, &["diff", "1", "--name-only", "-z"]).ok().stdout;
+    assert_eq!(names, b"a\n\xff\x1b[31m\0");
+    let json = sandbox.ckptfs_in(root, &["diff", "1", "--json"]).ok().json();
+    assert_eq!(json, serde_json::json!([{"path": {"base64": "YQr/G1szMW0="}, "change": "A", "kind": "file"}]));
+    let mut terminal = sandbox.hermetic("script", root);
+    terminal.args(["-qec", "ckptfs diff 1", "/dev/null"]);
+    let shown = sandbox.run(terminal).out();
+    assert!(shown.contains(r"a\n\xff\x1b[31m"), "{shown:?}");
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn renames_have_both_paths() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    fs::rename(sandbox.path.join("p/README.md"), sandbox.path.join("p/READ.md")).expect("rename");
+    sandbox.ckptfs_in("p", &["diff", "1"]).is(0, "R README.md -> READ.md\n", "");
+    sandbox.ckptfs_in("p", &["diff", "1", "--name-only"]).is(0, "READ.md\n", "");
+    assert_eq!(sandbox.ckptfs_in("p", &["diff", "1", "-z"]).ok().stdout, b"R\0README.md\0READ.md\0");
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn a_dry_run_changes_nothing() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    sandbox.file("p/README.md", "changed\n");
+    let dry = sandbox.ckptfs_in("p", &["restore", "1", "--dry-run"]).ok().out();
+    assert_eq!(dry, "M README.md\nrestore of checkpoint 1 would make 1 change\n");
+    assert_eq!(fs::read_to_string(sandbox.path.join("p/README.md")).expect("read"), "changed\n");
+    let dry = sandbox.ckptfs_in("p", &["delete", "1", "--dry-run"]).ok().out();
+    assert!(dry.starts_with("would delete checkpoint 1 of "), "{dry}");
+    assert_eq!(sandbox.ckptfs_in("p", &["log", "--json"]).ok().json().as_array().map(Vec::len), Some(1));
+    let deleted = sandbox.ckptfs_in("p", &["delete", "1"]).ok().out();
+    assert!(deleted.starts_with("deleted checkpoint 1 of "), "{deleted}");
+    sandbox.ckptfs_in("p", &["log"]).is(0, "", "no checkpoint yet; make one: ckptfs checkpoint\n");
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn paths_to_restore_start_at_the_working_directory() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    sandbox.file("p/README.md", "changed\n");
+    sandbox.file("p/src/main.rs", "changed\n");
+    let restored = sandbox.ckptfs_in("p/src", &["restore", "1", "main.rs"]).ok().out();
+    assert!(restored.starts_with("M src/main.rs\nrestored checkpoint 1: 1 change"), "{restored}");
+    assert_eq!(fs::read_to_string(sandbox.path.join("p/README.md")).expect("read"), "changed\n");
+    let ran = sandbox.ckptfs_in("p", &["restore", "1", "../out"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err().starts_with("Error: ../out is outside of the tree at [DIR]/p\n"), "{}", ran.err());
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn unknown_ids_and_bad_tags_are_explained() {
+    let sandbox = mounted();
+    let ran = sandbox.ckptfs_in("p", &["restore", "1"]);
+    assert!(ran.code == 1 && ran.err().contains("Hint: there is no checkpoint yet"), "{}", ran.err());
+    sandbox.ckptfs_in("p", &["checkpoint", "--tag", "before-refactor"]).ok();
+    for verb in ["show", "diff", "restore", "delete"] {
+        let ran = sandbox.ckptfs_in("p", &[verb, "before-refactro"]);
+        assert_eq!((ran.code, ran.out().as_str()), (1, ""), "{verb}");
+        assert!(ran.err().starts_with("Error: ") && ran.err().contains("Hint: did you mean \"before-refactor\"?"), "{verb}: {}", ran.err());
+        let ran = sandbox.ckptfs_in("p", &[verb, "99"]);
+        assert!(ran.code == 1 && ran.err().contains("Hint: `ckptfs log`"), "{verb}: {}", ran.err());
+    }
+    let error = sandbox.ckptfs_in("p", &["show", "99", "--json"]).err();
+    assert!(error.starts_with(r#"{"error":{"code":"unknown-checkpoint","#), "{error}");
+    for tag in ["", "1", "latest", "live", "a/b", "..", "before-refactor"] {
+        let ran = sandbox.ckptfs_in("p", &["checkpoint", "--tag", tag]);
+        assert_eq!((ran.code, ran.out().as_str()), (1, ""), "tag {tag:?}: {}", ran.err());
+        assert!(ran.err().starts_with("Error: "), "tag {tag:?}: {}", ran.err());
+    }
+    assert_eq!(sandbox.ckptfs_in("p", &["log", "--json"]).ok().json().as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn mounting_twice_is_refused() {
+    let sandbox = mounted();
+    fs::create_dir(sandbox.path.join("q")).expect("mkdir");
+    let hint = "Hint: what it is: ckptfs -C [DIR]/p status; end it: ckptfs umount [DIR]/p\n";
+    sandbox.ckptfs(&["mount", "p"]).is(1, "", &format!("Error: [DIR]/p is already mounted\n{hint}"));
+    sandbox.ckptfs(&["mount", "p", "q"]).is(1, "", &format!("Error: [DIR]/p is already mounted\n{hint}"));
+    let inside = "Error: [DIR]/p/src is inside of the mount at [DIR]/p\nHint: unmount it first: ckptfs umount [DIR]/p\n";
+    sandbox.ckptfs(&["mount", "p/src"]).is(1, "", inside);
+    let ran = sandbox.ckptfs(&["umount", "p/src"]);
+    ran.is(1, "", "Error: p/src is not a mount, but inside of one\nHint: ckptfs umount [DIR]/p\n");
+    assert_eq!(sandbox.mounts().len(), 1);
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn another_mountpoint_serves_and_both_directories_find_the_daemon() {
+    let sandbox = project();
+    fs::create_dir(sandbox.path.join("m")).expect("mkdir");
+    sandbox.ckptfs(&["mount", "p", "m"]).ok();
+    assert_eq!(fs::read_to_string(sandbox.path.join("m/README.md")).expect("read"), "hello\n");
+    sandbox.ckptfs_in("m", &["checkpoint"]).is(0, "1\n", "");
+    sandbox.ckptfs_in("p/src", &["checkpoint"]).is(0, "2\n", "");
+    sandbox.ckptfs(&["umount", "p"]).is(0, "", "[DIR]/m is unmounted\n");
+    assert!(sandbox.mounts().is_empty() && sandbox.daemons().is_empty());
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn a_mount_whose_daemon_died_is_named_and_repaired() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "1\n", "");
+    sandbox.kill_daemons();
+    let stale = "Error: the daemon of the mount at [DIR]/p has died\nHint: this repairs it: ckptfs mount [DIR]/p\n";
+    sandbox.ckptfs(&["-C", "p", "status"]).is(1, "", stale);
+    let doctor = sandbox.ckptfs(&["doctor", "p"]).out();
+    assert!(doctor.contains("warn  stale mounts"), "{doctor}");
+    let ran = sandbox.ckptfs(&["mount", "p"]).ok();
+    assert!(ran.err().starts_with("took away 1 dead mount first\n"), "{}", ran.err());
+    assert_eq!(sandbox.mounts().len(), 1);
+    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
+    sandbox.kill_daemons();
+    sandbox.ckptfs(&["umount", "p"]).is(0, "", "[DIR]/p is unmounted\n");
+    assert_eq!(fs::read_to_string(sandbox.path.join("p/README.md")).expect("plain again"), "hello\n");
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn the_daemon_holds_nothing_of_its_caller() {
+    let sandbox = project();
+    let mut command = sandbox.hermetic("bash", "p");
+    // The pipes end only when nobody has them open any more; so does the lock.
+    command.args(["-c", "exec 9>../out/lock; flock 9; ckptfs mount ../p 2>&1 | cat; exec 9>&-; flock -n ../out/lock echo free"]);
+    let began = Instant::now();
+    let ran = sandbox.run(command).ok();
+    assert!(ran.out().ends_with("free\n") && began.elapsed() < Duration::from_secs(10), "{}", ran.out());
+    let daemons = sandbox.daemons();
+    assert_eq!(daemons.len(), 1);
+    let process = format!("/proc/{}", daemons[0]);
+    assert_eq!(fs::read_link(format!("{process}/cwd")).expect("cwd"), Path::new("/"));
+    let target = |fd: u32| fs::read_link(format!("{process}/fd/{fd}")).expect("descriptor");
+    assert_eq!((target(0), target(1)), ("/dev/null".into(), "/dev/null".into()));
+    assert!(target(2).ends_with("daemon.log"), "{:?}", target(2));
+    let stat = fs::read_to_string(format!("{process}/stat")).expect("stat");
+    let session = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3)).expect("session");
+    assert_eq!(session, daemons[0].to_string(), "a session of its own");
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
+    let sandbox = mounted();
+    let file = fs::File::open(sandbox.path.join("p/README.md")).expect("open");
+    let mut user = sandbox.hermetic("sleep", "").arg("60").stdin(Stdio::from(file)).spawn().expect("sleep");
+    let ran = sandbox.ckptfs(&["umount", "p"]);
+    let named = format!("sleep (pid {}) has", user.id());
+    let lazily = sandbox.ckptfs(&["umount", "--lazy", "p"]);
+    let while_used = sandbox.daemons().len();
+    user.kill().expect("kill");
+    user.wait().expect("wait");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err().starts_with("Error: [DIR]/p is in use: ") && ran.err().contains(&named), "{}", ran.err());
+    assert!(ran.err().contains("ckptfs umount --lazy [DIR]/p"), "{}", ran.err());
+    lazily.is(0, "", "[DIR]/p is unmounted; the daemon ends when the last open file is closed\n");
+    assert_eq!(while_used, 1);
+    let began = Instant::now();
+    while !sandbox.daemons().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(10), "the daemon ends with the last user");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn a_signal_unmounts_in_an_orderly_way() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    let pid = sandbox.daemons()[0].to_string();
+    let mut kill = sandbox.hermetic("kill", "");
+    kill.arg(&pid);
+    sandbox.run(kill).ok();
+    let began = Instant::now();
+    while !sandbox.daemons().is_empty() || !sandbox.mounts().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(10), "the daemon ends");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!sandbox.path.join("p/.ckptfs/control.sock").exists());
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn the_plain_umount_ends_the_daemon_too() {
+    let sandbox = mounted();
+    let mut umount = sandbox.hermetic("umount", "");
+    umount.arg("p");
+    sandbox.run(umount).ok();
+    let began = Instant::now();
+    while !sandbox.daemons().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(10), "the daemon ends");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    sandbox.ckptfs(&["mount", "p"]).ok();
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn the_control_socket_is_private_and_reached_through_the_mount() {
+    let sandbox = mounted();
+    let socket = fs::metadata(sandbox.path.join("p/.ckptfs/control.sock")).expect("through the hidden link");
+    assert_eq!(socket.mode() & 0o777, 0o600);
+    let listed = fs::read_dir(sandbox.path.join("p")).expect("list").flatten().any(|entry| entry.file_name() == ".ckptfs");
+    assert!(!listed, "the store is not listed");
+}
+
+#[test]
+#[ignore = "INTEGRATION: needs the engine"]
+fn a_whole_checkpoint_command_is_quick() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    let once = || {
+        let began = Instant::now();
+        let done = sandbox.command("p").arg("checkpoint").stdout(Stdio::null()).status().expect("run").success();
+        assert!(done);
+        began.elapsed()
+    };
+    let quickest = (0..20).map(|_| once()).min().expect("twenty runs");
+    assert!(quickest < Duration::from_millis(10), "{quickest:?}");
+}
