@@ -22,13 +22,10 @@ use super::mount::{Io, Serving, Snapdir, Writes};
 use super::{log_to_stderr, mounts};
 use crate::control::{SOCKET_NAME, host, serve};
 use crate::engine::api::*;
-use crate::engine::{Config, IoChoice};
+use crate::engine::request::Service;
+use crate::engine::{Config, Engine, IoChoice};
 use crate::fuse::{MountConfig, Session};
 use crate::sys::{self, Errno};
-
-// INTEGRATION: delete this line and `mod engine_to_come` at the end of the file, and import `crate::engine::Engine`; then
-// `engine.verbs()` is `Arc::clone(&engine) as Arc<dyn Verbs>` and `engine.service()` is `Arc::clone(&engine) as Arc<dyn Service>`.
-use engine_to_come::Engine;
 
 /// Threads that serve requests of the kernel, at least and at most.
 const THREADS: std::ops::RangeInclusive<usize> = 2..=16;
@@ -101,7 +98,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     })?;
     let engine = Engine::open(config(args)?)?;
     let listener = bind(engine.store_fd())?;
-    let session = match Session::mount(engine.service(), &mount_config(args)) {
+    let session = match Session::mount(Arc::clone(&engine) as Arc<dyn Service>, &mount_config(args, &engine)) {
         Ok(session) => session,
         Err(cause) => {
             engine.close();
@@ -109,7 +106,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         }
     };
     engine.set_caches(session.caches());
-    let verbs = Arc::new(Served { verbs: engine.verbs(), mountpoint: args.mountpoint.clone() });
+    let verbs = Arc::new(Served { verbs: Arc::clone(&engine) as Arc<dyn Verbs>, mountpoint: args.mountpoint.clone() });
     let started = start_threads(listener, verbs, session, &tell_end);
     let announced = started.and_then(|()| announce(args, engine.store_fd()));
     if announced.is_ok() {
@@ -153,11 +150,11 @@ fn config(args: &Args) -> VerbResult<Config> {
     })
 }
 
-fn mount_config(args: &Args) -> MountConfig {
+fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
     MountConfig {
         mountpoint: args.mountpoint.clone(),
         source: mounts::source(&args.backing),
-        passthrough: args.serving.io != Io::Daemon,
+        passthrough: engine.wants_passthrough(),
         allow_other: args.allow_other,
         read_only: false,
         threads: std::thread::available_parallelism().map_or(1, usize::from).clamp(*THREADS.start(), *THREADS.end()),
@@ -285,35 +282,5 @@ impl Verbs for Served {
     fn unmount(&self, lazy: bool) -> VerbResult<()> {
         let at: &Path = &self.mountpoint;
         mounts::unmount(at, lazy).map_err(|cause| mounts::unmount_error(at, cause))
-    }
-}
-
-// INTEGRATION: goes, with the import above.
-mod engine_to_come {
-    use super::*;
-    use crate::engine::request::{Caches, Service};
-
-    #[derive(Debug)]
-    pub enum Engine {}
-
-    impl Engine {
-        pub fn open(_config: Config) -> VerbResult<Arc<Engine>> {
-            Err(super::super::error::error("not-built", "this build has no engine yet"))
-        }
-        pub fn store_fd(&self) -> BorrowedFd<'_> {
-            match *self {}
-        }
-        pub fn verbs(self: &Arc<Engine>) -> Arc<dyn Verbs> {
-            match **self {}
-        }
-        pub fn service(self: &Arc<Engine>) -> Arc<dyn Service> {
-            match **self {}
-        }
-        pub fn set_caches(&self, _caches: Arc<dyn Caches>) {
-            match *self {}
-        }
-        pub fn close(&self) {
-            match *self {}
-        }
     }
 }

@@ -21,7 +21,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if out.json {
         return Ok(out.json(&checkpoint)?);
     }
-    let reason = match checkpoint.reason {
+    let reason = match &checkpoint.reason {
+        Reason::Directory { name } => format!("mkdir .snapshots/{name}"),
         Reason::Asked => "asked for".to_owned(),
         Reason::Guard { restored } => format!("made before the restore of {restored}"),
     };

@@ -24,7 +24,7 @@ fn project() -> Sandbox {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn the_story_of_a_project() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint", "-m", "before the refactor", "--tag", "v1"]).is(0, "1\n", "");
@@ -53,7 +53,7 @@ fn the_story_of_a_project() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn json_has_the_documented_shapes() {
     let sandbox = project();
     let mount = sandbox.ckptfs(&["mount", "p", "--json"]).ok().json();
@@ -82,7 +82,7 @@ fn json_has_the_documented_shapes() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn odd_names_survive_z_and_json() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
@@ -102,7 +102,7 @@ fn odd_names_survive_z_and_json() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn renames_have_both_paths() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
@@ -113,7 +113,7 @@ fn renames_have_both_paths() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn a_dry_run_changes_nothing() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
@@ -130,7 +130,7 @@ fn a_dry_run_changes_nothing() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn paths_to_restore_start_at_the_working_directory() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
@@ -145,7 +145,7 @@ fn paths_to_restore_start_at_the_working_directory() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn unknown_ids_and_bad_tags_are_explained() {
     let sandbox = mounted();
     let ran = sandbox.ckptfs_in("p", &["restore", "1"]);
@@ -169,7 +169,7 @@ fn unknown_ids_and_bad_tags_are_explained() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn mounting_twice_is_refused() {
     let sandbox = mounted();
     fs::create_dir(sandbox.path.join("q")).expect("mkdir");
@@ -184,7 +184,7 @@ fn mounting_twice_is_refused() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn another_mountpoint_serves_and_both_directories_find_the_daemon() {
     let sandbox = project();
     fs::create_dir(sandbox.path.join("m")).expect("mkdir");
@@ -197,7 +197,7 @@ fn another_mountpoint_serves_and_both_directories_find_the_daemon() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn a_mount_whose_daemon_died_is_named_and_repaired() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "1\n", "");
@@ -216,7 +216,7 @@ fn a_mount_whose_daemon_died_is_named_and_repaired() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn the_daemon_holds_nothing_of_its_caller() {
     let sandbox = project();
     let mut command = sandbox.hermetic("bash", "p");
@@ -238,7 +238,7 @@ fn the_daemon_holds_nothing_of_its_caller() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
     let sandbox = mounted();
     let file = fs::File::open(sandbox.path.join("p/README.md")).expect("open");
@@ -262,7 +262,7 @@ fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn a_signal_unmounts_in_an_orderly_way() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
@@ -279,7 +279,7 @@ fn a_signal_unmounts_in_an_orderly_way() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn the_plain_umount_ends_the_daemon_too() {
     let sandbox = mounted();
     let mut umount = sandbox.hermetic("umount", "");
@@ -294,7 +294,7 @@ fn the_plain_umount_ends_the_daemon_too() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn the_control_socket_is_private_and_reached_through_the_mount() {
     let sandbox = mounted();
     let socket = fs::metadata(sandbox.path.join("p/.ckptfs/control.sock")).expect("through the hidden link");
@@ -304,7 +304,7 @@ fn the_control_socket_is_private_and_reached_through_the_mount() {
 }
 
 #[test]
-#[ignore = "INTEGRATION: needs the engine"]
+
 fn a_whole_checkpoint_command_is_quick() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();
