@@ -15,6 +15,7 @@ mod data;
 mod dirs;
 mod find;
 mod hot;
+mod mapped;
 mod names;
 mod nodes;
 mod present;
@@ -59,6 +60,7 @@ pub struct Live {
     dirs: dirs::Dirs,
     handles: data::Handles,
     hot: Mutex<HashMap<Slot, hot::Hot>>,
+    watch: mapped::Watch,
     /// Objects of the open epoch known to be on disk.
     durable: Mutex<HashSet<Slot>>,
     passthrough: AtomicBool,
@@ -93,6 +95,7 @@ impl Live {
             dirs: dirs::Dirs::default(),
             handles: data::Handles::default(),
             hot: Mutex::new(HashMap::new()),
+            watch: mapped::Watch::default(),
             durable: Mutex::new(HashSet::new()),
             passthrough: AtomicBool::new(false),
             reflink,
