@@ -264,6 +264,10 @@ impl Timeline {
         let address = addresses.first().copied().ok_or(Errno::EIO)?;
         inner.seal();
         for item in ahead {
+            // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
+            if matches!(item, Undo::Data { .. }) {
+                inner.open.count(1);
+            }
             inner.open.add(item);
         }
         inner.put_checkpoint(checkpoint, address);

@@ -101,6 +101,11 @@ impl Mount {
     pub fn remount(&mut self) {
         let output = Mount::try_start(&self.dir, &self.opts);
         assert!(output.status.success(), "ckptfs mount {} failed ({}): {}", self.dir.display(), output.status, text(&output.stderr));
+        self.adopt();
+    }
+
+    /// Takes over a mount that the caller has made again with a command of its own, as [`Mount::remount`] would.
+    pub fn adopt(&mut self) {
         assert!(minor_of(self.path()).is_some(), "ckptfs mount said that it serves, but nothing is mounted on {}", self.path().display());
         let pid = self.status_json()["daemon"]["pid"].as_u64().expect("status --json has daemon.pid") as u32;
         let start = process::start_of(pid).expect("the daemon that status names is alive");
