@@ -72,7 +72,7 @@ impl Tree {
 /// Every file once, each far from the one before: steps of a size that shares no divisor with the length.
 fn shuffled(files: &[PathBuf]) -> Vec<PathBuf> {
     const PRIME: usize = 7919;
-    assert!(files.len() % PRIME != 0, "the tree has an unlucky size");
+    assert!(!files.len().is_multiple_of(PRIME), "the tree has an unlucky size");
     (0..files.len()).map(|index| files[index * PRIME % files.len()].clone()).collect()
 }
 

@@ -235,11 +235,11 @@ impl Mount {
             abort(self.path());
             let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.path().as_os_str()]), UMOUNT_SECONDS);
         }
-        if let Some((pid, start)) = self.daemon.take() {
-            if process::start_of(pid) == Some(start) {
-                process::kill(pid);
-                process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS));
-            }
+        if let Some((pid, start)) = self.daemon.take()
+            && process::start_of(pid) == Some(start)
+        {
+            process::kill(pid);
+            process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS));
         }
     }
 }
@@ -315,10 +315,10 @@ pub fn abort(point: &Path) {
     if fs::read_dir(control).is_ok_and(|mut entries| entries.next().is_none()) {
         let _ = try_run_limited(&mut tool("mount", &["-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"]), 10);
     }
-    if let Some(minor) = minor_of(point) {
-        if let Err(error) = fs::write(control.join(minor.to_string()).join("abort"), "1") {
-            eprintln!("harness: cannot abort the connection of {}: {error}", point.display());
-        }
+    if let Some(minor) = minor_of(point)
+        && let Err(error) = fs::write(control.join(minor.to_string()).join("abort"), "1")
+    {
+        eprintln!("harness: cannot abort the connection of {}: {error}", point.display());
     }
 }
 
