@@ -20,7 +20,9 @@ impl Engine {
     pub(super) fn state_names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.timeline().checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
         names.extend(self.timeline().tags().into_iter().map(|(tag, _)| tag));
-        names.push("latest".into());
+        if !names.is_empty() {
+            names.push("latest".into());
+        }
         names
     }
 
