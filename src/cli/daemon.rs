@@ -20,11 +20,12 @@ use super::error::{Outcome, hinted, io_error, plain};
 use super::launch::{Handshake, tell};
 use super::mount::{Io, Serving, Snapdir, Writes};
 use super::{log_to_stderr, mounts};
-use crate::control::{Answers, SOCKET_NAME, host, serve};
+use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::*;
 use crate::engine::request::Service;
 use crate::engine::{Config, Engine, IoChoice};
 use crate::fuse::{MountConfig, Session};
+use crate::sys::host;
 use crate::sys::{self, Errno};
 
 /// Threads that serve requests of the kernel, at least and at most.

@@ -10,8 +10,9 @@ use serde::Serialize;
 use super::error::{Failure, Outcome, plain};
 use super::output::{Out, Role};
 use super::{Context, locate, mount, mounts};
-use crate::control::{STORE_NAME, host};
+use crate::control::STORE_NAME;
 use crate::engine::api::VerbResult;
+use crate::sys::host;
 use crate::sys::{self, Errno, Open, SysResult};
 
 /// Tell what this machine, and a directory, can do, and what each missing thing costs

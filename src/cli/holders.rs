@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::control::host;
+use crate::sys::host;
 
 /// How a process uses a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]

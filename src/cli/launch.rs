@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use serde::{Deserialize, Serialize};
 
 use super::error::{error, hinted, io_error};
-use crate::control::host;
 use crate::engine::api::{VerbError, VerbResult};
+use crate::sys::host;
 
 /// What the daemon tells its parent, as one line of JSON. Every other line is talk.
 #[derive(Debug, Serialize, Deserialize)]

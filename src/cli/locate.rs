@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 use super::error::{error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
-use crate::control::{Client, STORE_NAME, host};
+use crate::control::{Client, STORE_NAME};
 use crate::engine::api::{CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
+use crate::engine::offline::Offline;
 use crate::sys::Errno;
+use crate::sys::{self, host};
 
 /// A tree with a daemon.
 #[derive(Debug)]
@@ -114,10 +116,10 @@ pub fn history(dir: Option<&Path>) -> VerbResult<History> {
     }
 }
 
-// INTEGRATION: if the engine (or the store) can be opened for reading without a mount, open it here and give it as `Some(Box<dyn Verbs>)`; only
-// `log` and `show` are called. With `None` they ask the user to mount.
-fn offline(_root: &Path) -> VerbResult<Option<Box<dyn Verbs>>> {
-    Ok(None)
+/// The history as the store alone tells it.
+fn offline(root: &Path) -> VerbResult<Option<Box<dyn Verbs>>> {
+    let root = sys::open_root(root).map_err(|cause| super::error::io_error(root.display(), cause))?;
+    Ok(Some(Box::new(Offline::open(root)?)))
 }
 
 /// Who tells the history.

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::error::{error, hinted, io_error};
-use crate::control::host;
 use crate::engine::api::VerbResult;
 use crate::fuse::escape_source;
+use crate::sys::host;
 use crate::sys::{self, Errno, MountPoint, SysResult};
 
 /// How the source of our mounts begins; the backing directory's path follows.

@@ -6,9 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
-use super::{SOCKET_NAME, host};
 use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError, VerbResult};
+use crate::sys::host;
 
 /// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
 #[derive(Debug)]

@@ -11,7 +11,6 @@
 //! **Locking.** None: a connection belongs to its thread, and the verbs look after themselves.
 
 mod client;
-pub mod host;
 mod protocol;
 mod server;
 

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::host;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, receive, send, split};
 use crate::engine::api::{VerbError, VerbResult, Verbs};
 use crate::sys;
+use crate::sys::host;
 
 /// Connections served at once; one more is told so and closed.
 pub const CONNECTIONS_MAX: usize = 64;

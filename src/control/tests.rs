@@ -121,7 +121,7 @@ fn every_verb_arrives_and_its_answer_comes_back() {
 #[test]
 fn connecting_by_the_store_s_descriptor_works() {
     let served = served(0);
-    let store = host::open_dir_path(served.path.parent().expect("parent")).expect("open");
+    let store = crate::sys::host::open_dir_path(served.path.parent().expect("parent")).expect("open");
     assert!(Client::connect(&store).expect("connect").log().expect("log").is_empty());
 }
 

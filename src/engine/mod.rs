@@ -9,6 +9,7 @@ mod control;
 mod error;
 mod files;
 mod listing;
+pub mod offline;
 mod past;
 pub mod request;
 mod restore;
@@ -251,7 +252,7 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
     let (code, hint) = match error {
         StoreError::Locked => ("in-use", "another daemon serves this directory: see `ckptfs status`"),
         StoreError::NewerFormat { .. } => ("newer-format", "use the newer ckptfs that made this store"),
-        StoreError::NotAStore { .. } => ("not-a-store", "move .ckptfs away: it is not one of ours, and nothing in it was touched"),
+        StoreError::NotAStore => ("not-a-store", "move .ckptfs away: it is not one of ours, and nothing in it was touched"),
         _ => match error.errno() {
             Errno::ENOSPC => ("no-space", "free some space on the filesystem"),
             Errno::EROFS | Errno::EACCES | Errno::EPERM => ("no-permission", "the directory must be writable by whoever mounts it"),

@@ -67,7 +67,7 @@ impl Table {
                 self.nodes.entry(slot).or_default().data.get_or_insert(before);
             }
             Undo::Home { slot, before } => {
-                self.nodes.entry(slot).or_default().home.get_or_insert_with(|| before);
+                self.nodes.entry(slot).or_default().home.get_or_insert(before);
             }
         }
     }

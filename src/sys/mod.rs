@@ -20,6 +20,7 @@
 mod args;
 mod copy;
 mod data;
+pub mod host;
 mod name;
 mod path;
 mod process;

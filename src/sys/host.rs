@@ -1,12 +1,11 @@
-//! Calls to the system that only `control/` and `cli/` need. At integration this file moves to `src/sys/session.rs` as it is (it imports `sys`
-//! only), for `libc`, `rustix` and `unsafe` are at home there.
+//! Calls that a daemon and its command line need: standard descriptors, priorities, paths by descriptor.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
-use crate::sys::{Errno, SysResult};
+use super::types::{Errno, SysResult};
 
 /// How much the threads that serve the socket are preferred (nice(2)): a checkpoint is awaited by somebody, a build is not.
 const CONTROL_NICE: i32 = -10;

@@ -1,0 +1,67 @@
+//! The history of a directory that is not mounted, for reading.
+
+use std::os::fd::AsFd;
+
+use super::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError, VerbResult, Verbs};
+use super::error;
+use crate::store;
+
+/// The checkpoints of a store, read once. It answers `log` and `show`; everything else needs a mount.
+pub struct Offline {
+    /// Oldest first.
+    checkpoints: Vec<CheckpointInfo>,
+}
+
+impl Offline {
+    /// Reads the store in the directory `root`. Takes no lock and writes nothing.
+    ///
+    /// # Errors
+    /// In words for a person: there is none, it is damaged or of a newer format.
+    pub fn open(root: impl AsFd) -> VerbResult<Offline> {
+        let checkpoints = store::read_checkpoints(root).map_err(|cause| error::failed("the store cannot be read", cause.errno()))?;
+        Ok(Offline { checkpoints: checkpoints.iter().map(CheckpointInfo::new).collect() })
+    }
+}
+
+fn not_mounted<T>() -> VerbResult<T> {
+    Err(VerbError { code: "not-mounted".into(), message: "the directory is not mounted".into(), hint: Some("mount it: ckptfs mount DIR".into()) })
+}
+
+impl Verbs for Offline {
+    fn checkpoint(&self, _: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
+    fn status(&self) -> VerbResult<Status> {
+        not_mounted()
+    }
+
+    fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
+        Ok(self.checkpoints.iter().rev().cloned().collect())
+    }
+
+    fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
+        let latest = self.checkpoints.last().filter(|_| state.0 == "latest");
+        let found = latest.or_else(|| self.checkpoints.iter().find(|info| info.id.to_string() == state.0 || info.tags.contains(&state.0)));
+        found.cloned().ok_or_else(|| {
+            let known: Vec<String> = self.checkpoints.iter().flat_map(|info| [vec![info.id.to_string()], info.tags.clone()].concat()).collect();
+            error::unknown_state(&state.0, &known)
+        })
+    }
+
+    fn diff(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        not_mounted()
+    }
+
+    fn restore(&self, _: &RestoreOptions) -> VerbResult<Restored> {
+        not_mounted()
+    }
+
+    fn delete(&self, _: &StateName) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
+    fn unmount(&self, _: bool) -> VerbResult<()> {
+        not_mounted()
+    }
+}
