@@ -14,14 +14,14 @@ mod plan;
 use std::time::Instant;
 
 use super::Engine;
-use super::api::{RestoreOptions, Restored, TreePath, VerbResult};
+use super::api::{Change, ChangeKind, RestoreOptions, Restored, TreePath, VerbResult};
 use super::error;
 use super::request::NodeId;
 use crate::history::timeline::Aftermath;
 use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Reason, Record};
-use crate::sys::SysResult;
+use crate::sys::{Kind, SysResult};
 
 /// What the kernel must forget after a restore.
 #[derive(Debug, Default)]
@@ -88,16 +88,32 @@ impl Engine {
     }
 
     /// What a restore would change in the live tree.
-    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Vec<super::api::Change>> {
+    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Vec<Change>> {
         if paths.is_empty() {
             return self.compare(State::Live, State::At(target), b"");
         }
         let mut changes = Vec::new();
         for path in paths {
+            changes.extend(self.missing_above(target, path)?);
             changes.extend(self.compare(State::Live, State::At(target), path)?);
         }
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         changes.dedup();
+        Ok(changes)
+    }
+
+    /// The directories above a path that come back with it, because they are missing.
+    fn missing_above(&self, target: CheckpointId, path: &[u8]) -> SysResult<Vec<Change>> {
+        let mut changes = Vec::new();
+        for (end, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+            let above = path.get(..end).unwrap_or_default();
+            let kind_in = |state| self.view(state).walk(above).map(|found| found.map(|(child, _)| child.kind));
+            let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
+            if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
+                let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
+                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir });
+            }
+        }
         Ok(changes)
     }
 
