@@ -22,15 +22,14 @@ impl Engine {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
         let _one_at_a_time = self.checkpointing.lock();
-        if options.sync {
-            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the tree cannot be synced", errno))?;
-        }
         let flushed = self.ready_for_freeze();
         let gate = self.live.gate.write();
         let sealed = self.seal(&options.note, tags, reason, flushed);
         drop(gate);
         let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
         if options.sync {
+            // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
+            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the checkpoint was made, but the tree cannot be synced", errno))?;
             self.timeline().store().journal.sync().map_err(|error| error::failed("the checkpoint cannot be synced", error.errno()))?;
         }
         let mut info = CheckpointInfo::new(&checkpoint);

@@ -193,12 +193,23 @@ impl Engine {
 
     /// Puts the journal on disk once a second, if something was written.
     fn start_syncer(&self) -> std::io::Result<()> {
-        let (stop, store) = (Arc::clone(&self.stop), Arc::clone(self.timeline().store()));
+        let (stop, timeline) = (Arc::clone(&self.stop), Arc::clone(self.timeline()));
+        let store = Arc::clone(timeline.store());
         std::thread::Builder::new()
             .name("syncer".into())
             .spawn(move || {
                 let mut synced = store.journal.position();
+                let mut epoch = None;
                 while !stop.load(Ordering::Relaxed) {
+                    // The layer of the open epoch is there before it is needed: on a full filesystem inodes can be moved into it, but not a
+                    // directory be made. That of a closed epoch goes if nothing is in it.
+                    let open = timeline.epoch();
+                    if epoch != Some(open) {
+                        if let Some(Err(error)) = epoch.map(|closed| store.layers.remove_epoch_if_empty(closed)) {
+                            tracing::debug!(%error, "an empty layer was not removed");
+                        }
+                        epoch = store.layers.dir(open).is_ok().then_some(open);
+                    }
                     std::thread::sleep(std::time::Duration::from_secs(1));
                     let position = store.journal.position();
                     if position == synced {
