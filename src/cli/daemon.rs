@@ -20,7 +20,7 @@ use super::error::{Outcome, hinted, io_error, plain};
 use super::launch::{Handshake, tell};
 use super::mount::{Io, Serving, Snapdir, Writes};
 use super::{log_to_stderr, mounts};
-use crate::control::{SOCKET_NAME, serve};
+use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::*;
 use crate::engine::request::Service;
 use crate::engine::{Config, Engine, IoChoice};
@@ -39,6 +39,9 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 
 /// After a signal, the session has so long to end.
 const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Answers that are under way at the end have so long.
+const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The daemon of a mount; started by `ckptfs mount`.
 #[derive(Debug, clap::Args)]
@@ -109,17 +112,20 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     engine.set_caches(session.caches());
     let verbs = Arc::new(Served { verbs: Arc::clone(&engine) as Arc<dyn Verbs>, mountpoint: args.mountpoint.clone() });
     let started = start_threads(listener, verbs, session, &tell_end);
-    let announced = started.and_then(|()| announce(args, engine.store_fd()));
+    let announced = started.and_then(|answers| announce(args, engine.store_fd()).map(|()| answers));
     if announced.is_ok() {
         wait_end(args, &ends);
     } else {
         detach(args);
     }
     engine.close();
+    if let Ok(answers) = &announced {
+        answers.wait_given(ANSWERS_TIMEOUT);
+    }
     // No daemon listens there now; a stale socket would only be refused.
     let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
     tracing::info!("the daemon ends");
-    announced
+    announced.map(drop)
 }
 
 /// Makes this process a daemon.
@@ -175,7 +181,7 @@ fn bind(store: BorrowedFd<'_>) -> VerbResult<UnixListener> {
     Ok(listener)
 }
 
-fn start_threads(listener: UnixListener, verbs: Arc<Served>, session: Session, tell_end: &Sender<End>) -> VerbResult<()> {
+fn start_threads(listener: UnixListener, verbs: Arc<Served>, session: Session, tell_end: &Sender<End>) -> VerbResult<Answers> {
     let cannot = |cause: std::io::Error| io_error("starting threads", cause);
     let tell_session = tell_end.clone();
     let wait = move || {

@@ -16,7 +16,7 @@ mod server;
 
 pub use client::Client;
 pub use protocol::{FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response};
-pub use server::{CONNECTIONS_MAX, serve};
+pub use server::{Answers, CONNECTIONS_MAX, serve};
 
 /// Name of the socket in the store.
 pub const SOCKET_NAME: &str = "control.sock";

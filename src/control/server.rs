@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, receive, send, split};
 use crate::engine::api::{VerbError, VerbResult, Verbs};
@@ -24,6 +24,9 @@ const IDLE_THREADS: usize = 2;
 /// A client that does not read its answer for so long is given up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long [`Answers`] pauses between two looks.
+const ANSWER_PAUSE: Duration = Duration::from_micros(200);
+
 /// How long to wait after accept(2) failed, for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -35,16 +38,33 @@ struct Server {
     waiting: AtomicUsize,
     /// Connections being served.
     serving: AtomicUsize,
+    /// Requests that were received and not yet answered.
+    unanswered: AtomicUsize,
+}
+
+/// The answers that are still to be given.
+pub struct Answers(Arc<Server>);
+
+impl Answers {
+    /// Waits until every request that was received is answered, at most `limit`. A daemon that ends before loses the answer to the very
+    /// `unmount` that made it end.
+    pub fn wait_given(&self, limit: Duration) {
+        let began = Instant::now();
+        while self.0.unanswered.load(Ordering::SeqCst) > 0 && began.elapsed() < limit {
+            std::thread::sleep(ANSWER_PAUSE);
+        }
+    }
 }
 
 /// Serves `verbs` on `listener`, from threads of its own, until the process ends; returns at once. `leave` is called after the answer to an
 /// `unmount` that wants the daemon to end although the mount is in use.
-pub fn serve(listener: UnixListener, verbs: Arc<dyn Verbs>, leave: impl Fn() + Send + Sync + 'static) -> io::Result<()> {
-    let server = Arc::new(Server { listener, verbs, leave: Box::new(leave), waiting: AtomicUsize::new(0), serving: AtomicUsize::new(0) });
+pub fn serve(listener: UnixListener, verbs: Arc<dyn Verbs>, leave: impl Fn() + Send + Sync + 'static) -> io::Result<Answers> {
+    let none = || AtomicUsize::new(0);
+    let server = Arc::new(Server { listener, verbs, leave: Box::new(leave), waiting: none(), serving: none(), unanswered: none() });
     for _ in 0..IDLE_THREADS {
         server.start_thread()?;
     }
-    Ok(())
+    Ok(Answers(server))
 }
 
 impl Server {
@@ -113,11 +133,14 @@ impl Server {
         let mut reader = BufReader::new(stream);
         let mut frame = Vec::new();
         while receive(&mut reader, &mut frame)? {
+            self.unanswered.fetch_add(1, Ordering::SeqCst);
             let request = Call::decode(&frame);
             let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
             let result = request.and_then(|request| self.call(request));
             let done = result.is_ok();
-            reply(stream, result)?;
+            let replied = reply(stream, result);
+            self.unanswered.fetch_sub(1, Ordering::SeqCst);
+            replied?;
             if leaving && done {
                 (self.leave)();
             }

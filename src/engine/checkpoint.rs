@@ -25,14 +25,13 @@ impl Engine {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
         let _one_at_a_time = self.checkpointing.lock();
-        if options.sync {
-            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the tree cannot be synced", errno))?;
-        }
         let (gate, flushed) = self.freeze();
         let sealed = self.seal(&options.note, tags, reason, flushed);
         drop(gate);
         let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
         if options.sync {
+            // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
+            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the checkpoint was made, but the tree cannot be synced", errno))?;
             self.timeline().store().journal.sync().map_err(|error| error::failed("the checkpoint cannot be synced", error.errno()))?;
         }
         let mut info = CheckpointInfo::new(&checkpoint);
@@ -50,18 +49,18 @@ impl Engine {
         let Some(caches) = self.caches.get() else { return (self.live.gate.write(), true) };
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
-            for slot in self.live.watch_mapped() {
+            for slot in self.live.watch_stores() {
                 caches.forget_data(NodeId(slot.0));
             }
             rounds += 1;
             let last = rounds == FLUSH_ROUNDS_MAX || started.elapsed() > FLUSH_MAX;
-            if !last && !self.live.mapped_is_flushed() {
+            if !last && !self.live.stores_are_flushed() {
                 continue;
             }
             let gate = self.live.gate.write();
-            let flushed = self.live.mapped_is_flushed();
+            let flushed = self.live.stores_are_flushed();
             if last || flushed {
-                self.live.unwatch_mapped();
+                self.live.unwatch_stores();
                 return (gate, flushed);
             }
         }

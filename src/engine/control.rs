@@ -26,13 +26,33 @@ pub(super) const SNAPDIR_NAME: &[u8] = b".snapshots";
 /// Name of the store.
 pub(super) const STORE_NAME: &[u8] = b".ckptfs";
 
-/// Links in `.snapshots` that the kernel was told of: number -> target.
+/// Links in `.snapshots` that the kernel was told of: number -> target, and how often it was told.
 #[derive(Default)]
-pub(super) struct Links(Mutex<HashMap<NodeId, String>>);
+pub(super) struct Links(Mutex<HashMap<NodeId, (String, u64)>>);
 
-/// The number of a link in `.snapshots`.
-fn link_node(name: &str) -> NodeId {
-    let hash = blake3::hash(name.as_bytes());
+impl Links {
+    fn learn(&self, node: NodeId, target: CheckpointId) {
+        self.0.lock().entry(node).or_insert_with(|| (target.to_string(), 0)).1 += 1;
+    }
+
+    /// Takes back look-ups.
+    pub(super) fn forget(&self, node: NodeId, lookups: u64) {
+        let mut links = self.0.lock();
+        if let Some((_, count)) = links.get_mut(&node) {
+            *count = count.saturating_sub(lookups);
+            if *count == 0 {
+                links.remove(&node);
+            }
+        }
+    }
+}
+
+/// The number of a link in `.snapshots`. The kernel remembers where a link leads for as long as it knows the number, so one that leads elsewhere
+/// (`latest` after the next checkpoint) has another number.
+fn link_node(name: &str, target: CheckpointId) -> NodeId {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&target.0.to_le_bytes()).update(name.as_bytes());
+    let hash = hasher.finalize();
     let mut low = [0_u8; 8];
     low.copy_from_slice(hash.as_bytes().get(..8).unwrap_or(&[0; 8]));
     NodeId(CONTROL | 1 << 60 | (u64::from_le_bytes(low) >> 8))
@@ -72,7 +92,7 @@ impl Engine {
         if node == SNAPDIR {
             return Err(Errno::EINVAL);
         }
-        self.links.0.lock().get(&node).map(|target| target.clone().into_bytes()).ok_or(Errno::ESTALE)
+        self.links.0.lock().get(&node).map(|(target, _)| target.clone().into_bytes()).ok_or(Errno::ESTALE)
     }
 
     /// A name of ours in the root directory.
@@ -93,8 +113,8 @@ impl Engine {
         if self.is_directory(id, name) {
             return self.view_root(id, true, 1);
         }
-        let node = link_node(name);
-        self.links.0.lock().insert(node, id.to_string());
+        let node = link_node(name, id);
+        self.links.learn(node, id);
         Ok(Looked::Found(Entry { node, generation: 0, stat: self.control_stat(node)?, ttl: Duration::ZERO }))
     }
 
@@ -122,12 +142,15 @@ impl Engine {
         for checkpoint in self.timeline().checkpoints() {
             names.push((checkpoint.id.to_string().into_bytes(), super::past::Past::number(checkpoint.id, false, root), Kind::Dir));
         }
-        if self.timeline().latest().is_some() {
-            names.push((b"latest".to_vec(), link_node("latest"), Kind::Symlink));
+        if let Some(id) = self.timeline().latest() {
+            names.push((b"latest".to_vec(), link_node("latest", id), Kind::Symlink));
         }
         for (tag, id) in self.timeline().tags() {
-            let listed =
-                if self.is_directory(id, &tag) { (super::past::Past::number(id, true, root), Kind::Dir) } else { (link_node(&tag), Kind::Symlink) };
+            let listed = if self.is_directory(id, &tag) {
+                (super::past::Past::number(id, true, root), Kind::Dir)
+            } else {
+                (link_node(&tag, id), Kind::Symlink)
+            };
             names.push((tag.into_bytes(), listed.0, listed.1));
         }
         names

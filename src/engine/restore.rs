@@ -14,14 +14,14 @@ mod plan;
 use std::time::Instant;
 
 use super::Engine;
-use super::api::{RestoreOptions, Restored, TreePath, VerbResult};
+use super::api::{Change, ChangeKind, RestoreOptions, Restored, TreePath, VerbResult};
 use super::error;
 use super::request::NodeId;
 use crate::history::timeline::Aftermath;
 use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Reason, Record};
-use crate::sys::SysResult;
+use crate::sys::{Kind, SysResult};
 
 /// What the kernel must forget after a restore.
 #[derive(Debug, Default)]
@@ -38,64 +38,81 @@ impl Engine {
         let paths = self.checked_paths(target, &options.paths)?;
         let failed = |errno| error::failed("the restore failed", errno);
         let took = |started: Instant| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.into_iter().map(|change| change.path).collect();
         if options.dry_run {
             let changes = self.changes_to(target, &paths).map_err(failed)?;
-            return Ok(Restored { restored: target, guard: None, changes, dry_run: true, duration_us: took(started) });
+            return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
         }
         let _one_at_a_time = self.checkpointing.lock();
         let (gate, flushed) = self.freeze();
         let changes = self.changes_to(target, &paths).map_err(failed)?;
+        let plan = plan::Plan::make(self, target, &paths).map_err(failed)?;
         let note = format!("before restoring {target}");
         let (guard, _) = self.seal(&note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
-        self.timeline().append(&[Record::RestoreBegin { target, guard: guard.id, paths: paths.clone() }]).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(target, &paths);
+        let applied = self.carry_out(&plan, guard.id, &paths);
         drop(tree);
         drop(gate);
-        // Even after a failure: what was done is done.
         let stale = applied.map_err(|errno| {
             let mut error = failed(errno);
             error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
             error
-        });
-        if let Ok(stale) = &stale {
-            self.forget(stale);
-        }
-        stale?;
-        Ok(Restored { restored: target, guard: Some(guard.id), changes, dry_run: false, duration_us: took(started) })
+        })?;
+        self.forget(&stale);
+        Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dry_run: false, duration_us: took(started) })
     }
 
-    /// Plans, applies, and records the end. The caller holds the gate and the tree for writing.
-    fn carry_out(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
-        let plan = plan::Plan::make(self, target, paths)?;
-        let stale = apply::apply(self, &plan)?;
-        self.timeline().append(&[Record::RestoreEnd])?;
-        Ok(stale)
+    /// Applies a plan between the records of its beginning and its end. The caller holds the gate and the tree for writing.
+    ///
+    /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
+    fn carry_out(&self, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
+        self.timeline().append(&[Record::RestoreBegin { target: plan.target, guard, paths: paths.to_vec() }])?;
+        let applied = apply::apply(self, plan);
+        let ended = self.timeline().append(&[Record::RestoreEnd]);
+        let stale = applied?;
+        ended.map(|()| stale)
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
     pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<()> {
-        let Some((target, _, paths)) = &aftermath.restoring else { return Ok(()) };
+        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(()) };
         if self.timeline().checkpoint(*target).is_none() {
             return Ok(());
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
         let _gate = self.live.gate.write();
         let _tree = self.live.tree.write();
-        self.carry_out(*target, paths).map(drop)
+        let plan = plan::Plan::make(self, *target, paths)?;
+        self.carry_out(&plan, *guard, paths).map(drop)
     }
 
     /// What a restore would change in the live tree.
-    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Vec<super::api::Change>> {
+    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Vec<Change>> {
         if paths.is_empty() {
             return self.compare(State::Live, State::At(target), b"");
         }
         let mut changes = Vec::new();
         for path in paths {
+            changes.extend(self.missing_above(target, path)?);
             changes.extend(self.compare(State::Live, State::At(target), path)?);
         }
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         changes.dedup();
+        Ok(changes)
+    }
+
+    /// The directories above a path that come back with it, because they are missing.
+    fn missing_above(&self, target: CheckpointId, path: &[u8]) -> SysResult<Vec<Change>> {
+        let mut changes = Vec::new();
+        for (end, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+            let above = path.get(..end).unwrap_or_default();
+            let kind_in = |state| self.view(state).walk(above).map(|found| found.map(|(child, _)| child.kind));
+            let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
+            if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
+                let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
+                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir });
+            }
+        }
         Ok(changes)
     }
 

@@ -171,7 +171,9 @@ impl Service for Engine {
     fn forget(&self, node: NodeId, lookups: u64) {
         if node.0 & PAST != 0 {
             self.past.forget(node, lookups);
-        } else if node.0 & CONTROL == 0 {
+        } else if node.0 & CONTROL != 0 {
+            self.links.forget(node, lookups);
+        } else {
             self.live.forget(Slot(node.0), lookups);
         }
     }
@@ -248,11 +250,11 @@ impl Service for Engine {
     }
 
     fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
+        let (parent, name) = self.writable_name(parent, name)?;
         let slot = match self.node(node)? {
             Node::Live(slot) => slot,
             Node::Past(_) | Node::Control(_) => return Err(Errno::EXDEV),
         };
-        let (parent, name) = self.writable_name(parent, name)?;
         Ok(self.made(&self.live.link(slot, parent, &name)?))
     }
 

@@ -97,6 +97,16 @@ impl Verbs for Engine {
             None => Vec::new(),
         };
         let mut warnings = self.warnings.clone();
+        let mut dirty = dirty;
+        if let Some(id) = latest {
+            let unserved = self.changed_unserved(id).map_err(failed)?;
+            if !unserved.is_empty() {
+                warnings.push(format!("{} paths were changed while nothing was mounted: checkpoints before that cannot show them", unserved.len()));
+            }
+            dirty.extend(unserved);
+            dirty.sort_by(|a, b| a.path.cmp(&b.path));
+            dirty.dedup_by(|a, b| a.path == b.path);
+        }
         if self.timeline().store().journal.is_latched() {
             warnings.push("the journal cannot be written: changes to what checkpoints can see fail until the next mount".into());
         }

@@ -45,20 +45,20 @@ impl Live {
 
     /// Begins a watch, and gives the files that the daemon serves and that may be mapped to be written. The kernel must then be told to forget
     /// their data.
-    pub fn watch_mapped(&self) -> Vec<Slot> {
+    pub fn watch_stores(&self) -> Vec<Slot> {
         self.watch.first_touch.store(NONE, Ordering::SeqCst);
         self.watch.on.store(true, Ordering::SeqCst);
         self.nodes.lock().matching(|node| node.mappable > 0 && node.io == Some(IoMode::Daemon))
     }
 
     /// Ends the watch.
-    pub fn unwatch_mapped(&self) {
+    pub fn unwatch_stores(&self) {
         self.watch.on.store(false, Ordering::SeqCst);
     }
 
     /// Since the watch began nothing happened that could make the tree hold a later change and lack an earlier store. It stays so for as long as
     /// the gate is held for writing; asked without it this is a guess.
-    pub fn mapped_is_flushed(&self) -> bool {
+    pub fn stores_are_flushed(&self) -> bool {
         let touch = self.watch.first_touch.load(Ordering::SeqCst);
         touch == NONE || (touch == self.watch.changes.load(Ordering::SeqCst) && self.hot.lock().is_empty())
     }

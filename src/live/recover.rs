@@ -20,6 +20,7 @@ impl Live {
         }
         self.strike_unmade()?;
         self.verify_moved(&aftermath.moved)?;
+        self.watch_mapped();
         self.sweep_objects();
         Ok(())
     }
@@ -48,6 +49,16 @@ impl Live {
             }
         }
         Ok(())
+    }
+
+    /// A mapping outlives the daemon that served its file: a file that was open for writing and is still mapped is watched again.
+    fn watch_mapped(&self) {
+        for (slot, _) in self.timeline.data_records() {
+            let Ok(file) = self.open_to_read(slot.into()) else { continue };
+            if sys::lease_free(&file) == Ok(false) {
+                self.note_hot(slot, &file, true);
+            }
+        }
     }
 
     /// The last renames recorded may not have happened: then the inodes are where they were.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// No command of a test takes so long.
-pub const TIME_LIMIT: Duration = Duration::from_secs(20);
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a command did.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl Sandbox {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         }
         let began = Instant::now();
-        while !self.daemons().is_empty() && began.elapsed() < Duration::from_secs(5) {
+        while !self.daemons().is_empty() && began.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

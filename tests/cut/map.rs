@@ -33,7 +33,7 @@ impl Map {
     }
 
     fn cell(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset % 8 == 0 && offset + 8 <= self.len, "the cell is in the mapping");
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.len, "the cell is in the mapping");
         // SAFETY: it is inside the mapping and aligned, as asserted, and lives as long as `self`.
         unsafe { AtomicU64::from_ptr(self.start.add(offset).cast()) }
     }

@@ -77,8 +77,11 @@ impl Plan {
             planner.plan.alive_dirs.insert(Slot::ROOT);
             planner.dir(Trail::root(), Some(Trail::root()))?;
         }
-        for path in paths {
-            planner.path(path)?;
+        let mut split: Vec<Vec<Name>> = paths.iter().map(|path| path.split(|byte| *byte == b'/').map(Name::new).collect()).collect();
+        split.sort();
+        let split: Vec<&[Name]> = split.iter().map(Vec::as_slice).collect();
+        if !split.is_empty() {
+            planner.some(Some(Trail::root()), Some(Trail::root()), &split)?;
         }
         Ok(planner.plan)
     }
@@ -93,37 +96,36 @@ impl Plan {
 }
 
 impl Planner<'_> {
-    /// One path: its directory is gone to by name, in the live tree; where that is missing it comes back too.
-    fn path(&mut self, path: &[u8]) -> SysResult<()> {
-        let names: Vec<Name> = path.split(|byte| *byte == b'/').map(Name::new).collect();
-        let (mut live, mut then) = (Trail::root(), Some(Trail::root()));
-        for (index, name) in names.iter().enumerate() {
-            let last = index + 1 == names.len();
-            let have = self.engine.view(State::Live).step(&live, name)?;
-            let want = match &then {
-                Some(dir) => self.view.step(dir, name)?,
-                None => None,
-            };
-            let on_the_way = matches!(&have, Some((child, _)) if child.kind == Kind::Dir);
-            if last || !on_the_way {
-                self.one_name(&live, name, want, have.map(|(child, _)| child))?;
-                return Ok(());
+    /// The paths below one directory, each without the names that lead to it, sorted. Directories on the way are gone to by name, in the live tree;
+    /// where one is missing it comes back too, with nothing else in it.
+    fn some(&mut self, live: Option<Arc<Trail>>, then: Option<Arc<Trail>>, paths: &[&[Name]]) -> SysResult<()> {
+        let Some(want) = live.clone().or_else(|| then.clone()) else { return Ok(()) };
+        // Parents come before children. One that is there keeps its attributes: it was not asked for.
+        let index = self.plan.dirs.len();
+        self.plan.dirs.push(DirPlan { want, live: live.clone(), names: Vec::new(), dress: live.is_none() });
+        let mut names = Vec::new();
+        for group in paths.chunk_by(|a, b| a.first() == b.first()) {
+            let Some((name, rest)) = group.first().and_then(|path| path.split_first()) else { continue };
+            let have = live.as_ref().map_or(Ok(None), |dir| self.engine.view(State::Live).step(dir, name))?;
+            let want = then.as_ref().map_or(Ok(None), |dir| self.view.step(dir, name))?;
+            let plan = NamePlan { name: name.clone(), want: want.clone(), have: have.as_ref().map(|(child, _)| *child) };
+            if rest.is_empty() {
+                names.push(plan);
+                want.map_or(Ok(()), |(child, trail)| self.wanted(child, trail))?;
+                continue;
             }
-            if let Some((_, next)) = have {
-                live = next;
+            let is_dir = |found: &(Child, Arc<Trail>)| found.0.kind == Kind::Dir;
+            let (have, want) = (have.filter(is_dir).map(|found| found.1), want.filter(is_dir).map(|found| found.1));
+            if have.is_none() && want.is_some() {
+                names.push(plan);
             }
-            then = want.filter(|(child, _)| child.kind == Kind::Dir).map(|(_, trail)| trail);
+            let next: Vec<&[Name]> = group.iter().filter_map(|path| path.get(1..)).collect();
+            self.some(have, want, &next)?;
+        }
+        if let Some(dir) = self.plan.dirs.get_mut(index) {
+            dir.names = names;
         }
         Ok(())
-    }
-
-    fn one_name(&mut self, dir: &Arc<Trail>, name: &Name, want: Option<(Child, Arc<Trail>)>, have: Option<Child>) -> SysResult<()> {
-        let plan = NamePlan { name: name.clone(), want: want.clone(), have };
-        self.plan.dirs.push(DirPlan { want: Arc::clone(dir), live: Some(Arc::clone(dir)), names: vec![plan], dress: false });
-        match want {
-            Some((child, trail)) => self.wanted(child, trail),
-            None => Ok(()),
-        }
     }
 
     /// A directory of the checkpoint, and whether it is in the live tree.
@@ -134,7 +136,11 @@ impl Planner<'_> {
         };
         let mut plans = Vec::with_capacity(names.len());
         for name in names {
-            let wanted = self.view.step(&want, &name)?;
+            let wanted = match self.view.step(&want, &name) {
+                // Changed while nobody served the tree: it stays as it is.
+                Err(Errno::EIO) => continue,
+                wanted => wanted?,
+            };
             let have = match &live {
                 Some(live) => self.engine.view(State::Live).child(live, &name)?,
                 None => None,
@@ -194,6 +200,10 @@ impl Planner<'_> {
             return Ok(Content::New);
         }
         if !self.touched.nodes.contains(&child.slot) {
+            return Ok(Content::Same);
+        }
+        if self.view.attr(trail) == Err(Errno::EIO) {
+            // Changed while nobody served the tree: it stays as it is.
             return Ok(Content::Same);
         }
         if child.kind == Kind::File && self.touched.data.contains(&child.slot) && self.view.source(child.slot)? != crate::history::view::Source::Live

@@ -239,6 +239,20 @@ impl Index {
         })
     }
 
+    /// The times in which nobody served the tree, oldest first: from and to, nanoseconds since 1970.
+    pub fn absences(&self) -> StoreResult<Vec<(i64, i64)>> {
+        self.with("list", |db| {
+            let mut absences = Vec::new();
+            for entry in db.scan_prefix(keys::absences_prefix()) {
+                let (key, value) = entry?;
+                let from = keys::unseal(&key, &value).and_then(|value| value.try_into().ok()).map(i64::from_le_bytes);
+                let to = keys::parse_absence(&key);
+                absences.push((from.ok_or(StoreError::IndexDamaged)?, to.ok_or(StoreError::IndexDamaged)?));
+            }
+            Ok(absences)
+        })
+    }
+
     /// The highest number that a checkpoint ever had, deleted ones included.
     pub fn last_checkpoint(&self) -> StoreResult<Option<CheckpointId>> {
         self.with("look up", |db| match db.scan_prefix(keys::checkpoints_prefix()).next_back().transpose()? {
