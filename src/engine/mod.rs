@@ -169,8 +169,9 @@ impl Engine {
     fn begin_service(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
         let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
             (Some(at_ns), _) => Some(at_ns),
-            // A killed daemon lived at least until it last wrote to the journal.
-            (None, true) => Some(self.journal_written_ns()?),
+            // A killed daemon lived at least until it last wrote to the journal, and until the last change of what has a record: most changes need
+            // no new one.
+            (None, true) => Some(self.journal_written_ns()?.max(self.live.last_recorded_change().map_or(i64::MIN, nanoseconds))),
             (None, false) => None,
         };
         let at_ns = now_ns();

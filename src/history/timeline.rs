@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 
 use super::absence::Absence;
 use super::table::Table;
-use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
+use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::record::{AttrState, Checkpoint, DataState, Key, Place, Record, Undo};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::{Errno, SysResult};
@@ -243,6 +243,13 @@ impl Timeline {
     /// Where an inode was when it was first recorded in the open epoch.
     pub fn home_now(&self, slot: Slot) -> Option<Place> {
         self.inner.read().open.node(slot).and_then(|node| node.home.clone())
+    }
+
+    /// Every inode and every name that has a record in the open epoch.
+    pub fn touched_now(&self) -> (HashSet<Slot>, Vec<(Slot, Name)>) {
+        let inner = self.inner.read();
+        let names = inner.open.entries().map(|(dir, name, _)| (dir, name.clone())).collect();
+        (inner.open.nodes().map(|(slot, _)| slot).collect(), names)
     }
 
     /// Every data record of the open epoch.
