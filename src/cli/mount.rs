@@ -135,8 +135,15 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<PathBuf> {
     let shown = shown.display();
     let unlinked = normal(path);
-    *repaired += mounts::repair_above(&beyond_links(&unlinked).unwrap_or(unlinked))?;
-    match std::fs::metadata(path) {
+    let real = beyond_links(&unlinked).unwrap_or(unlinked);
+    *repaired += mounts::repair_above(&real)?;
+    let mut found = std::fs::metadata(path);
+    if found.as_ref().is_err_and(locate::is_disconnected) {
+        // Its daemon has died since.
+        *repaired += mounts::repair_above(&real)?;
+        found = std::fs::metadata(path);
+    }
+    match found {
         Ok(metadata) if metadata.is_dir() => path.canonicalize().map_err(|cause| io_error(&shown, cause)),
         Ok(_) => Err(error("not-a-directory", format!("{shown} is not a directory"))),
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
