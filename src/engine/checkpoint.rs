@@ -41,6 +41,7 @@ impl Engine {
     /// What can be done before the freeze: files no longer mapped are settled, hot ones written back. In a daemon mount dirty pages of mappings are
     /// in the kernel's cache: they must come in as writes of this epoch. Says whether a last round found none.
     pub(super) fn ready_for_freeze(&self) -> bool {
+        self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
         let Some(caches) = self.caches.get() else { return true };
