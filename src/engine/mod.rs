@@ -19,7 +19,7 @@ mod verbs;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -75,8 +75,6 @@ pub struct Engine {
     checkpointing: Mutex<()>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
     asked_by_kernel: Mutex<()>,
-    /// Writes that came from the kernel's cache: dirty pages of mappings.
-    cache_writes: AtomicU64,
     started: String,
     stop: Arc<AtomicBool>,
     warnings: Vec<String>,
@@ -123,7 +121,6 @@ impl Engine {
             links: control::Links::default(),
             checkpointing: Mutex::new(()),
             asked_by_kernel: Mutex::new(()),
-            cache_writes: AtomicU64::new(0),
             started: jiff::Timestamp::now().to_string(),
             stop: Arc::new(AtomicBool::new(false)),
             warnings,

@@ -44,8 +44,7 @@ impl Engine {
             return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
         }
         let _one_at_a_time = self.checkpointing.lock();
-        let flushed = self.ready_for_freeze();
-        let gate = self.live.gate.write();
+        let (gate, flushed) = self.freeze();
         let changes = self.changes_to(target, &paths).map_err(failed)?;
         let plan = plan::Plan::make(self, target, &paths).map_err(failed)?;
         let note = format!("before restoring {target}");

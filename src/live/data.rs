@@ -96,7 +96,7 @@ impl Live {
     /// # Errors
     /// Those of open(2); ENOSPC or EIO if the past could not be kept.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
-        let _gate = flags.write.then(|| self.gate.read());
+        let _gate = flags.write.then(|| self.enter());
         let _tree = self.tree.read();
         let fd = self.fd(slot)?;
         let stat = sys::stat_fd(&fd)?;
@@ -142,7 +142,7 @@ impl Live {
     /// # Errors
     /// As [`Live::make`].
     pub fn create(&self, parent: Slot, name: &Name, make: &Make<'_>, flags: OpenFlags) -> SysResult<(Made, HandleId, Arc<Handle>)> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.write();
         let special = make.mode & 0o6000 != 0;
         let io = if self.passthrough() && !special { IoMode::Passthrough } else { IoMode::Daemon };
@@ -164,8 +164,10 @@ impl Live {
     /// Enters a new handle into the tables. The caller holds the gate if it writes.
     fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> (HandleId, Arc<Handle>) {
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
-        if flags.write && io == IoMode::Passthrough {
-            self.note_hot(slot, &file, flags.read);
+        match io {
+            IoMode::Passthrough if flags.write => self.note_hot(slot, &file, flags.read),
+            IoMode::Daemon if flags.write => self.touch(slot),
+            IoMode::Passthrough | IoMode::Daemon => {}
         }
         self.handles.put(Handle { slot, file: Arc::new(file), flags, io })
     }
@@ -201,6 +203,7 @@ impl Live {
     /// Those of pread(2).
     pub fn read(&self, id: HandleId, offset: u64, size: u32) -> SysResult<Vec<u8>> {
         let handle = self.handle(id)?;
+        self.touch(handle.slot);
         let mut buffer = vec![0_u8; size as usize];
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -216,7 +219,7 @@ impl Live {
     /// Holds the gate, captures, then changes the content of a file through one of its handles. `fd` of the handle itself cannot serve as the
     /// source of a capture: it may be open for writing only.
     pub fn change_content<T>(&self, handle: &Handle, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let slot = handle.slot;
         if self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot) {
             let _tree = self.tree.read();
@@ -229,12 +232,15 @@ impl Live {
         change(&handle.file)
     }
 
-    /// Writes through the daemon. `privileged`: set-id bits stay.
+    /// Writes through the daemon. `privileged`: set-id bits stay. `from_cache`: these are dirty pages of a mapping, no pwrite(2).
     ///
     /// # Errors
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
-    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool) -> SysResult<u32> {
+    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool, from_cache: bool) -> SysResult<u32> {
         let handle = self.handle(id)?;
+        if !from_cache {
+            self.touch(handle.slot);
+        }
         self.change_content(&handle, |file| {
             let keep_set_id = privileged || sys::stat_fd(file)?.mode & 0o6000 == 0;
             if keep_set_id {
@@ -276,10 +282,5 @@ impl Live {
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
         let dir = self.dir(slot)?;
         sys::fsync(sys::reopen(&dir, Open::READ)?)
-    }
-
-    /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in the kernel's cache.
-    pub fn mapped_through_daemon(&self) -> Vec<Slot> {
-        self.nodes.lock().matching(|node| node.mappable > 0 && node.io == Some(IoMode::Daemon))
     }
 }

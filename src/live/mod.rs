@@ -15,6 +15,7 @@ mod data;
 mod dirs;
 mod find;
 mod hot;
+mod mapped;
 mod names;
 mod nodes;
 mod present;
@@ -61,6 +62,7 @@ pub struct Live {
     hot: Mutex<HashMap<Slot, hot::Hot>>,
     /// Hot files without a writer that were found in use all the same: to be tried again.
     unsettled: Mutex<VecDeque<Slot>>,
+    watch: mapped::Watch,
     /// Objects of the open epoch known to be on disk.
     durable: Mutex<HashSet<Slot>>,
     passthrough: AtomicBool,
@@ -96,6 +98,7 @@ impl Live {
             handles: data::Handles::default(),
             hot: Mutex::new(HashMap::new()),
             unsettled: Mutex::new(VecDeque::new()),
+            watch: mapped::Watch::default(),
             durable: Mutex::new(HashSet::new()),
             passthrough: AtomicBool::new(false),
             reflink,
