@@ -1,7 +1,7 @@
 //! Open files: handles, and reads and writes that pass through the daemon.
 //!
 //! In a passthrough mount the kernel writes to the backing file itself, so a file is captured when it is opened for writing, ahead of a write that
-//! may never come; when the last writer is gone the capture is taken back if nothing changed ([`Live::settle`]). In a daemon mount the first write
+//! may never come; when the last writer is gone the capture is taken back if nothing changed (`Live::settle`). In a daemon mount the first write
 //! captures.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use super::Live;
 use super::find::At;
 use super::names::{Made, Make};
-use super::nodes::{IoMode, Node};
+use super::nodes::IoMode;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::{self, Errno, Open, SysResult};
@@ -163,13 +163,7 @@ impl Live {
 
     /// Enters a new handle into the tables. The caller holds the gate if it writes.
     fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> (HandleId, Arc<Handle>) {
-        {
-            let mut nodes = self.nodes.lock();
-            if let Some(node) = nodes.get_mut(slot) {
-                count_handle(node, flags, true);
-                node.io = Some(io);
-            }
-        }
+        self.nodes.lock().opened(slot, flags.read, flags.write, io);
         match io {
             IoMode::Passthrough if flags.write => self.note_hot(slot, &file, flags.read),
             IoMode::Daemon if flags.write => self.touch(slot),
@@ -192,22 +186,14 @@ impl Live {
     pub fn release(&self, id: HandleId) {
         let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
         let slot = handle.slot;
-        let last_writer = {
-            let mut nodes = self.nodes.lock();
-            let last = nodes.get_mut(slot).is_some_and(|node| {
-                count_handle(node, handle.flags, false);
-                handle.flags.write && node.writers == 0
-            });
-            nodes.reap(slot);
-            last
-        };
+        let last_writer = self.nodes.lock().closed(slot, handle.flags.read, handle.flags.write);
         let passthrough = handle.io == IoMode::Passthrough;
         // The descriptor must be closed before the lease is asked for.
         drop(handle);
         if last_writer && passthrough {
             let _gate = self.gate.read();
             let _tree = self.tree.read();
-            self.settle(slot);
+            self.settle_released(slot);
         }
     }
 
@@ -296,19 +282,5 @@ impl Live {
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
         let dir = self.dir(slot)?;
         sys::fsync(sys::reopen(&dir, Open::READ)?)
-    }
-}
-
-fn count_handle(node: &mut Node, flags: OpenFlags, opened: bool) {
-    let step = |count: &mut u32| *count = if opened { *count + 1 } else { count.saturating_sub(1) };
-    step(&mut node.handles);
-    if flags.write {
-        step(&mut node.writers);
-        if flags.read {
-            step(&mut node.mappable);
-        }
-    }
-    if node.handles == 0 {
-        node.io = None;
     }
 }
