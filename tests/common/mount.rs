@@ -17,9 +17,9 @@ use super::run_dir::RunDir;
 
 /// Seconds for one verb of the command line.
 pub const VERB_SECONDS: u64 = 60;
-/// Seconds for an unmount before the connection is aborted.
 /// Times that a mount in use is tried again to unmount: each waits for half a second.
 const BUSY_TRIES: u32 = 8;
+/// Seconds for an unmount before the connection is aborted.
 const UMOUNT_SECONDS: u64 = 10;
 /// How long a mount may live before it is aborted, so that a test stuck inside it fails instead of hanging.
 const MOUNT_LIMIT: Duration = Duration::from_secs(300);
