@@ -108,7 +108,11 @@ impl<'a> View<'a> {
             let live = self.present.child(dir, name);
             found = past()?;
             if found.is_none() {
-                child = live?;
+                child = match live {
+                    // The directory is gone, and a name that it had was removed with a record before.
+                    Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => None,
+                    live => live?,
+                };
             }
         }
         let epoch = found.map(|found| found.epoch);
