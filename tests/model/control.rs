@@ -253,17 +253,6 @@ impl World {
     }
 }
 
-/// What a restore of paths really restores: of a path whose directories are not all there, the first that is missing.
-fn effective(live: &Tree, path: &[u8]) -> Vec<u8> {
-    for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
-        let above = &path[..at];
-        if !live.lookup(above).is_ok_and(|id| live.node(id).is_dir()) {
-            return above.to_vec();
-        }
-    }
-    path.to_vec()
-}
-
 fn is_below(path: &[u8], above: &[u8]) -> bool {
     path == above || (path.starts_with(above) && path.get(above.len()) == Some(&b'/'))
 }
@@ -289,36 +278,55 @@ impl World {
         self.become_tree(tree)
     }
 
-    /// The live tree with some paths as they were.
+    /// The live tree with some paths as they were. A directory on the way that is missing comes back too, with nothing else in it.
     fn with_paths(&mut self, then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> Tree {
-        let paths: BTreeSet<Vec<u8>> = asked.iter().map(|path| effective(now, path)).collect();
-        let tops: Vec<&Vec<u8>> = paths.iter().filter(|path| !paths.iter().any(|other| other != *path && is_below(path, other))).collect();
+        let tops = asked.iter().filter(|path| !asked.iter().any(|other| other != *path && is_below(path, other)));
         let mut tree = now.clone();
         let mut fresh: HashMap<Id, Id> = HashMap::new();
-        for top in tops {
-            let (dir, name, _) = tree.resolve(top).expect("its directory is in the live tree");
-            let (mtime, entries) = (self.model.counter.next(), self.model.counter.next());
+        let mut on_the_way = BTreeSet::new();
+        for top in tops.collect::<BTreeSet<_>>() {
+            let ways = top.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &top[..at]);
+            for way in ways {
+                let there = tree.lookup(way).is_ok_and(|id| tree.node(id).is_dir());
+                let Some(wanted) = then.lookup(way).ok().filter(|id| !there && then.node(*id).is_dir()) else { continue };
+                let id = self.model.counter.next();
+                let mut node = then.node(wanted).clone();
+                (node.body, node.entries) = (Body::Dir(BTreeMap::new()), self.model.counter.next());
+                tree.nodes.insert(id, node);
+                self.put(&mut tree, way, Some(id), &on_the_way);
+                on_the_way.insert(id);
+            }
             let wanted = then.lookup(top).ok().map(|id| copy_below(then, id, &mut tree, &mut fresh, &mut || self.model.counter.next()));
-            let node = tree.nodes.get_mut(&dir).expect("it was found");
-            (node.mtime, node.entries) = (mtime, entries);
-            if let Body::Dir(names) = &mut node.body {
-                match wanted {
-                    Some(id) => drop(names.insert(name, id)),
-                    None => drop(names.remove(&name)),
-                }
+            if wanted.is_some() || tree.lookup(top).is_ok() {
+                self.put(&mut tree, top, wanted, &on_the_way);
             }
         }
         tree.reachable()
+    }
+
+    /// A name leads to something else or to nothing. Directories that came back keep the time that they had.
+    fn put(&mut self, tree: &mut Tree, path: &[u8], to: Option<Id>, came_back: &BTreeSet<Id>) {
+        let (dir, name, _) = tree.resolve(path).expect("its directory is in the live tree");
+        let stamps = (self.model.counter.next(), self.model.counter.next());
+        let node = tree.nodes.get_mut(&dir).expect("it was found");
+        if !came_back.contains(&dir) {
+            (node.mtime, node.entries) = stamps;
+        }
+        if let Body::Dir(names) = &mut node.body {
+            match to {
+                Some(id) => drop(names.insert(name, id)),
+                None => drop(names.remove(&name)),
+            }
+        }
     }
 }
 
 /// Some file has names inside and outside of the paths. What then is right is another question.
 fn crosses(then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> bool {
-    let tops: Vec<Vec<u8>> = asked.iter().map(|path| effective(now, path)).collect();
     [then, now].iter().any(|tree| {
         let mut inside: BTreeMap<Id, u32> = BTreeMap::new();
         for (path, id) in tree.paths() {
-            if tops.iter().any(|top| is_below(&path, top)) && !tree.node(id).is_dir() {
+            if asked.iter().any(|top| is_below(&path, top)) && !tree.node(id).is_dir() {
                 *inside.entry(id).or_default() += 1;
             }
         }
