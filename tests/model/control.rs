@@ -48,7 +48,7 @@ impl World {
             Verb::Delete => self.delete(op),
             Verb::Restore => self.restore(op),
             Verb::RestorePaths => self.restore_paths(op),
-            Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill),
+            Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill, op.number(0).is_multiple_of(2)),
             Verb::CheckViews => self.check_views(),
             Verb::CheckStatus => self.check_status(),
             _ => self.check_diff(op),
@@ -93,18 +93,30 @@ impl World {
         }
     }
 
-    fn mount_again(&mut self, kill: bool) -> Result<(), String> {
-        self.close_all();
+    /// Unmounts or kills, and mounts again. In a passthrough mount mappings live through a kill: the kernel does their work.
+    fn mount_again(&mut self, kill: bool, open: bool) -> Result<(), String> {
+        let Some(mounted) = &self.mounted else { return Ok(()) };
+        match (kill && open, mounted.passthrough) {
+            (false, _) => self.close_all(),
+            (true, true) => {}
+            (true, false) => self.flush_maps(),
+        }
         let Some(mounted) = &mut self.mounted else { return Ok(()) };
         mounted.client = None;
         if kill {
             mounted.mount.kill();
+            if !mounted.passthrough {
+                self.unmap_all();
+            }
+            self.close_handles();
         } else {
             mounted.mount.umount();
             let sight = observe(&self.root)?;
             compare("the directory, unmounted", &self.model.tree, &sight, &mut self.times, &BTreeSet::new())?;
         }
-        mounted.mount.remount();
+        if let Some(mounted) = &mut self.mounted {
+            mounted.mount.remount();
+        }
         Ok(())
     }
 
@@ -223,16 +235,9 @@ impl World {
             live.insert(stat.st_ino, id);
         }
         let mut now: HashMap<Id, Id> = HashMap::new();
-        let open: Vec<(Id, rustix::io::Result<u64>)> = self
-            .handles
-            .iter()
-            .flatten()
-            .map(|handle| (handle.id, rustix::fs::fstat(&handle.file)))
-            .chain(self.maps.iter().flatten().map(|mapped| (mapped.id, rustix::fs::fstat(&mapped.path_fd))))
-            .map(|(id, stat)| (id, stat.map(|stat| stat.st_ino)))
-            .collect();
+        let handles = self.handles.iter().flatten().map(|handle| (handle.id, handle.ino));
+        let open: Vec<(Id, u64)> = handles.chain(self.maps.iter().flatten().map(|mapped| (mapped.id, mapped.ino))).collect();
         for (id, ino) in open {
-            let ino = ino.map_err(|errno| format!("fstat of an open file after a restore: {errno}"))?;
             let was_linked = before.node(id).links > 0;
             let same = live.get(&ino).copied().filter(|same| was_linked && self.model.tree.node(*same).content().is_some());
             let becomes = match same {
@@ -361,7 +366,7 @@ impl World {
         }
         self.check_views()?;
         self.check_status()?;
-        self.mount_again(false)?;
+        self.mount_again(false, false)?;
         self.check_views()?;
         self.check_live()?;
         self.check_status()?;
