@@ -130,7 +130,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
 
 /// Makes this process a daemon.
 fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbResult<()> {
-    log_to_stderr(Some("warn"));
+    log_to_stderr(Some("warn,fuser=error"));
     if !args.foreground {
         sys::setsid().map_err(|cause| io_error("setsid", cause))?;
     }

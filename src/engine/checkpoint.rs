@@ -44,6 +44,7 @@ impl Engine {
     /// back, dirty pages of mappings that are in the kernel's cache brought in as writes. Says whether the tree holds every store that was made
     /// through such a mapping before any change that it holds.
     pub(super) fn freeze(&self) -> (RwLockWriteGuard<'_, ()>, bool) {
+        self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
         let Some(caches) = self.caches.get() else { return (self.live.gate.write(), true) };

@@ -1,7 +1,7 @@
 //! Open files: handles, and reads and writes that pass through the daemon.
 //!
 //! In a passthrough mount the kernel writes to the backing file itself, so a file is captured when it is opened for writing, ahead of a write that
-//! may never come; when the last writer is gone the capture is taken back if nothing changed ([`Live::settle`]). In a daemon mount the first write
+//! may never come; when the last writer is gone the capture is taken back if nothing changed (`Live::settle`). In a daemon mount the first write
 //! captures.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use super::Live;
 use super::find::At;
 use super::names::{Made, Make};
-use super::nodes::{IoMode, Node};
+use super::nodes::IoMode;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::{self, Errno, Open, SysResult};
@@ -41,6 +41,14 @@ pub struct OpenFlags {
     pub dsync: bool,
     /// The caller may keep set-id bits where it changes content (root).
     pub privileged: bool,
+}
+
+impl OpenFlags {
+    /// How the backing file is opened. Where writes pass the daemon they come with their offset, and an append flag would send them elsewhere.
+    fn backing(self, io: IoMode) -> Open {
+        let append = self.append && io == IoMode::Passthrough;
+        Open { read: self.read, write: self.write, append, sync: self.sync, dsync: self.dsync, ..Open::default() }
+    }
 }
 
 /// An open file.
@@ -110,14 +118,7 @@ impl Live {
             self.check_not_kept(slot, &fd)?;
             self.prepare_write(slot, &fd, flags, io)?;
         }
-        let how = Open {
-            read: flags.read,
-            write: flags.write,
-            append: flags.append && io == IoMode::Passthrough,
-            sync: flags.sync,
-            dsync: flags.dsync,
-            ..Open::default()
-        };
+        let how = flags.backing(io);
         let file = sys::reopen(&fd, how)?;
         if flags.truncate && flags.write && stat.size > 0 {
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
@@ -146,15 +147,7 @@ impl Live {
         let _tree = self.tree.write();
         let special = make.mode & 0o6000 != 0;
         let io = if self.passthrough() && !special { IoMode::Passthrough } else { IoMode::Daemon };
-        // Read as well as write: the daemon may have to read what it captures, and a mode of 0200 stops nobody who has it open.
-        let open = Open {
-            read: flags.read,
-            write: flags.write,
-            append: flags.append && io == IoMode::Passthrough,
-            sync: flags.sync,
-            dsync: flags.dsync,
-            ..Open::default()
-        };
+        let open = flags.backing(io);
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
         let (id, handle) = self.opened(made.slot, file, flags, io);
@@ -163,13 +156,7 @@ impl Live {
 
     /// Enters a new handle into the tables. The caller holds the gate if it writes.
     fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> (HandleId, Arc<Handle>) {
-        {
-            let mut nodes = self.nodes.lock();
-            if let Some(node) = nodes.get_mut(slot) {
-                count_handle(node, flags, true);
-                node.io = Some(io);
-            }
-        }
+        self.nodes.lock().opened(slot, flags.read, flags.write, io);
         match io {
             IoMode::Passthrough if flags.write => self.note_hot(slot, &file, flags.read),
             IoMode::Daemon if flags.write => self.touch(slot),
@@ -192,22 +179,14 @@ impl Live {
     pub fn release(&self, id: HandleId) {
         let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
         let slot = handle.slot;
-        let last_writer = {
-            let mut nodes = self.nodes.lock();
-            let last = nodes.get_mut(slot).is_some_and(|node| {
-                count_handle(node, handle.flags, false);
-                handle.flags.write && node.writers == 0
-            });
-            nodes.reap(slot);
-            last
-        };
+        let last_writer = self.nodes.lock().closed(slot, handle.flags.read, handle.flags.write);
         let passthrough = handle.io == IoMode::Passthrough;
         // The descriptor must be closed before the lease is asked for.
         drop(handle);
         if last_writer && passthrough {
             let _gate = self.gate.read();
             let _tree = self.tree.read();
-            self.settle(slot);
+            self.settle_released(slot);
         }
     }
 
@@ -219,13 +198,7 @@ impl Live {
         let handle = self.handle(id)?;
         self.touch(handle.slot);
         let mut buffer = vec![0_u8; size as usize];
-        let mut filled = 0;
-        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match sys::read_at(&handle.file, rest, offset + filled as u64)? {
-                0 => break,
-                got => filled += got,
-            }
-        }
+        let filled = sys::read_full_at(&handle.file, &mut buffer, offset)?;
         buffer.truncate(filled);
         Ok(buffer)
     }
@@ -296,19 +269,5 @@ impl Live {
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
         let dir = self.dir(slot)?;
         sys::fsync(sys::reopen(&dir, Open::READ)?)
-    }
-}
-
-fn count_handle(node: &mut Node, flags: OpenFlags, opened: bool) {
-    let step = |count: &mut u32| *count = if opened { *count + 1 } else { count.saturating_sub(1) };
-    step(&mut node.handles);
-    if flags.write {
-        step(&mut node.writers);
-        if flags.read {
-            step(&mut node.mappable);
-        }
-    }
-    if node.handles == 0 {
-        node.io = None;
     }
 }
