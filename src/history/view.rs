@@ -95,7 +95,12 @@ impl<'a> View<'a> {
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         let State::At(id) = self.state else { return self.present.child(dir, name) };
-        let (epoch, child) = self.look(|| self.timeline.entry_at(dir.slot, name, id), || self.present.child(dir, name))?;
+        let live = || match self.present.child(dir, name) {
+            // The directory is gone, and a name that it had was removed with a record before.
+            Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
+            live => live,
+        };
+        let (epoch, child) = self.look(|| self.timeline.entry_at(dir.slot, name, id), live)?;
         if self.changed_unserved(dir, id, epoch)? {
             match child {
                 Some(child) => self.check_served(&dir.step(name, child.slot), id, epoch)?,

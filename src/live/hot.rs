@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
-use super::find::At;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Key, Undo};
 use crate::sys::{self, Open, Stat, SysResult};
@@ -232,16 +231,22 @@ impl Live {
         ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: !taken.hot.mappable } });
         ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
         ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
-        // Places are recorded for the open epoch only; those of the next are the same at its beginning.
-        let mut at = At::from(slot);
-        while at.slot != Slot::ROOT {
-            let known = ahead.iter().any(|undo| undo.key() == Key::Home(at.slot));
-            let Some(place) = self.places(at).into_iter().next().filter(|_| !known) else { break };
-            let parent = place.parent;
-            ahead.push(Undo::Home { slot: at.slot, before: place });
-            at = parent.into();
-        }
+        self.keep_homes_ahead(slot, ahead);
         Ok(())
+    }
+
+    /// As [`Live::keep_homes`], for the next epoch: what is recorded in the open one does not count.
+    fn keep_homes_ahead(&self, slot: Slot, ahead: &mut Vec<Undo>) {
+        let mut open = vec![slot];
+        while let Some(slot) = open.pop() {
+            if slot == Slot::ROOT || ahead.iter().any(|undo| undo.key() == Key::Home(slot)) {
+                continue;
+            }
+            for place in self.places(slot.into()) {
+                open.push(place.parent);
+                ahead.push(Undo::Home { slot, before: place });
+            }
+        }
     }
 }
 
