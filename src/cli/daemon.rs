@@ -212,9 +212,11 @@ fn announce(args: &Args, store: BorrowedFd<'_>) -> VerbResult<()> {
     }
     let log = OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(cannot)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
+    // The parent stops reading once it is told, so nothing may be said there after.
+    host::redirect_stdio(2, &log).map_err(|cause| cannot(cause.into()))?;
     tell(&Handshake::Ready { pid: std::process::id() })?;
-    for (number, to) in [(0, &null), (1, &null), (2, &log)] {
-        host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
+    for number in [0, 1] {
+        host::redirect_stdio(number, &null).map_err(|cause| cannot(cause.into()))?;
     }
     Ok(())
 }

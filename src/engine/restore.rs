@@ -51,6 +51,12 @@ impl Engine {
         self.timeline().append(&[Record::RestoreBegin { target, guard: guard.id, paths: paths.clone() }]).map_err(failed)?;
         let tree = self.live.tree.write();
         let applied = self.carry_out(target, &paths);
+        if applied.is_err()
+            && let Err(errno) = self.timeline().append(&[Record::RestoreEnd])
+        {
+            // The next mount would carry it out over whatever is done until then.
+            tracing::error!(%errno, "a restore that failed could not be recorded as ended");
+        }
         drop(tree);
         drop(gate);
         // Even after a failure: what was done is done.
