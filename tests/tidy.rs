@@ -443,11 +443,12 @@ fn links_in_the_documentation_resolve() {
 /// What git keeps; without git, what is there.
 fn top_level() -> BTreeSet<String> {
     let listed = Command::new("git").args(["ls-files", "--cached"]).current_dir(root()).output();
-    if let Ok(output) = listed.as_ref() {
-        if output.status.success() && !output.stdout.is_empty() {
-            let text = String::from_utf8_lossy(&output.stdout);
-            return text.lines().map(|path| path.split('/').next().unwrap().to_owned()).collect();
-        }
+    if let Ok(output) = listed.as_ref()
+        && output.status.success()
+        && !output.stdout.is_empty()
+    {
+        let text = String::from_utf8_lossy(&output.stdout);
+        return text.lines().map(|path| path.split('/').next().unwrap().to_owned()).collect();
     }
     let entries = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
     entries.filter(|name| name != "target" && name != ".git").collect()

@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::error::{Outcome, hinted, io_error, plain};
-use super::launch::{Handshake, tell};
+use super::launch::{Handshake, Ready, tell};
 use super::mount::{Io, Serving, Snapdir, Writes};
 use super::{log_to_stderr, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
@@ -112,7 +112,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     engine.set_caches(session.caches());
     let verbs = Arc::new(Served { verbs: Arc::clone(&engine) as Arc<dyn Verbs>, mountpoint: args.mountpoint.clone() });
     let started = start_threads(listener, verbs, session, &tell_end);
-    let announced = started.and_then(|answers| announce(args, engine.store_fd()).map(|()| answers));
+    let announced = started.and_then(|answers| announce(args, &engine).map(|()| answers));
     if announced.is_ok() {
         wait_end(args, &ends);
     } else {
@@ -130,7 +130,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
 
 /// Makes this process a daemon.
 fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbResult<()> {
-    log_to_stderr(Some("warn"));
+    log_to_stderr(Some("warn,fuser=error"));
     if !args.foreground {
         sys::setsid().map_err(|cause| io_error("setsid", cause))?;
     }
@@ -199,7 +199,8 @@ fn start_threads(listener: UnixListener, verbs: Arc<Served>, session: Session, t
 }
 
 /// Tells the parent that the mount serves, and lets go of it: from then on stderr is the log.
-fn announce(args: &Args, store: BorrowedFd<'_>) -> VerbResult<()> {
+fn announce(args: &Args, engine: &Engine) -> VerbResult<()> {
+    let store = engine.store_fd();
     if args.foreground {
         tracing::info!(mount = %args.mountpoint.display(), "serving");
         return Ok(());
@@ -212,9 +213,11 @@ fn announce(args: &Args, store: BorrowedFd<'_>) -> VerbResult<()> {
     }
     let log = OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(cannot)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
+    let (io, writes) = engine.io();
+    let warnings = engine.warnings();
     // The parent stops reading once it is told, so nothing may be said there after.
     host::redirect_stdio(2, &log).map_err(|cause| cannot(cause.into()))?;
-    tell(&Handshake::Ready { pid: std::process::id() })?;
+    tell(&Handshake::Ready(Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), warnings }))?;
     for number in [0, 1] {
         host::redirect_stdio(number, &null).map_err(|cause| cannot(cause.into()))?;
     }

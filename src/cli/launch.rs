@@ -19,19 +19,29 @@ use crate::sys::host;
 #[serde(rename_all = "lowercase")]
 pub enum Handshake {
     /// It serves.
-    Ready {
-        /// Its process.
-        pid: u32,
-    },
+    Ready(Ready),
     /// It does not, and ends.
     Error(VerbError),
+}
+
+/// What a daemon that serves says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Ready {
+    /// Its process.
+    pub pid: u32,
+    /// Who does reads.
+    pub io: String,
+    /// Who does writes.
+    pub writes: String,
+    /// What somebody should know.
+    pub warnings: Vec<String>,
 }
 
 /// What the daemon says before it serves is kept up to so many bytes.
 const TALK_BYTES_MAX: usize = 64 << 10;
 
 /// Starts the daemon with `arguments`, and waits until it serves. No time limit: an index may have to be rebuilt first.
-pub fn launch(arguments: Vec<OsString>) -> VerbResult<u32> {
+pub fn launch(arguments: Vec<OsString>) -> VerbResult<Ready> {
     let cannot = |cause: std::io::Error| io_error("starting the daemon", cause);
     let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
     let child = spawn(arguments, theirs.into()).map_err(cannot)?;
@@ -58,13 +68,13 @@ fn program() -> PathBuf {
     }
 }
 
-fn wait(mut child: Child, pipe: UnixStream) -> VerbResult<u32> {
+fn wait(mut child: Child, pipe: UnixStream) -> VerbResult<Ready> {
     let mut talk = Vec::new();
     for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
         match serde_json::from_slice::<Handshake>(&line) {
-            Ok(Handshake::Ready { pid }) => {
+            Ok(Handshake::Ready(ready)) => {
                 say(&talk);
-                return Ok(pid);
+                return Ok(ready);
             }
             Ok(Handshake::Error(error)) => {
                 say(&talk);

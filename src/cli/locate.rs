@@ -171,7 +171,7 @@ fn denied(dir: &Path) -> VerbError {
 
 /// Whether this is how a mount fails whose daemon has died.
 pub fn is_disconnected(cause: &io::Error) -> bool {
-    cause.raw_os_error() == Some(Errno::ENOTCONN.0)
+    cause.raw_os_error().is_some_and(|number| [Errno::ENOTCONN.0, Errno::ECONNABORTED.0].contains(&number))
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::error::{Outcome, error, hinted, io_error};
-use super::locate::Located;
+use super::launch::Ready;
 use super::tree_path::{beyond_links, normal};
 use super::{Context, daemon, launch, locate, mounts};
 use crate::control::STORE_NAME;
-use crate::engine::api::{Status, VerbResult};
+use crate::engine::api::VerbResult;
 use crate::sys;
 
 /// Serve a directory, in place or at another mountpoint, from a daemon in the background
@@ -127,16 +127,23 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if args.foreground {
         return daemon::run(daemon);
     }
-    let pid = launch::launch(daemon.arguments())?;
-    report(&daemon, pid, repaired, context)
+    let ready = launch::launch(daemon.arguments())?;
+    report(&daemon, &ready, repaired, context)
 }
 
 /// The real path of the directory that somebody named, dead mounts on the way taken away.
 fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<PathBuf> {
     let shown = shown.display();
     let unlinked = normal(path);
-    *repaired += mounts::repair_above(&beyond_links(&unlinked).unwrap_or(unlinked))?;
-    match std::fs::metadata(path) {
+    let real = beyond_links(&unlinked).unwrap_or(unlinked);
+    *repaired += mounts::repair_above(&real)?;
+    let mut found = std::fs::metadata(path);
+    if found.as_ref().is_err_and(locate::is_disconnected) {
+        // Its daemon has died since.
+        *repaired += mounts::repair_above(&real)?;
+        found = std::fs::metadata(path);
+    }
+    match found {
         Ok(metadata) if metadata.is_dir() => path.canonicalize().map_err(|cause| io_error(&shown, cause)),
         Ok(_) => Err(error("not-a-directory", format!("{shown} is not a directory"))),
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
@@ -214,16 +221,13 @@ pub fn user_allow_other() -> bool {
     std::fs::read_to_string("/etc/fuse.conf").is_ok_and(|conf| conf.lines().any(|line| line.trim() == "user_allow_other"))
 }
 
-/// Tells what is mounted now, asked of the mount itself: it serves.
-fn report(daemon: &daemon::Args, pid: u32, repaired: usize, context: &mut Context) -> Outcome {
-    let status = match locate::locate(daemon.mountpoint.clone())? {
-        Located::Served(mut served) => served.client.status()?,
-        other => return Err(locate::not_served(&other).into()),
-    };
-    let Status { mount, backing, store, io, writes, warnings, .. } = &status;
+/// Tells what is mounted now.
+fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut Context) -> Outcome {
+    let (mount, backing, store) = (&daemon.mountpoint, &daemon.backing, &daemon.backing.join(STORE_NAME));
+    let Ready { pid, io, writes, warnings } = ready;
     let out = &mut context.out;
     if out.json {
-        return Ok(out.json(&Mounted { mount, backing, store, io, writes, pid, repaired, warnings })?);
+        return Ok(out.json(&Mounted { mount, backing, store, io, writes, pid: *pid, repaired, warnings })?);
     }
     out.talk(&format!("{} is mounted (io: {io}, writes: {writes})", mount.display()));
     for warning in warnings {

@@ -46,9 +46,10 @@ pub fn containing<'a>(mounts: &'a [MountPoint], path: &Path) -> Option<&'a Mount
 
 /// Whether the daemon of the mount at `at` is gone.
 ///
-/// Asked with statfs(2), which always goes to the daemon: what stat(2) gives the kernel may have kept.
+/// Asked with statfs(2), which always goes to the daemon: what stat(2) gives the kernel may have kept. A daemon that dies while it is asked makes
+/// that ECONNABORTED.
 pub fn is_dead(at: &Path) -> bool {
-    host::open_dir_path(at).and_then(sys::statfs_fd).is_err_and(|cause| cause == Errno::ENOTCONN)
+    host::open_dir_path(at).and_then(sys::statfs_fd).is_err_and(|cause| matches!(cause, Errno::ENOTCONN | Errno::ECONNABORTED))
 }
 
 /// The uppermost mount of ours around `path` whose daemon is gone.

@@ -36,12 +36,17 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return Ok(context.out.json(&restored)?);
     }
     changes::print(&mut context.out, &restored.changes)?;
+    for path in &restored.unknown {
+        let path = String::from_utf8_lossy(&path.0).into_owned();
+        let path = context.out.text(&path);
+        eprintln!("Warning: {path} was changed while nothing was mounted; it stays as it is");
+    }
     let summary = summary(&restored);
     Ok(context.out.line(&summary)?)
 }
 
 fn summary(restored: &Restored) -> String {
-    let Restored { restored: id, guard, changes, dry_run, duration_us } = restored;
+    let Restored { restored: id, guard, changes, unknown: _, dry_run, duration_us } = restored;
     let count = changes::count(changes.len() as u64);
     match guard {
         _ if *dry_run => format!("restore of checkpoint {id} would make {count}"),

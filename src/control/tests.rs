@@ -74,7 +74,7 @@ impl Verbs for Fake {
     }
     fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
         let changes = changes(self.changes);
-        Ok(Restored { restored: CheckpointId(1), guard: None, changes, dry_run: options.dry_run, duration_us: 5 })
+        Ok(Restored { restored: CheckpointId(1), guard: None, changes, unknown: Vec::new(), dry_run: options.dry_run, duration_us: 5 })
     }
     fn delete(&self, _: &StateName) -> VerbResult<CheckpointInfo> {
         panic!("a mistake of the engine");

@@ -208,6 +208,9 @@ pub struct Restored {
     pub guard: Option<CheckpointId>,
     /// What changed in the live tree, sorted by path.
     pub changes: Vec<Change>,
+    /// Paths that were changed while nothing was mounted: the checkpoint does not know what they were, and they stay as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<TreePath>,
     /// It was only asked what would change.
     pub dry_run: bool,
     /// Time in the daemon, microseconds.

@@ -1,7 +1,8 @@
 //! Making and deleting checkpoints: freeze, close the epoch, thaw.
 
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLockWriteGuard;
 
 use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
@@ -11,8 +12,10 @@ use crate::store::ids::CheckpointId;
 use crate::store::record::{Checkpoint, Reason};
 use crate::sys::{self, Errno, SysResult};
 
-/// Rounds of flushing mapped files until one finds nothing to flush.
-const FLUSH_ROUNDS_MAX: u32 = 16;
+/// Rounds of flushing mapped files after which the freeze comes although stores may be missing.
+const FLUSH_ROUNDS_MAX: u32 = 64;
+/// Time after which it does.
+const FLUSH_MAX: Duration = Duration::from_millis(50);
 /// Bytes of a tag at most: it is a name in `.snapshots`.
 pub const TAG_BYTES_MAX: usize = 100;
 
@@ -22,15 +25,13 @@ impl Engine {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
         let _one_at_a_time = self.checkpointing.lock();
-        if options.sync {
-            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the tree cannot be synced", errno))?;
-        }
-        let flushed = self.ready_for_freeze();
-        let gate = self.live.gate.write();
+        let (gate, flushed) = self.freeze();
         let sealed = self.seal(&options.note, tags, reason, flushed);
         drop(gate);
         let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
         if options.sync {
+            // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
+            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the checkpoint was made, but the tree cannot be synced", errno))?;
             self.timeline().store().journal.sync().map_err(|error| error::failed("the checkpoint cannot be synced", error.errno()))?;
         }
         let mut info = CheckpointInfo::new(&checkpoint);
@@ -39,26 +40,31 @@ impl Engine {
         Ok(info)
     }
 
-    /// What can be done before the freeze: files no longer mapped are settled, hot ones written back. In a daemon mount dirty pages of mappings are
-    /// in the kernel's cache: they must come in as writes of this epoch. Says whether a last round found none.
-    pub(super) fn ready_for_freeze(&self) -> bool {
+    /// Makes every change wait, for as long as the guard lives. What can be done before is: files no longer mapped are settled, hot ones written
+    /// back, dirty pages of mappings that are in the kernel's cache brought in as writes. Says whether the tree holds every store that was made
+    /// through such a mapping before any change that it holds.
+    pub(super) fn freeze(&self) -> (RwLockWriteGuard<'_, ()>, bool) {
+        self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
-        let Some(caches) = self.caches.get() else { return true };
-        for _ in 0..FLUSH_ROUNDS_MAX {
-            let mapped = self.live.mapped_through_daemon();
-            if mapped.is_empty() {
-                return true;
-            }
-            let before = self.cache_writes.load(Ordering::SeqCst);
-            for slot in mapped {
+        let Some(caches) = self.caches.get() else { return (self.live.gate.write(), true) };
+        let (started, mut rounds) = (Instant::now(), 0);
+        loop {
+            for slot in self.live.watch_stores() {
                 caches.forget_data(NodeId(slot.0));
             }
-            if self.cache_writes.load(Ordering::SeqCst) == before {
-                return true;
+            rounds += 1;
+            let last = rounds == FLUSH_ROUNDS_MAX || started.elapsed() > FLUSH_MAX;
+            if !last && !self.live.stores_are_flushed() {
+                continue;
+            }
+            let gate = self.live.gate.write();
+            let flushed = self.live.stores_are_flushed();
+            if last || flushed {
+                self.live.unwatch_stores();
+                return (gate, flushed);
             }
         }
-        false
     }
 
     /// Closes the open epoch. The caller holds the gate for writing.

@@ -14,11 +14,12 @@ mod past;
 pub mod request;
 mod restore;
 mod service;
+mod unserved;
 mod verbs;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -26,7 +27,7 @@ use parking_lot::Mutex;
 use api::{VerbError, VerbResult};
 use request::Caches;
 
-use crate::history::timeline::Timeline;
+use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
@@ -75,8 +76,6 @@ pub struct Engine {
     checkpointing: Mutex<()>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
     asked_by_kernel: Mutex<()>,
-    /// Writes that came from the kernel's cache: dirty pages of mappings.
-    cache_writes: AtomicU64,
     started: String,
     stop: Arc<AtomicBool>,
     warnings: Vec<String>,
@@ -123,16 +122,17 @@ impl Engine {
             links: control::Links::default(),
             checkpointing: Mutex::new(()),
             asked_by_kernel: Mutex::new(()),
-            cache_writes: AtomicU64::new(0),
             started: jiff::Timestamp::now().to_string(),
             stop: Arc::new(AtomicBool::new(false)),
             warnings,
         });
+        engine.begin_service(&aftermath).map_err(failed)?;
         if aftermath.unclean {
             engine.live.recover(&aftermath).map_err(failed)?;
         }
-        engine.finish_restore(&aftermath).map_err(failed)?;
-        engine.timeline().append(&[Record::Mounted { at_ns: now_ns() }]).map_err(failed)?;
+        if let Err(errno) = engine.finish_restore(&aftermath) {
+            tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
+        }
         engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
         engine.start_syncer().map_err(|error| failed(error.into()))?;
         Ok(engine)
@@ -166,14 +166,49 @@ impl Engine {
         self.live.timeline()
     }
 
+    /// Records that the tree is served from now on, and since when it was not. Whatever is changed after is changed by us.
+    fn begin_service(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
+        let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
+            (Some(at_ns), _) => Some(at_ns),
+            // A killed daemon lived at least until it last wrote to the journal, and until the last change of what has a record: most changes need
+            // no new one.
+            (None, true) => Some(self.journal_written_ns()?.max(self.live.last_recorded_change().map_or(i64::MIN, nanoseconds))),
+            (None, false) => None,
+        };
+        let at_ns = now_ns();
+        self.timeline().append(&[Record::Mounted { at_ns, stopped_ns }])?;
+        self.timeline().begin_service(at_ns, stopped_ns);
+        Ok(())
+    }
+
+    fn journal_written_ns(&self) -> crate::sys::SysResult<i64> {
+        let journal = self.timeline().store().layout.journal_dir();
+        let mut last = i64::MIN;
+        for entry in sys::list_dir(journal)? {
+            last = last.max(nanoseconds(sys::stat_at(journal, &entry.name)?.mtime));
+        }
+        Ok(last)
+    }
+
     /// Puts the journal on disk once a second, if something was written.
     fn start_syncer(&self) -> std::io::Result<()> {
-        let (stop, store) = (Arc::clone(&self.stop), Arc::clone(self.timeline().store()));
+        let (stop, timeline) = (Arc::clone(&self.stop), Arc::clone(self.timeline()));
+        let store = Arc::clone(timeline.store());
         std::thread::Builder::new()
             .name("syncer".into())
             .spawn(move || {
                 let mut synced = store.journal.position();
+                let mut epoch = None;
                 while !stop.load(Ordering::Relaxed) {
+                    // The layer of the open epoch is there before it is needed: on a full filesystem inodes can be moved into it, but not a
+                    // directory be made. That of a closed epoch goes if nothing is in it.
+                    let open = timeline.epoch();
+                    if epoch != Some(open) {
+                        if let Some(Err(error)) = epoch.map(|closed| store.layers.remove_epoch_if_empty(closed)) {
+                            tracing::debug!(%error, "an empty layer was not removed");
+                        }
+                        epoch = store.layers.dir(open).is_ok().then_some(open);
+                    }
                     std::thread::sleep(std::time::Duration::from_secs(1));
                     let position = store.journal.position();
                     if position == synced {
@@ -222,8 +257,11 @@ impl Served {
 }
 
 fn now_ns() -> i64 {
-    let now = sys::now();
-    now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec))
+    nanoseconds(sys::now())
+}
+
+fn nanoseconds(time: sys::Time) -> i64 {
+    time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
 }
 
 /// Whether the filesystem clones: tried, not guessed from its name.

@@ -38,58 +38,52 @@ impl Engine {
         let paths = self.checked_paths(target, &options.paths)?;
         let failed = |errno| error::failed("the restore failed", errno);
         let took = |started: Instant| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.into_iter().map(|change| change.path).collect();
         if options.dry_run {
             let changes = self.changes_to(target, &paths).map_err(failed)?;
-            return Ok(Restored { restored: target, guard: None, changes, dry_run: true, duration_us: took(started) });
+            return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
         }
         let _one_at_a_time = self.checkpointing.lock();
-        let flushed = self.ready_for_freeze();
-        let gate = self.live.gate.write();
+        let (gate, flushed) = self.freeze();
         let changes = self.changes_to(target, &paths).map_err(failed)?;
+        let plan = plan::Plan::make(self, target, &paths).map_err(failed)?;
         let note = format!("before restoring {target}");
         let (guard, _) = self.seal(&note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
-        self.timeline().append(&[Record::RestoreBegin { target, guard: guard.id, paths: paths.clone() }]).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(target, &paths);
-        if applied.is_err()
-            && let Err(errno) = self.timeline().append(&[Record::RestoreEnd])
-        {
-            // The next mount would carry it out over whatever is done until then.
-            tracing::error!(%errno, "a restore that failed could not be recorded as ended");
-        }
+        let applied = self.carry_out(&plan, guard.id, &paths);
         drop(tree);
         drop(gate);
-        // Even after a failure: what was done is done.
         let stale = applied.map_err(|errno| {
             let mut error = failed(errno);
             error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
             error
-        });
-        if let Ok(stale) = &stale {
-            self.forget(stale);
-        }
-        stale?;
-        Ok(Restored { restored: target, guard: Some(guard.id), changes, dry_run: false, duration_us: took(started) })
+        })?;
+        self.forget(&stale);
+        Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dry_run: false, duration_us: took(started) })
     }
 
-    /// Plans, applies, and records the end. The caller holds the gate and the tree for writing.
-    fn carry_out(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
-        let plan = plan::Plan::make(self, target, paths)?;
-        let stale = apply::apply(self, &plan)?;
-        self.timeline().append(&[Record::RestoreEnd])?;
-        Ok(stale)
+    /// Applies a plan between the records of its beginning and its end. The caller holds the gate and the tree for writing.
+    ///
+    /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
+    fn carry_out(&self, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
+        self.timeline().append(&[Record::RestoreBegin { target: plan.target, guard, paths: paths.to_vec() }])?;
+        let applied = apply::apply(self, plan);
+        let ended = self.timeline().append(&[Record::RestoreEnd]);
+        let stale = applied?;
+        ended.map(|()| stale)
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
     pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<()> {
-        let Some((target, _, paths)) = &aftermath.restoring else { return Ok(()) };
+        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(()) };
         if self.timeline().checkpoint(*target).is_none() {
             return Ok(());
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
         let _gate = self.live.gate.write();
         let _tree = self.live.tree.write();
-        self.carry_out(*target, paths).map(drop)
+        let plan = plan::Plan::make(self, *target, paths)?;
+        self.carry_out(&plan, *guard, paths).map(drop)
     }
 
     /// What a restore would change in the live tree.

@@ -1,7 +1,6 @@
 //! The requests of the kernel, each led to the live tree, to a view of the past, or to `.snapshots`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Engine;
@@ -318,13 +317,10 @@ impl Service for Engine {
     }
 
     fn write(&self, caller: Caller, _node: NodeId, fh: Fh, offset: u64, data: &[u8], from_cache: bool) -> SysResult<u32> {
-        if from_cache {
-            self.cache_writes.fetch_add(1, Ordering::SeqCst);
-        }
         if fh.0 & PAST_HANDLE != 0 {
             return Err(Errno::EROFS);
         }
-        self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache)
+        self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache, from_cache)
     }
 
     fn flush(&self, _node: NodeId, _fh: Fh) -> SysResult<()> {

@@ -65,6 +65,20 @@ impl Engine {
         Ok(changes)
     }
 
+    /// Who does reads, and who does writes: `passthrough` or `daemon`.
+    pub fn io(&self) -> (&'static str, &'static str) {
+        (self.io_name(), if self.config.strict_writes { "daemon" } else { self.io_name() })
+    }
+
+    /// What somebody should know.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.warnings.clone();
+        if self.timeline().store().journal.is_latched() {
+            warnings.push("the journal cannot be written: changes to what checkpoints can see fail until the next mount".into());
+        }
+        warnings
+    }
+
     fn io_name(&self) -> &'static str {
         if self.live.passthrough() { "passthrough" } else { "daemon" }
     }
@@ -96,18 +110,26 @@ impl Verbs for Engine {
             Some(id) => self.compare(State::At(id), State::Live, b"").map_err(failed)?,
             None => Vec::new(),
         };
-        let mut warnings = self.warnings.clone();
-        if self.timeline().store().journal.is_latched() {
-            warnings.push("the journal cannot be written: changes to what checkpoints can see fail until the next mount".into());
+        let mut warnings = self.warnings();
+        let mut dirty = dirty;
+        if let Some(id) = latest {
+            let unserved = self.changed_unserved(id).map_err(failed)?;
+            if !unserved.is_empty() {
+                warnings.push(format!("{} paths were changed while nothing was mounted: checkpoints before that cannot show them", unserved.len()));
+            }
+            dirty.extend(unserved);
+            dirty.sort_by(|a, b| a.path.cmp(&b.path));
+            dirty.dedup_by(|a, b| a.path == b.path);
         }
+        let (io, writes) = self.io();
         Ok(Status {
             mount: self.config.mount.clone(),
             backing: self.config.backing.clone(),
             store: self.config.backing.join(".ckptfs"),
             filesystem: self.config.filesystem.to_owned(),
             capture: if self.live.reflink() { "reflink" } else { "copy" }.to_owned(),
-            io: self.io_name().to_owned(),
-            writes: if self.config.strict_writes { "daemon" } else { self.io_name() }.to_owned(),
+            io: io.to_owned(),
+            writes: writes.to_owned(),
             daemon: DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() },
             epoch: self.timeline().epoch().0,
             latest,

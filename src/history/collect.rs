@@ -41,7 +41,7 @@ impl Timeline {
         let mut unneeded = Vec::new();
         for ((slot, _), object) in objects {
             let needed = match before {
-                Some(before) => self.data_at(slot, before)?.is_some_and(|data| data.object == Some(object)),
+                Some(before) => self.data_at(slot, before)?.is_some_and(|data| data.before.object == Some(object)),
                 None => false,
             };
             if !needed {

@@ -128,9 +128,14 @@ impl Comparison<'_> {
             return Ok(());
         }
         for name in self.names(&from.1, &to.1)? {
-            let old = there(self.from.step(&from.1, &name))?;
+            let path = join(path, &name);
             let new = there(self.to.step(&to.1, &name))?;
-            self.pair(&join(path, &name), old, new, out)?;
+            match there(self.from.step(&from.1, &name)) {
+                Ok(old) => self.pair(&path, old, new, out)?,
+                // Changed while nobody served the tree: what it was cannot be told.
+                Err(Errno::EIO) => out.extend(new.map(|(child, _)| Differs { path, how: Difference::Modified, kind: child.kind, slot: child.slot })),
+                Err(errno) => return Err(errno),
+            }
         }
         Ok(())
     }
@@ -151,7 +156,11 @@ impl Comparison<'_> {
         if same_inode && !self.touched.nodes.contains(&old.slot) {
             return Ok(false);
         }
-        let before = self.from.attr(from)?;
+        let before = match self.from.attr(from) {
+            // Changed while nobody served the tree: it differs, nobody knows how.
+            Err(Errno::EIO) => return Ok(true),
+            before => before?,
+        };
         let Some(after) = there(self.to.attr(to).map(Some))? else { return Ok(true) };
         if attributes_differ(&before, &after) {
             return Ok(true);

@@ -1,8 +1,10 @@
 //! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of them.
 
+pub mod absence;
 mod collect;
 pub mod diff;
 mod indexer;
+pub mod lookup;
 pub mod present;
 mod resume;
 pub mod table;

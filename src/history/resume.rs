@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
+use super::absence::Absence;
 use super::indexer::{self, Wake};
 use super::timeline::{Aftermath, Inner, Timeline, fault};
 use crate::store::ids::Epoch;
@@ -25,6 +26,7 @@ impl Timeline {
         // An index that was rebuilt holds records of the open epoch too; they are needed in memory, so the scan begins where that epoch did.
         let from = checkpoints.last().map_or(Address::START, |(_, address)| *address).min(applied);
         let mut inner = Inner::new(next);
+        inner.absences = store.index.absences().map_err(fault)?.into_iter().map(|(from_ns, to_ns)| Absence { from_ns, to_ns }).collect();
         for (checkpoint, address) in checkpoints {
             inner.put_checkpoint(checkpoint, address);
         }
@@ -91,7 +93,12 @@ impl Replay {
             Record::Replacing { slot, place, object } => self.aftermath.replacing = Some((slot, place, object)),
             Record::RestoreBegin { target, guard, paths } => self.aftermath.restoring = Some((target, guard, paths)),
             Record::RestoreEnd => self.aftermath.restoring = None,
-            Record::Mounted { .. } => self.aftermath.unclean = true,
+            Record::Mounted { at_ns, stopped_ns } => {
+                let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns });
+                self.inner.absences.extend(absence.filter(|absence| !self.inner.absences.contains(absence)));
+                self.aftermath.unclean = true;
+                self.aftermath.stopped_ns = None;
+            }
             Record::Unmounted { at_ns } => {
                 self.undone();
                 self.aftermath.unclean = false;

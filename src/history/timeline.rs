@@ -12,11 +12,12 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use super::table::{NodeUndo, Table};
+use super::absence::Absence;
+use super::table::Table;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use crate::store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, Record, Undo};
+use crate::store::record::{AttrState, Checkpoint, DataState, Key, Place, Record, Undo};
 use crate::store::{Address, Store, StoreError};
-use crate::sys::{Errno, SysResult, Xattrs};
+use crate::sys::{Errno, SysResult};
 
 /// Undo records in one frame at most, where there can be many.
 const UNDO_ITEMS_AT_ONCE: usize = 4096;
@@ -30,11 +31,20 @@ pub(super) struct Inner {
     /// Every checkpoint kept, with where its record is in the journal.
     pub(super) checkpoints: BTreeMap<CheckpointId, (Checkpoint, Address)>,
     tags: BTreeMap<String, CheckpointId>,
+    /// When nobody served the tree, oldest first.
+    pub(super) absences: Vec<Absence>,
 }
 
 impl Inner {
     pub(super) fn new(epoch: Epoch) -> Inner {
-        Inner { open: Table::new(epoch), born: HashSet::new(), sealed: VecDeque::new(), checkpoints: BTreeMap::new(), tags: BTreeMap::new() }
+        Inner {
+            open: Table::new(epoch),
+            born: HashSet::new(),
+            sealed: VecDeque::new(),
+            checkpoints: BTreeMap::new(),
+            tags: BTreeMap::new(),
+            absences: Vec::new(),
+        }
     }
 
     fn is_born(&self, slot: Slot) -> bool {
@@ -235,6 +245,13 @@ impl Timeline {
         self.inner.read().open.node(slot).and_then(|node| node.home.clone())
     }
 
+    /// Every inode and every name that has a record in the open epoch.
+    pub fn touched_now(&self) -> (HashSet<Slot>, Vec<(Slot, Name)>) {
+        let inner = self.inner.read();
+        let names = inner.open.entries().map(|(dir, name, _)| (dir, name.clone())).collect();
+        (inner.open.nodes().map(|(slot, _)| slot).collect(), names)
+    }
+
     /// Every data record of the open epoch.
     pub fn data_records(&self) -> Vec<(Slot, DataState)> {
         self.inner.read().open.nodes().filter_map(|(slot, node)| node.data.map(|data| (slot, data))).collect()
@@ -254,6 +271,10 @@ impl Timeline {
         let address = addresses.first().copied().ok_or(Errno::EIO)?;
         inner.seal();
         for item in ahead {
+            // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
+            if matches!(item, Undo::Data { .. }) {
+                inner.open.count(1);
+            }
             inner.open.add(item);
         }
         inner.put_checkpoint(checkpoint, address);
@@ -310,126 +331,6 @@ impl Timeline {
         self.append(&[Record::Deleted { id }])?;
         self.inner.write().drop_checkpoint(id);
         Ok(())
-    }
-
-    /// The first record after a checkpoint, of all those in memory, and whether the index may hold an earlier one.
-    fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> Option<T> {
-        let inner = self.inner.read();
-        let from = inner.sealed.partition_point(|table| table.epoch <= after.epoch());
-        inner.sealed.iter().skip(from).find_map(|table| pick(table)).or_else(|| pick(&inner.open))
-    }
-
-    fn in_index(&self, key: &Key, after: CheckpointId) -> SysResult<Option<Undo>> {
-        // A table leaves memory only after the index has it, and memory was asked first; so what was in neither has no record.
-        match self.store.index.first_after(key, after).map_err(fault)? {
-            Some(found) => self.store.undo_at(found.at, found.item).map(Some).map_err(fault),
-            None => Ok(None),
-        }
-    }
-
-    fn node_at<T>(
-        &self,
-        key: &Key,
-        slot: Slot,
-        after: CheckpointId,
-        pick: impl Fn(&NodeUndo) -> Option<T>,
-        turn: impl Fn(Undo) -> Option<T>,
-    ) -> SysResult<Option<T>> {
-        let memory = self.in_memory(after, |table| table.node(slot).and_then(&pick));
-        match self.in_index(key, after)? {
-            Some(undo) => turn(undo).map(Some).ok_or(Errno::EIO),
-            None => Ok(memory),
-        }
-    }
-
-    /// What a name led to at a checkpoint; `None`: no record, the live tree says.
-    ///
-    /// # Errors
-    /// EIO if the record cannot be read.
-    pub fn entry_at(&self, dir: Slot, name: &Name, at: CheckpointId) -> SysResult<Option<Option<Child>>> {
-        let memory = self.in_memory(at, |table| table.entry(dir, name));
-        match self.in_index(&Key::Entry(dir, name.clone()), at)? {
-            Some(Undo::Entry { before, .. }) => Ok(Some(before)),
-            Some(_) => Err(Errno::EIO),
-            None => Ok(memory),
-        }
-    }
-
-    /// Every name of a directory that has a record after a checkpoint, with what it led to at the checkpoint.
-    ///
-    /// # Errors
-    /// EIO if a record cannot be read.
-    pub fn entries_at(&self, dir: Slot, at: CheckpointId) -> SysResult<BTreeMap<Name, Option<Child>>> {
-        let mut found = BTreeMap::new();
-        {
-            let inner = self.inner.read();
-            for (name, before) in inner.open.entries_of(dir) {
-                found.insert(name.clone(), before);
-            }
-            for table in inner.sealed.iter().rev().take_while(|table| table.epoch > at.epoch()) {
-                for (name, before) in table.entries_of(dir) {
-                    found.insert(name.clone(), before);
-                }
-            }
-        }
-        for (name, undo) in self.store.index.entries_after(dir, at).map_err(fault)? {
-            match self.store.undo_at(undo.at, undo.item).map_err(fault)? {
-                Undo::Entry { before, .. } => found.insert(name, before),
-                _ => return Err(Errno::EIO),
-            };
-        }
-        Ok(found)
-    }
-
-    /// Attributes at a checkpoint; `None`: no record.
-    ///
-    /// # Errors
-    /// EIO if the record cannot be read.
-    pub fn attr_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<Arc<AttrState>>> {
-        self.node_at(
-            &Key::Attr(slot),
-            slot,
-            at,
-            |node| node.attr.clone(),
-            |undo| match undo {
-                Undo::Attr { before, .. } => Some(Arc::new(before)),
-                _ => None,
-            },
-        )
-    }
-
-    /// Extended attributes at a checkpoint; `None`: no record.
-    ///
-    /// # Errors
-    /// EIO if the record cannot be read.
-    pub fn xattrs_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<Arc<Xattrs>>> {
-        self.node_at(
-            &Key::Xattrs(slot),
-            slot,
-            at,
-            |node| node.xattrs.clone(),
-            |undo| match undo {
-                Undo::Xattrs { before, .. } => Some(Arc::new(before)),
-                _ => None,
-            },
-        )
-    }
-
-    /// Content at a checkpoint; `None`: no record.
-    ///
-    /// # Errors
-    /// EIO if the record cannot be read.
-    pub fn data_at(&self, slot: Slot, at: CheckpointId) -> SysResult<Option<DataState>> {
-        self.node_at(
-            &Key::Data(slot),
-            slot,
-            at,
-            |node| node.data,
-            |undo| match undo {
-                Undo::Data { before, .. } => Some(before),
-                _ => None,
-            },
-        )
     }
 
     /// Where an inode with a past is to be found now; a hint, to be verified.

@@ -7,9 +7,10 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use super::lookup::{Answer, Recorded};
 use super::present::{Present, Trail};
 use super::timeline::Timeline;
-use crate::store::ids::{CheckpointId, Name, ObjectId, Slot};
+use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::record::{AttrState, Child, DataState};
 use crate::sys::{Errno, Kind, SysResult, Xattrs};
 
@@ -51,25 +52,57 @@ impl<'a> View<'a> {
         self.state
     }
 
-    /// Asks history, then the live tree, then history again.
-    fn resolve<T>(&self, past: impl Fn(CheckpointId) -> SysResult<Option<T>>, live: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
-        let State::At(id) = self.state else { return live() };
-        if let Some(found) = past(id)? {
-            return Ok(found);
+    /// Asks history, then the live tree, then history again. Says in which epoch the answer was recorded; `None`: it is of the live tree.
+    fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl FnOnce() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
+        if let Some(found) = past()? {
+            return Ok((Some(found.epoch), found.before));
         }
         let answer = live();
-        match past(id)? {
-            Some(found) => Ok(found),
-            None => answer,
+        match past()? {
+            Some(found) => Ok((Some(found.epoch), found.before)),
+            None => answer.map(|answer| (None, answer)),
         }
+    }
+
+    /// Refuses what was changed while nobody served the tree.
+    fn check_served(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<()> {
+        if self.changed_unserved(owner, id, epoch)? { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    /// Whether an inode was changed while nobody served the tree, after checkpoint `id`: as it was when it was recorded in `epoch`, or as it is.
+    fn changed_unserved(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<bool> {
+        if !self.timeline.was_absent_after(id) {
+            return Ok(false);
+        }
+        let recorded = match epoch {
+            Some(epoch) => self.timeline.attr_at(owner.slot, CheckpointId(epoch.0.saturating_sub(1)))?,
+            None => None,
+        };
+        let ctime = match recorded {
+            Some(attr) => attr.before.stat.ctime,
+            None => match self.present.attr(owner) {
+                Ok(attr) => attr.stat.ctime,
+                Err(_) => return Ok(false),
+            },
+        };
+        Ok(self.timeline.changed_in_absence(ctime, id))
     }
 
     /// What a name in a directory led to.
     ///
     /// # Errors
-    /// ESTALE if the directory cannot be found; EIO if the record is damaged.
+    /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory was changed while nobody served it and what the
+    /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        self.resolve(|id| self.timeline.entry_at(dir.slot, name, id), || self.present.child(dir, name))
+        let State::At(id) = self.state else { return self.present.child(dir, name) };
+        let (epoch, child) = self.look(|| self.timeline.entry_at(dir.slot, name, id), || self.present.child(dir, name))?;
+        if self.changed_unserved(dir, id, epoch)? {
+            match child {
+                Some(child) => self.check_served(&dir.step(name, child.slot), id, epoch)?,
+                None => return Err(Errno::EIO),
+            }
+        }
+        Ok(child)
     }
 
     /// The inode that a name led to, with its trail.
@@ -98,8 +131,12 @@ impl<'a> View<'a> {
             Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => std::collections::BTreeMap::new(),
             Err(errno) => return Err(errno),
         };
-        for (name, before) in recorded {
-            match before {
+        let epochs: std::collections::BTreeSet<Epoch> = recorded.values().map(|recorded| recorded.epoch).collect();
+        for epoch in epochs.into_iter().map(Some).chain(std::iter::once(None)) {
+            self.check_served(dir, id, epoch)?;
+        }
+        for (name, recorded) in recorded {
+            match recorded.before {
                 Some(child) => names.insert(name, child),
                 None => names.remove(&name),
             };
@@ -107,12 +144,18 @@ impl<'a> View<'a> {
         Ok(names.into_iter().collect())
     }
 
-    /// Attributes.
+    /// Attributes. Those of a directory that was changed while nobody served it are as they are now.
     ///
     /// # Errors
     /// As [`View::child`].
     pub fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
-        self.resolve(|id| Ok(self.timeline.attr_at(node.slot, id)?.map(|attr| (*attr).clone())), || self.present.attr(node))
+        let State::At(id) = self.state else { return self.present.attr(node) };
+        let (epoch, attr) = self.look(|| Ok(self.timeline.attr_at(node.slot, id)?.map(owned)), || self.present.attr(node))?;
+        // A directory can be passed through, so that what is below and was not changed can be reached.
+        if attr.stat.kind != Kind::Dir {
+            self.check_served(node, id, epoch)?;
+        }
+        Ok(attr)
     }
 
     /// Extended attributes, sorted by name.
@@ -120,7 +163,10 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
-        self.resolve(|id| Ok(self.timeline.xattrs_at(node.slot, id)?.map(|xattrs| (*xattrs).clone())), || self.present.xattrs(node))
+        let State::At(id) = self.state else { return self.present.xattrs(node) };
+        let (epoch, xattrs) = self.look(|| Ok(self.timeline.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
+        self.check_served(node, id, epoch)?;
+        Ok(xattrs)
     }
 
     /// Where the content of a regular file is now. An answer of [`Source::Live`] holds only until the file changes.
@@ -129,7 +175,7 @@ impl<'a> View<'a> {
     /// EIO if the record is damaged.
     pub fn source(&self, slot: Slot) -> SysResult<Source> {
         let State::At(id) = self.state else { return Ok(Source::Live) };
-        Ok(match self.timeline.data_at(slot, id)? {
+        Ok(match self.timeline.data_at(slot, id)?.map(|data| data.before) {
             Some(DataState { object: Some(object), .. }) => Source::Object(object),
             Some(DataState { object: None, .. }) => Source::Empty,
             None => Source::Live,
@@ -142,6 +188,10 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`]; EIO if the object is not in the store.
     pub fn open(&self, node: &Arc<Trail>) -> SysResult<(Source, Option<File>)> {
+        if let State::At(id) = self.state {
+            let epoch = self.timeline.data_at(node.slot, id)?.map(|data| data.epoch);
+            self.check_served(node, id, epoch)?;
+        }
         loop {
             match self.source(node.slot)? {
                 Source::Empty => return Ok((Source::Empty, None)),
@@ -181,4 +231,8 @@ impl<'a> View<'a> {
         }
         Ok(Some(at))
     }
+}
+
+fn owned<T: Clone>(recorded: Recorded<Arc<T>>) -> Recorded<T> {
+    Recorded { epoch: recorded.epoch, before: (*recorded.before).clone() }
 }

@@ -35,7 +35,7 @@ impl Live {
     /// Those of chmod(2), chown(2), truncate(2), utimensat(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn set_attr<'a>(&self, at: impl Into<At<'a>>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
         let at = at.into();
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.read();
         let _stripe = self.stripe(at.slot);
         self.set_attr_in(at, file, change)
@@ -132,7 +132,7 @@ impl Live {
     }
 
     fn change_xattrs(&self, at: At<'_>, change: impl FnOnce(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.read();
         let _stripe = self.stripe(at.slot);
         let fd = self.fd(at)?;

@@ -115,13 +115,21 @@ impl Live {
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
         let layers = &self.timeline.store().layers;
-        let copy_is_cheaper = || size <= COPY_DIRTY_MAX && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0);
+        // Where the kernel may be writing to the file only a clone is of one instant, and makes the next store through a mapping show.
+        let copy_is_cheaper = || {
+            let small = size <= COPY_DIRTY_MAX && !self.is_hot_now(object.slot);
+            small && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0)
+        };
         if self.reflink && !copy_is_cheaper() {
             let (dir, name) = layers.location(object).map_err(|error| error.errno())?;
             return sys::clone_to(file, &*dir, name.as_bytes()).map(drop);
         }
         let target = layers.create(object).map_err(|error| error.errno())?;
-        sys::copy_data(file, &target, size)?;
+        if self.reflink {
+            sys::copy_apart(file, &target, size)?;
+        } else {
+            sys::copy_data(file, &target, size)?;
+        }
         if sys::stat_fd(&target)?.size != size {
             return Err(Errno::EIO);
         }

@@ -1,7 +1,7 @@
 //! Open files: handles, and reads and writes that pass through the daemon.
 //!
 //! In a passthrough mount the kernel writes to the backing file itself, so a file is captured when it is opened for writing, ahead of a write that
-//! may never come; when the last writer is gone the capture is taken back if nothing changed ([`Live::settle`]). In a daemon mount the first write
+//! may never come; when the last writer is gone the capture is taken back if nothing changed (`Live::settle`). In a daemon mount the first write
 //! captures.
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use super::Live;
 use super::find::At;
 use super::names::{Made, Make};
-use super::nodes::{IoMode, Node};
+use super::nodes::IoMode;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::{self, Errno, Open, SysResult};
@@ -41,6 +41,14 @@ pub struct OpenFlags {
     pub dsync: bool,
     /// The caller may keep set-id bits where it changes content (root).
     pub privileged: bool,
+}
+
+impl OpenFlags {
+    /// How the backing file is opened. Where writes pass the daemon they come with their offset, and an append flag would send them elsewhere.
+    fn backing(self, io: IoMode) -> Open {
+        let append = self.append && io == IoMode::Passthrough;
+        Open { read: self.read, write: self.write, append, sync: self.sync, dsync: self.dsync, ..Open::default() }
+    }
 }
 
 /// An open file.
@@ -96,7 +104,7 @@ impl Live {
     /// # Errors
     /// Those of open(2); ENOSPC or EIO if the past could not be kept.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
-        let _gate = flags.write.then(|| self.gate.read());
+        let _gate = flags.write.then(|| self.enter());
         let _tree = self.tree.read();
         let fd = self.fd(slot)?;
         let stat = sys::stat_fd(&fd)?;
@@ -110,14 +118,7 @@ impl Live {
             self.check_not_kept(slot, &fd)?;
             self.prepare_write(slot, &fd, flags, io)?;
         }
-        let how = Open {
-            read: flags.read,
-            write: flags.write,
-            append: flags.append && io == IoMode::Passthrough,
-            sync: flags.sync,
-            dsync: flags.dsync,
-            ..Open::default()
-        };
+        let how = flags.backing(io);
         let file = sys::reopen(&fd, how)?;
         if flags.truncate && flags.write && stat.size > 0 {
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
@@ -142,19 +143,11 @@ impl Live {
     /// # Errors
     /// As [`Live::make`].
     pub fn create(&self, parent: Slot, name: &Name, make: &Make<'_>, flags: OpenFlags) -> SysResult<(Made, HandleId, Arc<Handle>)> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.write();
         let special = make.mode & 0o6000 != 0;
         let io = if self.passthrough() && !special { IoMode::Passthrough } else { IoMode::Daemon };
-        // Read as well as write: the daemon may have to read what it captures, and a mode of 0200 stops nobody who has it open.
-        let open = Open {
-            read: flags.read,
-            write: flags.write,
-            append: flags.append && io == IoMode::Passthrough,
-            sync: flags.sync,
-            dsync: flags.dsync,
-            ..Open::default()
-        };
+        let open = flags.backing(io);
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
         let (id, handle) = self.opened(made.slot, file, flags, io);
@@ -163,15 +156,11 @@ impl Live {
 
     /// Enters a new handle into the tables. The caller holds the gate if it writes.
     fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> (HandleId, Arc<Handle>) {
-        {
-            let mut nodes = self.nodes.lock();
-            if let Some(node) = nodes.get_mut(slot) {
-                count_handle(node, flags, true);
-                node.io = Some(io);
-            }
-        }
-        if flags.write && io == IoMode::Passthrough {
-            self.note_hot(slot, &file, flags.read);
+        self.nodes.lock().opened(slot, flags.read, flags.write, io);
+        match io {
+            IoMode::Passthrough if flags.write => self.note_hot(slot, &file, flags.read),
+            IoMode::Daemon if flags.write => self.touch(slot),
+            IoMode::Passthrough | IoMode::Daemon => {}
         }
         self.handles.put(Handle { slot, file: Arc::new(file), flags, io })
     }
@@ -190,22 +179,14 @@ impl Live {
     pub fn release(&self, id: HandleId) {
         let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
         let slot = handle.slot;
-        let last_writer = {
-            let mut nodes = self.nodes.lock();
-            let last = nodes.get_mut(slot).is_some_and(|node| {
-                count_handle(node, handle.flags, false);
-                handle.flags.write && node.writers == 0
-            });
-            nodes.reap(slot);
-            last
-        };
+        let last_writer = self.nodes.lock().closed(slot, handle.flags.read, handle.flags.write);
         let passthrough = handle.io == IoMode::Passthrough;
         // The descriptor must be closed before the lease is asked for.
         drop(handle);
         if last_writer && passthrough {
             let _gate = self.gate.read();
             let _tree = self.tree.read();
-            self.settle(slot);
+            self.settle_released(slot);
         }
     }
 
@@ -215,14 +196,9 @@ impl Live {
     /// Those of pread(2).
     pub fn read(&self, id: HandleId, offset: u64, size: u32) -> SysResult<Vec<u8>> {
         let handle = self.handle(id)?;
+        self.touch(handle.slot);
         let mut buffer = vec![0_u8; size as usize];
-        let mut filled = 0;
-        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match sys::read_at(&handle.file, rest, offset + filled as u64)? {
-                0 => break,
-                got => filled += got,
-            }
-        }
+        let filled = sys::read_full_at(&handle.file, &mut buffer, offset)?;
         buffer.truncate(filled);
         Ok(buffer)
     }
@@ -230,7 +206,7 @@ impl Live {
     /// Holds the gate, captures, then changes the content of a file through one of its handles. `fd` of the handle itself cannot serve as the
     /// source of a capture: it may be open for writing only.
     pub fn change_content<T>(&self, handle: &Handle, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let slot = handle.slot;
         if self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot) {
             let _tree = self.tree.read();
@@ -243,12 +219,15 @@ impl Live {
         change(&handle.file)
     }
 
-    /// Writes through the daemon. `privileged`: set-id bits stay.
+    /// Writes through the daemon. `privileged`: set-id bits stay. `from_cache`: these are dirty pages of a mapping, no pwrite(2).
     ///
     /// # Errors
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
-    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool) -> SysResult<u32> {
+    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool, from_cache: bool) -> SysResult<u32> {
         let handle = self.handle(id)?;
+        if !from_cache {
+            self.touch(handle.slot);
+        }
         self.change_content(&handle, |file| {
             let keep_set_id = privileged || sys::stat_fd(file)?.mode & 0o6000 == 0;
             if keep_set_id {
@@ -290,24 +269,5 @@ impl Live {
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
         let dir = self.dir(slot)?;
         sys::fsync(sys::reopen(&dir, Open::READ)?)
-    }
-
-    /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in the kernel's cache.
-    pub fn mapped_through_daemon(&self) -> Vec<Slot> {
-        self.nodes.lock().matching(|node| node.mappable > 0 && node.io == Some(IoMode::Daemon))
-    }
-}
-
-fn count_handle(node: &mut Node, flags: OpenFlags, opened: bool) {
-    let step = |count: &mut u32| *count = if opened { *count + 1 } else { count.saturating_sub(1) };
-    step(&mut node.handles);
-    if flags.write {
-        step(&mut node.writers);
-        if flags.read {
-            step(&mut node.mappable);
-        }
-    }
-    if node.handles == 0 {
-        node.io = None;
     }
 }

@@ -22,6 +22,13 @@ use crate::sys::{self, Open, Stat, SysResult};
 const PASSES_MAX: u32 = 64;
 /// Time after which it does.
 const CUT_MAX: Duration = Duration::from_millis(50);
+/// A file opened for writing less than this ago has probably been closed since: most are written in one go, and the kernel tells of a close later.
+const YOUNG: Duration = Duration::from_millis(2);
+/// How often, and how long each time, a checkpoint waits for such a close to be told: less than capturing the file would cost.
+const CLOSE_WAITS_MAX: u32 = 4;
+const CLOSE_WAIT: Duration = Duration::from_micros(30);
+/// Files that a release tries to settle besides its own.
+const RESETTLED_AT_ONCE: usize = 2;
 
 /// A hot file.
 #[derive(Clone, Debug)]
@@ -30,6 +37,8 @@ pub(super) struct Hot {
     file: Arc<File>,
     /// It was open for reading and writing, so that it may be mapped to be written.
     mappable: bool,
+    /// When it was last opened for writing.
+    opened: Instant,
 }
 
 /// What the cut found.
@@ -56,11 +65,12 @@ impl Live {
         let mut hot = self.hot.lock();
         if let Some(known) = hot.get_mut(&slot) {
             known.mappable |= mappable;
+            known.opened = Instant::now();
             return;
         }
         match sys::reopen(file, Open::READ) {
             Ok(file) => {
-                hot.insert(slot, Hot { file: Arc::new(file), mappable });
+                hot.insert(slot, Hot { file: Arc::new(file), mappable, opened: Instant::now() });
             }
             Err(error) => tracing::error!(%error, slot = slot.0, "a file open for writing cannot be watched"),
         }
@@ -71,15 +81,41 @@ impl Live {
         self.hot.lock().contains_key(&slot)
     }
 
-    /// The last handle for writing is closed: unless the file is mapped it is hot no longer, and a capture made ahead is taken back if nothing
-    /// changed. The caller holds the gate and the tree.
-    pub(super) fn settle(&self, slot: Slot) {
+    /// The last handle for writing is closed: what that leaves to do. The caller holds the gate and the tree.
+    ///
+    /// The kernel sends RELEASE before the closing task lets go of the backing file (its fput is deferred to the way back from close(2)), so the
+    /// lease of a file that nobody has mapped is often refused at first. Those wait in `unsettled`, and each release works off a few of them:
+    /// a checkpoint must not find them in heaps.
+    pub(super) fn settle_released(&self, slot: Slot) {
+        let earlier: Vec<Slot> = {
+            let mut unsettled = self.unsettled.lock();
+            let count = unsettled.len().min(RESETTLED_AT_ONCE);
+            unsettled.drain(..count).collect()
+        };
+        let refused: Vec<Slot> = earlier.into_iter().chain([slot]).filter(|slot| !self.settle(*slot)).collect();
+        if !refused.is_empty() {
+            self.unsettled.lock().extend(refused);
+        }
+    }
+
+    /// Unless the file is open for writing or mapped it is hot no longer, and a capture made ahead is taken back if nothing changed; `false`: it is
+    /// mapped, or seems so. The caller holds the gate and the tree.
+    fn settle(&self, slot: Slot) -> bool {
         let _stripe = self.stripe(slot);
-        let Some(hot) = self.hot.lock().get(&slot).cloned() else { return };
-        if self.nodes.lock().get(slot).is_some_and(|node| node.writers > 0) || !sys::lease_free(&*hot.file).unwrap_or(false) {
-            return;
+        let Some(hot) = self.hot.lock().get(&slot).cloned() else { return true };
+        if self.nodes.lock().get(slot).is_some_and(|node| node.writers > 0) {
+            return true;
+        }
+        if !sys::lease_free(&*hot.file).unwrap_or(false) {
+            return false;
         }
         self.hot.lock().remove(&slot);
+        self.judge(slot, &hot);
+        true
+    }
+
+    /// Nobody can write to the file any more: a capture made ahead is needed, or it is not.
+    fn judge(&self, slot: Slot, hot: &Hot) {
         let (Some(data), Some(attr)) = (self.timeline.data_now(slot), self.timeline.attr_now(slot)) else { return };
         let Ok(now) = sys::stat_fd(&*hot.file) else { return };
         let same = |before: &Stat| before.size == now.size && before.mtime == now.mtime && before.ctime == now.ctime;
@@ -110,13 +146,27 @@ impl Live {
         }
     }
 
-    /// Before the freeze: starts writing hot files back, for a clone must do so first.
+    /// Before the freeze: waits a moment for the kernel to tell that files just written are closed.
+    pub fn await_closes(&self) {
+        for _ in 0..CLOSE_WAITS_MAX {
+            if !self.hot.lock().values().any(|hot| hot.opened.elapsed() < YOUNG) {
+                return;
+            }
+            std::thread::sleep(CLOSE_WAIT);
+        }
+    }
+
+    /// Before the freeze: writes hot files back, all at once, for a clone must do so first and everybody would wait for it.
     pub fn preflush(&self) {
         let files: Vec<Arc<File>> = self.hot.lock().values().map(|hot| Arc::clone(&hot.file)).collect();
-        for file in files {
-            if sys::dirty_pages(&*file).is_ok_and(|dirty| dirty > 0) {
-                let _ = sys::start_writeback(&*file);
-            }
+        let is_dirty = |file: &Arc<File>| sys::dirty_pages(&**file).is_ok_and(|dirty| dirty > 0);
+        let dirty: Vec<Arc<File>> = files.into_iter().filter(is_dirty).collect();
+        // What fails here fails again, and is told, when the file is cloned.
+        for file in &dirty {
+            let _ = sys::start_writeback(&**file);
+        }
+        for file in &dirty {
+            let _ = sys::finish_writeback(&**file);
         }
     }
 

@@ -7,7 +7,7 @@
 //! 1. `gate`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
 //! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
 //! 3. a stripe by slot: held while an inode is captured and changed;
-//! 4. leaves, never held across a system call that can wait: `nodes`, `dirs`, `hot`, `handles`, the timeline.
+//! 4. leaves, never held across a system call that can wait: `nodes`, `dirs`, `hot`, `unsettled`, `handles`, the timeline.
 
 mod attrs;
 mod capture;
@@ -15,6 +15,7 @@ mod data;
 mod dirs;
 mod find;
 mod hot;
+mod mapped;
 mod names;
 mod nodes;
 mod present;
@@ -22,7 +23,7 @@ mod recover;
 mod remove;
 mod restore;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,6 +60,9 @@ pub struct Live {
     dirs: dirs::Dirs,
     handles: data::Handles,
     hot: Mutex<HashMap<Slot, hot::Hot>>,
+    /// Hot files without a writer that were found in use all the same: to be tried again.
+    unsettled: Mutex<VecDeque<Slot>>,
+    watch: mapped::Watch,
     /// Objects of the open epoch known to be on disk.
     durable: Mutex<HashSet<Slot>>,
     passthrough: AtomicBool,
@@ -93,6 +97,8 @@ impl Live {
             dirs: dirs::Dirs::default(),
             handles: data::Handles::default(),
             hot: Mutex::new(HashMap::new()),
+            unsettled: Mutex::new(VecDeque::new()),
+            watch: mapped::Watch::default(),
             durable: Mutex::new(HashSet::new()),
             passthrough: AtomicBool::new(false),
             reflink,

@@ -51,7 +51,7 @@ impl Live {
     /// # Errors
     /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn make(&self, parent: Slot, name: &Name, make: &Make<'_>) -> SysResult<Made> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.write();
         self.make_in(parent.into(), name, make, 1)
     }
@@ -119,7 +119,7 @@ impl Live {
     /// # Errors
     /// Those of link(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn link(&self, slot: Slot, parent: Slot, name: &Name) -> SysResult<Made> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(slot) || self.is_dead(parent) {
             return Err(Errno::ENOENT);
@@ -149,7 +149,7 @@ impl Live {
     /// # Errors
     /// Those of rename(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(to.0) {
             return Err(Errno::ENOENT);

@@ -1,6 +1,6 @@
 //! What the kernel knows of the live tree: nodes, their names, and how often each was looked up.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -48,6 +48,8 @@ pub struct Node {
 #[derive(Debug, Default)]
 pub struct Nodes {
     map: HashMap<Slot, Node>,
+    /// Those with `mappable` above 0: every checkpoint asks for them, and its cost must not depend on how many nodes there are.
+    mappable: HashSet<Slot>,
     generations: u64,
 }
 
@@ -169,8 +171,74 @@ impl Nodes {
         self.map.len()
     }
 
-    /// Slots of all nodes that match.
+    /// Slots of the nodes that may be mapped to be written and match. Costs what is open, not what is known.
     pub fn matching(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Slot> {
-        self.map.iter().filter(|(_, node)| wanted(node)).map(|(slot, _)| *slot).collect()
+        self.mappable.iter().copied().filter(|slot| self.map.get(slot).is_some_and(&wanted)).collect()
+    }
+
+    /// Counts a handle of a node that was opened; `io`: who does its I/O.
+    pub fn opened(&mut self, slot: Slot, read: bool, write: bool, io: IoMode) {
+        let Some(node) = self.map.get_mut(&slot) else { return };
+        node.handles += 1;
+        node.io = Some(io);
+        if write {
+            node.writers += 1;
+        }
+        if read && write {
+            node.mappable += 1;
+            self.mappable.insert(slot);
+        }
+    }
+
+    /// Takes back what [`Nodes::opened`] counted; says whether that was the last handle for writing.
+    pub fn closed(&mut self, slot: Slot, read: bool, write: bool) -> bool {
+        let Some(node) = self.map.get_mut(&slot) else { return false };
+        node.handles = node.handles.saturating_sub(1);
+        if write {
+            node.writers = node.writers.saturating_sub(1);
+        }
+        if read && write {
+            node.mappable = node.mappable.saturating_sub(1);
+            if node.mappable == 0 {
+                self.mappable.remove(&slot);
+            }
+        }
+        if node.handles == 0 {
+            node.io = None;
+        }
+        let last_writer = write && node.writers == 0;
+        self.reap(slot);
+        last_writer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str) -> Place {
+        Place { parent: Slot::ROOT, name: crate::store::ids::Name::new(name.as_bytes()) }
+    }
+
+    #[test]
+    fn what_may_be_mapped_is_known_without_looking_at_all_nodes() {
+        let mut nodes = Nodes::default();
+        nodes.learn(Slot::ROOT, Kind::Dir, None, 1);
+        for number in 10..20 {
+            nodes.learn(Slot(number), Kind::File, Some(&place(&number.to_string())), 1);
+        }
+        nodes.opened(Slot(11), true, true, IoMode::Daemon);
+        nodes.opened(Slot(11), true, true, IoMode::Daemon);
+        nodes.opened(Slot(12), false, true, IoMode::Daemon);
+        nodes.opened(Slot(13), true, false, IoMode::Daemon);
+        nodes.opened(Slot(14), true, true, IoMode::Passthrough);
+        let by_daemon = |nodes: &Nodes| nodes.matching(|node| node.io == Some(IoMode::Daemon));
+        assert_eq!(by_daemon(&nodes), [Slot(11)]);
+        assert!(!nodes.closed(Slot(11), true, true), "one writer is left");
+        assert_eq!(by_daemon(&nodes), [Slot(11)]);
+        assert!(nodes.closed(Slot(11), true, true));
+        assert!(by_daemon(&nodes).is_empty());
+        assert!(!nodes.closed(Slot(13), true, false), "it was no writer");
+        assert_eq!(nodes.get(Slot(13)).and_then(|node| node.io), None, "the next open may choose anew");
     }
 }

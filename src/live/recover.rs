@@ -7,7 +7,7 @@ use super::find::At;
 use crate::history::timeline::Aftermath;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Place, Record};
-use crate::sys::{self, Errno, SysResult};
+use crate::sys::{self, Errno, Kind, SysResult, Time};
 
 impl Live {
     /// Brings tree and history together again. Costs what changed in the open epoch. Nothing may be served yet.
@@ -20,8 +20,38 @@ impl Live {
         }
         self.strike_unmade()?;
         self.verify_moved(&aftermath.moved)?;
+        self.watch_mapped();
         self.sweep_objects();
         Ok(())
+    }
+
+    /// When an inode that has a record in the open epoch, or was made in it, was last changed. Costs what changed in that epoch.
+    ///
+    /// It says how long a daemon that was killed has lived at least: only such inodes can change without a new record.
+    pub fn last_recorded_change(&self) -> Option<Time> {
+        let (slots, names) = self.timeline.touched_now();
+        let mut last = slots.iter().filter_map(|slot| self.stat(*slot).ok()).map(|stat| stat.ctime).max();
+        let mut made = Vec::new();
+        for (dir, name) in names {
+            let Ok(dir) = self.dir(dir) else { continue };
+            let Ok(stat) = sys::stat_at(&dir, name.as_bytes()) else { continue };
+            last = last.max(Some(stat.ctime));
+            let recorded = self.slot_of(&stat).is_ok_and(|slot| slots.contains(&slot));
+            if stat.kind == Kind::Dir && !recorded {
+                made.extend(sys::open_path_at(&dir, name.as_bytes()));
+            }
+        }
+        // What is in a new directory has no records at all.
+        while let Some(dir) = made.pop() {
+            for entry in sys::list_dir(&dir).unwrap_or_default() {
+                let Ok(stat) = sys::stat_at(&dir, &entry.name) else { continue };
+                last = last.max(Some(stat.ctime));
+                if stat.kind == Kind::Dir {
+                    made.extend(sys::open_path_at(&dir, &entry.name));
+                }
+            }
+        }
+        last
     }
 
     /// A rename over an existing inode: names exchanged, but the inode not yet moved away.
@@ -48,6 +78,16 @@ impl Live {
             }
         }
         Ok(())
+    }
+
+    /// A mapping outlives the daemon that served its file: a file that was open for writing and is still mapped is watched again.
+    fn watch_mapped(&self) {
+        for (slot, _) in self.timeline.data_records() {
+            let Ok(file) = self.open_to_read(slot.into()) else { continue };
+            if sys::lease_free(&file) == Ok(false) {
+                self.note_hot(slot, &file, true);
+            }
+        }
     }
 
     /// The last renames recorded may not have happened: then the inodes are where they were.

@@ -185,7 +185,7 @@ impl Live {
     /// # Errors
     /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn unlink(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.write();
         self.remove_in(parent.into(), name, false)
     }
@@ -195,7 +195,7 @@ impl Live {
     /// # Errors
     /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn rmdir(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
-        let _gate = self.gate.read();
+        let _gate = self.enter();
         let _tree = self.tree.write();
         self.remove_in(parent.into(), name, true)
     }

@@ -32,6 +32,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -257,12 +258,22 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
     Ok(())
 }
 
+/// How long a lock may be held by a process that is ending.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// Between two attempts at it.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+
 fn take_lock(dir: &OwnedFd) -> StoreResult<File> {
     let mut lock = at::open_file(dir, "lock", OFlags::RDWR | OFlags::CREATE).map_err(StoreError::io("open", "lock"))?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => return Err(StoreError::Locked),
-        Err(error) => return Err(StoreError::io("lock", "lock")(error)),
+    let started = Instant::now();
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            // A process that ends closes its sockets before its other files, so whoever waited for it there can come too early.
+            Err(Errno::WOULDBLOCK) if started.elapsed() < LOCK_WAIT => std::thread::sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK) => return Err(StoreError::Locked),
+            Err(error) => return Err(StoreError::io("lock", "lock")(error)),
+        }
     }
     // The number is for people; a full disk must not keep anybody from a store that is otherwise fine.
     let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));

@@ -214,6 +214,8 @@ pub enum Record {
     Mounted {
         /// Wall clock, nanoseconds since 1970.
         at_ns: i64,
+        /// When the daemon before ended, or was last known to live, if there was one: between the two, nobody served the tree.
+        stopped_ns: Option<i64>,
     },
     /// A daemon stopped serving in an orderly way.
     Unmounted {

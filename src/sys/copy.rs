@@ -32,6 +32,14 @@ pub fn copy_data(src: &File, dst: &File, size: u64) -> SysResult<()> {
     Ok(())
 }
 
+/// Copies `size` bytes of `src` to the empty `dst` by reading and writing, so that no extent is shared and nothing need be written back: on xfs and
+/// btrfs the kernel's own copy (copy_file_range(2)) is a reflink and waits for the dirty pages of `src`. For small files: holes become zeros.
+///
+/// Where `src` has become shorter, so is `dst`. Nothing is durable when it returns.
+pub fn copy_apart(src: &File, dst: &File, size: u64) -> SysResult<()> {
+    copy_plain(src, dst, 0, size, &mut Vec::new()).map(drop)
+}
+
 /// The first range with data at or after `offset`, cut at `size`; the whole rest where the filesystem does not tell.
 fn next_data(src: &File, offset: u64, size: u64) -> SysResult<Option<(u64, u64)>> {
     let start = match seek_data(src, offset) {
@@ -70,10 +78,10 @@ fn copy_range(src: &File, dst: &File, start: u64, end: u64, buffer: &mut Vec<u8>
 
 /// Copies by reading and writing; false when `src` ended before `end`.
 fn copy_plain(src: &File, dst: &File, start: u64, end: u64, buffer: &mut Vec<u8>) -> SysResult<bool> {
-    buffer.resize(BUFFER_LEN, 0);
+    buffer.resize(usize::try_from(end - start).unwrap_or(usize::MAX).min(BUFFER_LEN), 0);
     let mut offset = start;
     while offset < end {
-        let want = usize::try_from(end - offset).unwrap_or(usize::MAX).min(BUFFER_LEN);
+        let want = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
         let chunk = buffer.get_mut(..want).ok_or(Errno::EIO)?;
         let read = read_at(src, chunk, offset)?;
         if read == 0 {

@@ -40,7 +40,7 @@ pub fn holds(dir: impl AsFd, name: &str) -> bool {
 
 /// Sets the permission bits of `name` in `dir`, a link followed.
 pub fn chmod_in(dir: impl AsFd, name: &str, mode: u32) -> SysResult<()> {
-    Ok(rustix::fs::chmodat(dir, name, Mode::from_bits_truncate(mode), AtFlags::empty())?)
+    Ok(rustix::fs::chmodat(dir, name, super::name::permissions(mode), AtFlags::empty())?)
 }
 
 /// Runs the calling thread, and those that it starts, before ordinary ones; best effort, for it takes a privilege.

@@ -309,6 +309,19 @@ fn a_copy_of_a_shorter_source_ends_in_zeros() {
 }
 
 #[test]
+fn a_copy_apart_has_the_content_and_is_as_short_as_the_source() {
+    let (_temp, dir) = scratch();
+    let (src, dst) = (file_with(&dir, b"src", b"abc"), file_with(&dir, b"dst", b""));
+    copy_apart(&src, &dst, 6).expect("copy");
+    assert_eq!(content(&dst), b"abc");
+    let chunk: Vec<u8> = (0..600_000u32).map(|index| (index % 251) as u8).collect();
+    let (long, apart) = (file_with(&dir, b"long", &chunk), file_with(&dir, b"apart", b""));
+    copy_apart(&long, &apart, chunk.len() as u64).expect("copy of several buffers");
+    assert_eq!(content(&apart), chunk);
+    assert!(!shares_extents(&long, &apart).unwrap_or(false));
+}
+
+#[test]
 fn a_clone_shares_or_says_that_it_cannot() {
     let (_temp, dir) = scratch();
     let src = file_with(&dir, b"src", &[9; 100_000]);

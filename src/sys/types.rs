@@ -64,6 +64,7 @@ errnos!(
     EOVERFLOW,
     EOPNOTSUPP,
     ENOTCONN,
+    ECONNABORTED,
     ETIMEDOUT,
     ESTALE,
     EDQUOT,

@@ -55,10 +55,10 @@ impl Fs {
         if !rustix::process::geteuid().is_root() {
             return Some(format!("mounting {} needs root", self.name()));
         }
-        if let Some((mkfs, _)) = self.mkfs() {
-            if try_run_limited(&mut tool(mkfs, &["-V"]), 10).is_err() {
-                return Some(format!("{mkfs} is not installed (make deps)"));
-            }
+        if let Some((mkfs, _)) = self.mkfs()
+            && try_run_limited(&mut tool(mkfs, &["-V"]), 10).is_err()
+        {
+            return Some(format!("{mkfs} is not installed (make deps)"));
         }
         let known = || fs::read_to_string("/proc/filesystems").is_ok_and(|list| list.split_whitespace().any(|word| word == self.name()));
         if !known() {

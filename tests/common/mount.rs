@@ -104,6 +104,11 @@ impl Mount {
         let output = Mount::try_start(&self.dir, &self.opts);
         let problem = || format!("ckptfs mount {} failed ({}): {}{}", self.dir.display(), output.status, text(&output.stderr), self.log_tail());
         assert!(output.status.success(), "{}", problem());
+        self.adopt();
+    }
+
+    /// Takes over a mount that the caller has made again with a command of its own, as [`Mount::remount`] would.
+    pub fn adopt(&mut self) {
         assert!(minor_of(self.path()).is_some(), "ckptfs mount said that it serves, but nothing is mounted on {}", self.path().display());
         let pid = self.status_json()["daemon"]["pid"].as_u64().expect("status --json has daemon.pid") as u32;
         let start = process::start_of(pid).expect("the daemon that status names is alive");
@@ -255,11 +260,11 @@ impl Mount {
             abort(self.path());
             let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.path().as_os_str()]), UMOUNT_SECONDS);
         }
-        if let Some((pid, start)) = self.daemon.take() {
-            if process::start_of(pid) == Some(start) {
-                process::kill(pid);
-                process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS));
-            }
+        if let Some((pid, start)) = self.daemon.take()
+            && process::start_of(pid) == Some(start)
+        {
+            process::kill(pid);
+            process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS));
         }
     }
 }
@@ -335,10 +340,10 @@ pub fn abort(point: &Path) {
     if fs::read_dir(control).is_ok_and(|mut entries| entries.next().is_none()) {
         let _ = try_run_limited(&mut tool("mount", &["-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"]), 10);
     }
-    if let Some(minor) = minor_of(point) {
-        if let Err(error) = fs::write(control.join(minor.to_string()).join("abort"), "1") {
-            eprintln!("harness: cannot abort the connection of {}: {error}", point.display());
-        }
+    if let Some(minor) = minor_of(point)
+        && let Err(error) = fs::write(control.join(minor.to_string()).join("abort"), "1")
+    {
+        eprintln!("harness: cannot abort the connection of {}: {error}", point.display());
     }
 }
 

@@ -4,11 +4,13 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// When process `pid` started, in the kernel's ticks, or `None` if it is dead. A zombie counts as dead: process 1 may reap late.
+/// When process `pid` started, in the kernel's ticks, or `None` if it is dead. A zombie counts as dead, for process 1 may reap late; but not while
+/// threads of it are still ending, which hold its files.
 pub fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-    if fields[0] == "Z" || fields[0] == "X" {
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    if fields[0] == "X" || (fields[0] == "Z" && threads() <= 1) {
         return None;
     }
     fields.get(19)?.parse().ok()

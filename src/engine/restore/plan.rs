@@ -136,7 +136,11 @@ impl Planner<'_> {
         };
         let mut plans = Vec::with_capacity(names.len());
         for name in names {
-            let wanted = self.view.step(&want, &name)?;
+            let wanted = match self.view.step(&want, &name) {
+                // Changed while nobody served the tree: it stays as it is.
+                Err(Errno::EIO) => continue,
+                wanted => wanted?,
+            };
             let have = match &live {
                 Some(live) => self.engine.view(State::Live).child(live, &name)?,
                 None => None,
@@ -196,6 +200,10 @@ impl Planner<'_> {
             return Ok(Content::New);
         }
         if !self.touched.nodes.contains(&child.slot) {
+            return Ok(Content::Same);
+        }
+        if self.view.attr(trail) == Err(Errno::EIO) {
+            // Changed while nobody served the tree: it stays as it is.
             return Ok(Content::Same);
         }
         if child.kind == Kind::File && self.touched.data.contains(&child.slot) && self.view.source(child.slot)? != crate::history::view::Source::Live

@@ -74,7 +74,12 @@ impl Batch {
             }
             Record::Tags { id, tags } => self.checkpoints.entry(*id).or_default().tags = Some(tags.clone()),
             Record::Deleted { id } => self.checkpoints.entry(*id).or_default().deleted = true,
-            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Mounted { .. } | Record::Unmounted { .. } => {}
+            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Unmounted { .. } => {}
+            Record::Mounted { at_ns, stopped_ns } => {
+                if let Some(stopped_ns) = stopped_ns {
+                    self.changes.insert(keys::absence_key(*at_ns), Change::Put(stopped_ns.to_le_bytes().to_vec()));
+                }
+            }
         }
         self.applied = Some((at, end));
         self.records += 1;

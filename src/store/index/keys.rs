@@ -16,6 +16,7 @@ pub(super) const META_APPLIED: &[u8] = b"ma";
 const TAG_ATTR: u8 = b'A';
 const TAG_CHECKPOINT: u8 = b'C';
 const TAG_DATA: u8 = b'D';
+const TAG_ABSENCE: u8 = b'B';
 const TAG_ENTRY: u8 = b'E';
 const TAG_HOME: u8 = b'H';
 const TAG_PLACE: u8 = b'P';
@@ -67,6 +68,22 @@ pub(super) fn place_key(slot: Slot) -> Vec<u8> {
 
 pub(super) fn checkpoint_key(id: CheckpointId) -> Vec<u8> {
     tagged(TAG_CHECKPOINT, id.0)
+}
+
+/// The key of a time in which nobody served the tree, by its end (nanoseconds since 1970).
+pub(super) fn absence_key(to_ns: i64) -> Vec<u8> {
+    tagged(TAG_ABSENCE, to_ns.cast_unsigned())
+}
+
+/// All keys of absences begin with this.
+pub(super) fn absences_prefix() -> [u8; 1] {
+    [TAG_ABSENCE]
+}
+
+/// The end of an absence, from its key.
+pub(super) fn parse_absence(key: &[u8]) -> Option<i64> {
+    let number: [u8; 8] = key.get(1..)?.try_into().ok()?;
+    Some(u64::from_be_bytes(number).cast_signed())
 }
 
 /// All keys of checkpoints begin with this.

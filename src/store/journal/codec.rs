@@ -24,7 +24,7 @@
 //! ```
 //! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved `list (uint slot, place)`; 4 Checkpoint `checkpoint`;
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
-//! 9 RestoreEnd; 10 Mounted `int at_ns`; 11 Unmounted `int at_ns`.
+//! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
@@ -103,8 +103,15 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             8
         }
         Record::RestoreEnd => 9,
-        Record::Mounted { at_ns } => {
+        Record::Mounted { at_ns, stopped_ns } => {
             w.int(*at_ns);
+            match stopped_ns {
+                None => w.byte(0),
+                Some(at) => {
+                    w.byte(1);
+                    w.int(*at);
+                }
+            }
             10
         }
         Record::Unmounted { at_ns } => {
@@ -135,7 +142,15 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
             paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
         },
         9 => Record::RestoreEnd,
-        10 => Record::Mounted { at_ns: r.int()? },
+        10 => {
+            let at_ns = r.int()?;
+            let stopped_ns = match r.byte()? {
+                0 => None,
+                1 => Some(r.int()?),
+                _ => return Err(CodecError::Unknown),
+            };
+            Record::Mounted { at_ns, stopped_ns }
+        }
         11 => Record::Unmounted { at_ns: r.int()? },
         _ => return Err(CodecError::Unknown),
     };

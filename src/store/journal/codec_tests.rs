@@ -81,7 +81,8 @@ fn records() -> Vec<Record> {
         Record::Replacing { slot: Slot(5), place: place(b"z"), object: object(ObjectOrigin::Moved) },
         Record::RestoreBegin { target: CheckpointId(1), guard: CheckpointId(2), paths: vec![b"a/b".to_vec(), vec![]] },
         Record::RestoreEnd,
-        Record::Mounted { at_ns: i64::MIN },
+        Record::Mounted { at_ns: i64::MIN, stopped_ns: Some(-1) },
+        Record::Mounted { at_ns: 7, stopped_ns: None },
         Record::Unmounted { at_ns: i64::MAX },
     ]
 }

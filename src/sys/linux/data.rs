@@ -32,3 +32,11 @@ pub fn start_writeback(file: impl AsFd) -> SysResult<()> {
     // SAFETY: the descriptor is borrowed through the call, and the other arguments are integers.
     check_retry(|| unsafe { libc::sync_file_range(fd, 0, 0, libc::SYNC_FILE_RANGE_WRITE) }).map(|_| ())
 }
+
+/// Writes the file's dirty pages out and waits until they are written; no promise that they survive a power cut (sync_file_range(2)).
+pub fn finish_writeback(file: impl AsFd) -> SysResult<()> {
+    let fd = file.as_fd().as_raw_fd();
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: the descriptor is borrowed through the call, and the other arguments are integers.
+    check_retry(|| unsafe { libc::sync_file_range(fd, 0, 0, all) }).map(|_| ())
+}

@@ -66,6 +66,11 @@ pub fn start_writeback(_file: impl AsFd) -> SysResult<()> {
     Err(Errno::ENOSYS)
 }
 
+/// ENOSYS: as [`start_writeback`].
+pub fn finish_writeback(_file: impl AsFd) -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}
+
 /// EOPNOTSUPP: APFS clones into new names only; see [`clone_to`].
 pub fn clone_file(_src: &File, _dst: &File) -> SysResult<()> {
     Err(Errno::EOPNOTSUPP)

@@ -12,7 +12,9 @@ mod process;
 mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
-pub use data::{clone_file, clone_to, copy_file_range, dirty_pages, fallocate, lease_free, shares_extents, start_writeback, syncfs};
+pub use data::{
+    clone_file, clone_to, copy_file_range, dirty_pages, fallocate, finish_writeback, lease_free, shares_extents, start_writeback, syncfs,
+};
 pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};

@@ -1,0 +1,67 @@
+//! How long the verbs and the plain operations take, on real mounts of a tree of 36,000 real files. `make bench` runs it; root only.
+//!
+//! ```text
+//! cargo bench --bench latency -- [--work DIR] [--fs xfs,btrfs] [--io passthrough,daemon]
+//!                                [--only checkpoint,cli,restore,mount,hot,ops] [--quick] [--write-docs]
+//! ```
+//! It prints Markdown tables, each with what it was measured on; `--write-docs` puts them into docs/benchmarks.md in place of the ones
+//! there. The bounds of the project stand beside the numbers with "met" or "not met".
+//!
+//! A tree is made once per filesystem, on a loop-mounted image in DIR. What is compared is interleaved: each round does a bit of everything, so
+//! that what else the machine does falls on all alike.
+
+#[path = "../../tests/common/mod.rs"]
+mod common;
+mod ops;
+mod options;
+mod report;
+mod rig;
+mod stats;
+mod verbs;
+
+use options::{Options, Section};
+use report::Report;
+use rig::Tree;
+
+fn main() {
+    let options = Options::parse().unwrap_or_else(|problem| {
+        eprintln!("latency: {problem}");
+        std::process::exit(2)
+    });
+    options.enter_work();
+    let mut report = Report::new(options.quick);
+    for fs in &options.filesystems {
+        if let Some(reason) = fs.unavailable() {
+            eprintln!("latency: no {}: {reason}", fs.name());
+            continue;
+        }
+        eprintln!("{}: making the tree", fs.name());
+        let tree = Tree::make(*fs);
+        for io in &options.ios {
+            let wanted = |section: Section| options.sections.contains(&section);
+            let mut rig = tree.mount(*io);
+            if wanted(Section::Checkpoint) {
+                verbs::checkpoint(&mut rig, options.quick, &mut report);
+            }
+            if wanted(Section::Cli) {
+                verbs::cli(&mut rig, options.quick, &mut report);
+            }
+            if wanted(Section::Hot) {
+                verbs::hot(&mut rig, options.quick, &mut report);
+            }
+            if wanted(Section::Restore) {
+                verbs::restore(&mut rig, options.quick, &mut report);
+            }
+            if wanted(Section::Ops) {
+                ops::compare(&mut rig, options.quick, &mut report);
+            }
+            if wanted(Section::Mount) {
+                verbs::mount(&mut rig, options.quick, &mut report);
+            }
+        }
+    }
+    report.print();
+    if options.write_docs {
+        report.write_docs();
+    }
+}

@@ -1,0 +1,145 @@
+//! The tree, its image, its mount, and changes made to it.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ckptfs::control::{Client, STORE_NAME};
+use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
+use rustix::fs::{CWD, Mode, OFlags};
+
+use crate::common::command::{succeeds, tool};
+use crate::common::{Fs, Image, Io, Mount, MountOpts};
+
+/// Regular files in the tree.
+pub const FILES: usize = 36_000;
+/// Sparse; the tree takes about an eighth of it.
+const IMAGE_BYTES: u64 = 8 << 30;
+/// A whole run of one mount is shorter.
+const MOUNT_LIMIT: Duration = Duration::from_secs(3600);
+/// Seconds for making the tree.
+const TREE_SECONDS: u64 = 900;
+/// The bytes that a change writes over the beginning of a file.
+const STAMP_BYTES: usize = 64;
+
+/// A filesystem with the tree on it.
+pub struct Tree {
+    dir: PathBuf,
+    /// Regular files with content, relative to the tree, in an order that jumps about in it.
+    files: Vec<PathBuf>,
+    pub image: Image,
+}
+
+impl Tree {
+    pub fn make(fs: Fs) -> Tree {
+        let image = Image::new(fs, IMAGE_BYTES);
+        let dir = image.dir("tree");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/tree.sh");
+        succeeds(tool(&script.to_string_lossy(), &[dir.as_os_str()]).arg(FILES.to_string()), TREE_SECONDS);
+        succeeds(tool("sync", &["-f"]).arg(&dir), TREE_SECONDS);
+        let mut files = Vec::new();
+        let mut pending = vec![PathBuf::new()];
+        while let Some(below) = pending.pop() {
+            for entry in fs::read_dir(dir.join(&below)).expect("the tree can be listed") {
+                let entry = entry.expect("the tree can be listed");
+                let (path, meta) = (below.join(entry.file_name()), entry.metadata().expect("the tree can be read"));
+                if meta.is_dir() {
+                    pending.push(path);
+                } else if meta.is_file() && meta.len() as usize >= STAMP_BYTES {
+                    files.push(path);
+                }
+            }
+        }
+        files.sort();
+        Tree { dir, files: shuffled(&files), image }
+    }
+
+    /// Mounts it without any history.
+    pub fn mount(&self, io: Io) -> Rig<'_> {
+        let store = self.dir.join(STORE_NAME);
+        if store.exists() {
+            fs::remove_dir_all(&store).expect("the old history can be removed");
+        }
+        succeeds(tool("sync", &["-f"]).arg(&self.dir), TREE_SECONDS);
+        let mount = Mount::start(&self.dir, &MountOpts { limit: MOUNT_LIMIT, ..MountOpts::new(io) });
+        assert_eq!(mount.status_json()["io"], io.name(), "the mount does not use the I/O path it was asked for");
+        Rig { mount, tree: self, io, next: 0, stamp: 0 }
+    }
+}
+
+/// Every file once, each far from the one before: steps of a size that shares no divisor with the length.
+fn shuffled(files: &[PathBuf]) -> Vec<PathBuf> {
+    const PRIME: usize = 7919;
+    assert!(!files.len().is_multiple_of(PRIME), "the tree has an unlucky size");
+    (0..files.len()).map(|index| files[index * PRIME % files.len()].clone()).collect()
+}
+
+/// The mounted tree.
+pub struct Rig<'a> {
+    pub mount: Mount,
+    pub tree: &'a Tree,
+    pub io: Io,
+    next: usize,
+    stamp: u64,
+}
+
+impl Rig<'_> {
+    pub fn client(&self) -> Client {
+        let store = rustix::fs::openat(CWD, self.mount.path().join(STORE_NAME), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
+    }
+
+    /// The next `count` files of the tree, relative to it; all files have been given once before one comes again.
+    pub fn files(&mut self, count: usize) -> Vec<PathBuf> {
+        let all = &self.tree.files;
+        let chosen = (0..count).map(|index| all[(self.next + index) % all.len()].clone()).collect();
+        self.next = (self.next + count) % all.len();
+        chosen
+    }
+
+    /// Changes the next `count` files: open, a small write, close.
+    pub fn change(&mut self, count: usize) {
+        let root = self.mount.path().to_owned();
+        for path in self.files(count) {
+            let stamp = self.stamp();
+            let file = OpenOptions::new().write(true).open(root.join(path)).expect("a file can be opened");
+            write_stamp(&file, stamp);
+        }
+    }
+
+    /// A number that was not written before.
+    pub fn stamp(&mut self) -> u64 {
+        self.stamp += 1;
+        self.stamp
+    }
+
+    /// Mounts it again and says how long the process took, from fork to exit; it exits when the mount serves.
+    pub fn mount_again(&mut self) -> Duration {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
+        command.arg("mount").arg(&self.tree.dir).args(["--io", self.io.name()]).current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let started = Instant::now();
+        let status = command.status().expect("the binary can be started");
+        let took = started.elapsed();
+        assert!(status.success(), "ckptfs mount failed: {status}");
+        self.mount.adopt();
+        took
+    }
+
+    /// "xfs, passthrough"
+    pub fn name(&self) -> String {
+        format!("{}, {}", self.tree.image.fs().name(), self.io.name())
+    }
+}
+
+/// Writes a number over the beginning of a file.
+pub fn write_stamp(file: &File, stamp: u64) {
+    file.write_all_at(format!("{stamp:0width$}", width = STAMP_BYTES).as_bytes(), 0).expect("a file can be written");
+}
+
+/// Makes a checkpoint; panics if it is not what was asked for.
+pub fn make_checkpoint(client: &mut Client) -> CheckpointInfo {
+    client.checkpoint(CheckpointOptions::default()).unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+}

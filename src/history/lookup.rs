@@ -1,0 +1,157 @@
+//! What a key held at a checkpoint: the first record after it.
+//!
+//! Memory is asked before the index. A table leaves memory only after the index has it, so what was in neither has no record; and what the index
+//! has is of an earlier epoch than what memory has, or the same record.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::table::{NodeUndo, Table};
+use super::timeline::{Timeline, fault};
+use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::record::{AttrState, Child, DataState, Key, Undo};
+use crate::sys::{Errno, SysResult, Xattrs};
+
+/// The state of a key before it first changed in an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recorded<T> {
+    /// The epoch of the change.
+    pub epoch: Epoch,
+    /// The state before.
+    pub before: T,
+}
+
+impl<T> Recorded<T> {
+    fn map<U>(self, turn: impl FnOnce(T) -> Option<U>) -> SysResult<Recorded<U>> {
+        Ok(Recorded { epoch: self.epoch, before: turn(self.before).ok_or(Errno::EIO)? })
+    }
+}
+
+/// The record of a key, if it has one after the checkpoint that was asked for; if not, the live tree says.
+pub type Answer<T> = SysResult<Option<Recorded<T>>>;
+
+impl Timeline {
+    fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> Option<Recorded<T>> {
+        let inner = self.inner.read();
+        let from = inner.sealed.partition_point(|table| table.epoch <= after.epoch());
+        let mut tables = inner.sealed.iter().skip(from).map(|table| &**table).chain(std::iter::once(&inner.open));
+        tables.find_map(|table| pick(table).map(|before| Recorded { epoch: table.epoch, before }))
+    }
+
+    fn in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
+        match self.store.index.first_after(key, after).map_err(fault)? {
+            Some(found) => {
+                let before = self.store.undo_at(found.at, found.item).map_err(fault)?;
+                Ok(Some(Recorded { epoch: found.epoch, before }))
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn node_at<T>(
+        &self,
+        key: &Key,
+        slot: Slot,
+        at: CheckpointId,
+        pick: impl Fn(&NodeUndo) -> Option<T>,
+        turn: impl Fn(Undo) -> Option<T>,
+    ) -> Answer<T> {
+        let memory = self.in_memory(at, |table| table.node(slot).and_then(&pick));
+        match self.in_index(key, at)? {
+            Some(undo) => undo.map(turn).map(Some),
+            None => Ok(memory),
+        }
+    }
+
+    /// What a name led to at a checkpoint.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn entry_at(&self, dir: Slot, name: &Name, at: CheckpointId) -> Answer<Option<Child>> {
+        let memory = self.in_memory(at, |table| table.entry(dir, name));
+        match self.in_index(&Key::Entry(dir, name.clone()), at)? {
+            Some(undo) => undo.map(entry).map(Some),
+            None => Ok(memory),
+        }
+    }
+
+    /// Every name of a directory that has a record after a checkpoint, with what it led to at the checkpoint.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn entries_at(&self, dir: Slot, at: CheckpointId) -> SysResult<BTreeMap<Name, Recorded<Option<Child>>>> {
+        let mut found = BTreeMap::new();
+        {
+            let inner = self.inner.read();
+            let sealed = inner.sealed.iter().rev().map(|table| &**table);
+            for table in std::iter::once(&inner.open).chain(sealed).take_while(|table| table.epoch > at.epoch()) {
+                for (name, before) in table.entries_of(dir) {
+                    found.insert(name.clone(), Recorded { epoch: table.epoch, before });
+                }
+            }
+        }
+        for (name, undo) in self.store.index.entries_after(dir, at).map_err(fault)? {
+            let before = entry(self.store.undo_at(undo.at, undo.item).map_err(fault)?).ok_or(Errno::EIO)?;
+            found.insert(name, Recorded { epoch: undo.epoch, before });
+        }
+        Ok(found)
+    }
+
+    /// Attributes at a checkpoint.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn attr_at(&self, slot: Slot, at: CheckpointId) -> Answer<Arc<AttrState>> {
+        self.node_at(
+            &Key::Attr(slot),
+            slot,
+            at,
+            |node| node.attr.clone(),
+            |undo| match undo {
+                Undo::Attr { before, .. } => Some(Arc::new(before)),
+                _ => None,
+            },
+        )
+    }
+
+    /// Extended attributes at a checkpoint.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn xattrs_at(&self, slot: Slot, at: CheckpointId) -> Answer<Arc<Xattrs>> {
+        self.node_at(
+            &Key::Xattrs(slot),
+            slot,
+            at,
+            |node| node.xattrs.clone(),
+            |undo| match undo {
+                Undo::Xattrs { before, .. } => Some(Arc::new(before)),
+                _ => None,
+            },
+        )
+    }
+
+    /// Content at a checkpoint.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn data_at(&self, slot: Slot, at: CheckpointId) -> Answer<DataState> {
+        self.node_at(
+            &Key::Data(slot),
+            slot,
+            at,
+            |node| node.data,
+            |undo| match undo {
+                Undo::Data { before, .. } => Some(before),
+                _ => None,
+            },
+        )
+    }
+}
+
+fn entry(undo: Undo) -> Option<Option<Child>> {
+    match undo {
+        Undo::Entry { before, .. } => Some(before),
+        _ => None,
+    }
+}

@@ -1,0 +1,33 @@
+//! Shrunk failures, kept: each is the list that failed once, with the story of what was wrong.
+
+use super::common::{Fs, Io, Variant, skip};
+use super::ops::parse;
+use super::run::Bench;
+
+/// Runs a list on one variant.
+#[track_caller]
+pub fn case(fs: Fs, io: Io, list: &str) {
+    let variant = Variant { fs, io };
+    if let Some(reason) = variant.unavailable() {
+        return skip(&reason);
+    }
+    if let Err(failure) = Bench::new(variant).list(&parse(list)) {
+        panic!("{}", failure.problem);
+    }
+}
+
+/// The story of the issue in the smallest form.
+#[test]
+fn a_file_comes_back() {
+    let list =
+        "put a 100 1\ncheckpoint\nput a 200 2\nmkdir b 493\nput b/c 10 3\ncheckpoint\nunlink a\ncheck-views\ncheck-status\nrestore 0\ncheck-live";
+    case(Fs::Xfs, Io::Passthrough, list);
+}
+
+/// What a killed daemon did after it had last written to the journal was taken for done while nobody served the tree, and views gave EIO.
+#[test]
+fn what_a_killed_daemon_did_last_was_done_by_it() {
+    for io in [Io::Passthrough, Io::Daemon] {
+        case(Fs::Xfs, io, "checkpoint\nput b 5000 980\nrename b c\nkill\ncheck-views\ncheck-status");
+    }
+}

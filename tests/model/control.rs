@@ -1,0 +1,367 @@
+//! The operations that only a ckptfs mount has, and what is checked.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+
+use ckptfs::control::Client;
+use ckptfs::engine::api::{Change, CheckpointOptions, RestoreOptions, Restored, StateName, TreePath, VerbError};
+use rustix::fs::Mode;
+
+use super::diffs;
+use super::observe::{compare, observe, shown};
+use super::ops::{Op, Verb, bytes};
+use super::tree::{Body, Id, Tree};
+use super::world::{Handle, Snap, World};
+
+fn said(what: &str, error: &VerbError) -> String {
+    format!("{what} failed: {}: {}", error.code, error.message)
+}
+
+impl World {
+    pub fn client(&mut self) -> Result<&mut Client, String> {
+        let root = self.root.clone();
+        let mounted = self.mounted.as_mut().ok_or("there is no mount")?;
+        if mounted.client.is_none() {
+            let store = File::open(root.join(".ckptfs")).map_err(|error| format!("cannot open the store: {error}"))?;
+            mounted.client = Some(Client::connect(&store).map_err(|error| format!("cannot reach the daemon: {error}"))?);
+        }
+        mounted.client.as_mut().ok_or_else(|| "there is no mount".to_owned())
+    }
+
+    pub fn control_op(&mut self, op: &Op) -> Result<(), String> {
+        match op.verb {
+            Verb::Checkpoint => {
+                let made = self.client()?.checkpoint(CheckpointOptions::default()).map_err(|error| said("checkpoint", &error))?;
+                if !made.atomic {
+                    return Err("nobody writes, and the checkpoint says that it is not atomic".to_owned());
+                }
+                self.keep(made.id.0)
+            }
+            Verb::NamedCheckpoint => {
+                self.tags += 1;
+                let tag = format!("t{}", self.tags);
+                let made = rustix::fs::mkdir(self.root.join(".snapshots").join(&tag), Mode::from_raw_mode(0o755));
+                made.map_err(|errno| format!("mkdir .snapshots/{tag}: {errno}"))?;
+                let shown = self.client()?.show(StateName(tag)).map_err(|error| said("show", &error))?;
+                self.keep(shown.id.0)
+            }
+            Verb::Delete => self.delete(op),
+            Verb::Restore => self.restore(op),
+            Verb::RestorePaths => self.restore_paths(op),
+            Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill),
+            Verb::CheckViews => self.check_views(),
+            Verb::CheckStatus => self.check_status(),
+            _ => self.check_diff(op),
+        }
+    }
+
+    /// A checkpoint was made: remembers what it must show.
+    fn keep(&mut self, id: u64) -> Result<(), String> {
+        if self.snaps.last().is_some_and(|last| last.id >= id) {
+            return Err(format!("the new checkpoint has the number {id}"));
+        }
+        let loose = self.loose();
+        for id in &loose {
+            // Its time may move at any moment, before the checkpoint or after.
+            self.model.touch(*id);
+        }
+        let tree = self.model.tree.reachable();
+        for id in &loose {
+            self.model.touch(*id);
+        }
+        self.snaps.push(Snap { id, tree, inos: HashMap::new() });
+        Ok(())
+    }
+
+    /// A retained checkpoint by number in the list, which wraps around.
+    fn pick(&self, number: u64) -> Option<usize> {
+        (number as usize).checked_rem(self.snaps.len())
+    }
+
+    fn delete(&mut self, op: &Op) -> Result<(), String> {
+        let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
+        let id = self.snaps.remove(index).id;
+        let view = self.root.join(".snapshots").join(id.to_string());
+        if op.number(1).is_multiple_of(2) {
+            self.client()?.delete(StateName(id.to_string())).map_err(|error| said("delete", &error))?;
+        } else {
+            rustix::fs::rmdir(&view).map_err(|errno| format!("rmdir .snapshots/{id}: {errno}"))?;
+        }
+        match std::fs::symlink_metadata(&view) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => Err(format!("the view of a deleted checkpoint: {other:?}")),
+        }
+    }
+
+    fn mount_again(&mut self, kill: bool) -> Result<(), String> {
+        self.close_all();
+        let Some(mounted) = &mut self.mounted else { return Ok(()) };
+        mounted.client = None;
+        if kill {
+            mounted.mount.kill();
+        } else {
+            mounted.mount.umount();
+            let sight = observe(&self.root)?;
+            compare("the directory, unmounted", &self.model.tree, &sight, &mut self.times, &BTreeSet::new())?;
+        }
+        mounted.mount.remount();
+        Ok(())
+    }
+
+    /// The whole live tree, and all that is open.
+    pub fn check_live(&mut self) -> Result<(), String> {
+        let loose = self.loose();
+        let sight = observe(&self.root)?;
+        compare("the live tree", &self.model.tree, &sight, &mut self.times, &loose)?;
+        if let Some((path, _)) = sight.iter().find(|(_, seen)| self.view_inos.contains(&seen.ino)) {
+            return Err(format!("{} has an inode number of a view", shown(path)));
+        }
+        self.handles.iter().flatten().try_for_each(|handle| self.check_handle(handle))?;
+        for mapped in self.maps.iter().flatten() {
+            let length = self.model.size(mapped.id).min(mapped.mapping.len());
+            let expected = &self.model.tree.node(mapped.id).content().ok_or("what is mapped is a file")?[..length];
+            if mapped.mapping.load(length) != expected {
+                return Err("a mapping shows other bytes than its file has".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// What can be read through a handle.
+    pub fn check_handle(&self, handle: &Handle) -> Result<(), String> {
+        if !handle.read {
+            return Ok(());
+        }
+        let expected = self.model.tree.node(handle.id).content().ok_or("what is open is a file")?;
+        let mut content = vec![0; expected.len() + 10];
+        let mut filled = 0;
+        while filled < content.len() {
+            match rustix::io::pread(&handle.file, &mut content[filled..], filled as u64) {
+                Ok(0) => break,
+                Ok(got) => filled += got,
+                Err(errno) => return Err(format!("cannot read an open file: {errno}")),
+            }
+        }
+        content.truncate(filled);
+        if content == **expected {
+            return Ok(());
+        }
+        let first = content.iter().zip(expected.iter()).position(|(a, b)| a != b);
+        Err(format!("an open file reads {} bytes, expected {}; first difference at {first:?}", content.len(), expected.len()))
+    }
+
+    fn check_views(&mut self) -> Result<(), String> {
+        self.view_inos.clear();
+        for snap in &mut self.snaps {
+            let sight = observe(&self.root.join(".snapshots").join(snap.id.to_string()))?;
+            compare(&format!("the view of {}", snap.id), &snap.tree, &sight, &mut self.times, &BTreeSet::new())?;
+            for (path, seen) in &sight {
+                if *snap.inos.entry(path.clone()).or_insert(seen.ino) != seen.ino {
+                    return Err(format!("the view of {}: {} has another inode number than before", snap.id, shown(path)));
+                }
+                self.view_inos.insert(seen.ino);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_status(&mut self) -> Result<(), String> {
+        let status = self.client()?.status().map_err(|error| said("status", &error))?;
+        let latest = status.latest.map(|id| id.0);
+        if latest != self.snaps.last().map(|snap| snap.id) || status.checkpoints != self.snaps.len() as u64 {
+            return Err(format!("status tells {} checkpoints, the latest {latest:?}", status.checkpoints));
+        }
+        if !status.warnings.is_empty() {
+            return Err(format!("status warns: {:?}", status.warnings));
+        }
+        let Some(last) = self.snaps.last() else { return Ok(()) };
+        let live = self.model.tree.reachable();
+        let expected = diffs::expected(&last.tree, &live, &self.times, &self.loose());
+        diffs::check("status", &status.dirty, &expected, &last.tree, &live)
+    }
+
+    fn check_diff(&mut self, op: &Op) -> Result<(), String> {
+        let (Some(a), Some(b)) = (self.pick(op.number(0)), self.pick(op.number(1))) else { return Ok(()) };
+        let to_live = a == b;
+        let name = |index: usize| StateName(self.snaps[index].id.to_string());
+        let (from, to) = (name(a), (!to_live).then(|| name(b)));
+        let what = format!("diff {} {}", from.0, to.as_ref().map_or("live", |to| &to.0));
+        let changes = self.client()?.diff(from, to).map_err(|error| said(&what, &error))?;
+        let new = if to_live { self.model.tree.reachable() } else { self.snaps[b].tree.clone() };
+        self.check_changes(&what, &changes, &self.snaps[a].tree, &new)
+    }
+
+    fn check_changes(&self, what: &str, changes: &[Change], old: &Tree, new: &Tree) -> Result<(), String> {
+        let expected = diffs::expected(old, new, &self.times, &self.loose());
+        diffs::check(what, changes, &expected, old, new)
+    }
+
+    fn ask_restore(&mut self, id: u64, paths: Vec<TreePath>) -> Result<Result<Restored, VerbError>, String> {
+        Ok(self.client()?.restore(RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false }))
+    }
+
+    fn restore(&mut self, op: &Op) -> Result<(), String> {
+        let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
+        let (id, mut tree) = (self.snaps[index].id, self.snaps[index].tree.clone());
+        let restored = self.ask_restore(id, Vec::new())?.map_err(|error| said("restore", &error))?;
+        let before = self.model.tree.reachable();
+        self.check_changes(&format!("the changes of restore {id}"), &restored.changes, &before, &tree)?;
+        self.keep(restored.guard.ok_or("a restore without a guard")?.0)?;
+        for node in tree.nodes.values_mut().filter(|node| node.is_dir()) {
+            node.entries = self.model.counter.next();
+        }
+        self.become_tree(tree)
+    }
+
+    /// The live tree was replaced. Whether what is open is still in it is asked of the filesystem; what it reads is known either way.
+    fn become_tree(&mut self, tree: Tree) -> Result<(), String> {
+        let before = std::mem::replace(&mut self.model.tree, tree);
+        let mut live = HashMap::new();
+        for (path, id) in self.model.tree.paths() {
+            let path = super::observe::absolute(&self.root, &path);
+            let stat = rustix::fs::lstat(&path).map_err(|errno| format!("restored, and {}: {errno}", path.display()))?;
+            live.insert(stat.st_ino, id);
+        }
+        let mut now: HashMap<Id, Id> = HashMap::new();
+        let open: Vec<(Id, rustix::io::Result<u64>)> = self
+            .handles
+            .iter()
+            .flatten()
+            .map(|handle| (handle.id, rustix::fs::fstat(&handle.file)))
+            .chain(self.maps.iter().flatten().map(|mapped| (mapped.id, rustix::fs::fstat(&mapped.path_fd))))
+            .map(|(id, stat)| (id, stat.map(|stat| stat.st_ino)))
+            .collect();
+        for (id, ino) in open {
+            let ino = ino.map_err(|errno| format!("fstat of an open file after a restore: {errno}"))?;
+            let was_linked = before.node(id).links > 0;
+            let same = live.get(&ino).copied().filter(|same| was_linked && self.model.tree.node(*same).content().is_some());
+            let becomes = match same {
+                Some(same) => same,
+                None => *now.entry(id).or_insert_with(|| self.model.counter.next()),
+            };
+            now.insert(id, becomes);
+            if same.is_none() {
+                let mut orphan = before.node(id).clone();
+                orphan.links = 0;
+                self.model.tree.nodes.entry(becomes).or_insert(orphan);
+            }
+        }
+        self.handles.iter_mut().flatten().for_each(|handle| handle.id = now[&handle.id]);
+        self.maps.iter_mut().flatten().for_each(|mapped| mapped.id = now[&mapped.id]);
+        self.model.held = now.into_values().collect();
+        Ok(())
+    }
+}
+
+/// What a restore of paths really restores: of a path whose directories are not all there, the first that is missing.
+fn effective(live: &Tree, path: &[u8]) -> Vec<u8> {
+    for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+        let above = &path[..at];
+        if !live.lookup(above).is_ok_and(|id| live.node(id).is_dir()) {
+            return above.to_vec();
+        }
+    }
+    path.to_vec()
+}
+
+fn is_below(path: &[u8], above: &[u8]) -> bool {
+    path == above || (path.starts_with(above) && path.get(above.len()) == Some(&b'/'))
+}
+
+impl World {
+    fn restore_paths(&mut self, op: &Op) -> Result<(), String> {
+        let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
+        let (id, then, now) = (self.snaps[index].id, self.snaps[index].tree.clone(), self.model.tree.reachable());
+        let asked: Vec<Vec<u8>> = op.paths.iter().map(|path| bytes(path)).collect();
+        if asked.is_empty() || asked.iter().any(|path| path == b".") || crosses(&then, &now, &asked) {
+            return Ok(());
+        }
+        let unknown = asked.iter().any(|path| then.lookup(path).is_err() && now.lookup(path).is_err());
+        let answer = self.ask_restore(id, asked.iter().cloned().map(TreePath).collect())?;
+        let restored = match answer {
+            Err(error) if unknown && error.code == "unknown-path" => return Ok(()),
+            Err(error) => return Err(said("restore of paths", &error)),
+            Ok(_) if unknown => return Err("a path that never existed was restored".to_owned()),
+            Ok(restored) => restored,
+        };
+        self.keep(restored.guard.ok_or("a restore without a guard")?.0)?;
+        let tree = self.with_paths(&then, &now, &asked);
+        self.become_tree(tree)
+    }
+
+    /// The live tree with some paths as they were.
+    fn with_paths(&mut self, then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> Tree {
+        let paths: BTreeSet<Vec<u8>> = asked.iter().map(|path| effective(now, path)).collect();
+        let tops: Vec<&Vec<u8>> = paths.iter().filter(|path| !paths.iter().any(|other| other != *path && is_below(path, other))).collect();
+        let mut tree = now.clone();
+        let mut fresh: HashMap<Id, Id> = HashMap::new();
+        for top in tops {
+            let (dir, name, _) = tree.resolve(top).expect("its directory is in the live tree");
+            let (mtime, entries) = (self.model.counter.next(), self.model.counter.next());
+            let wanted = then.lookup(top).ok().map(|id| copy_below(then, id, &mut tree, &mut fresh, &mut || self.model.counter.next()));
+            let node = tree.nodes.get_mut(&dir).expect("it was found");
+            (node.mtime, node.entries) = (mtime, entries);
+            if let Body::Dir(names) = &mut node.body {
+                match wanted {
+                    Some(id) => drop(names.insert(name, id)),
+                    None => drop(names.remove(&name)),
+                }
+            }
+        }
+        tree.reachable()
+    }
+}
+
+/// Some file has names inside and outside of the paths. What then is right is another question.
+fn crosses(then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> bool {
+    let tops: Vec<Vec<u8>> = asked.iter().map(|path| effective(now, path)).collect();
+    [then, now].iter().any(|tree| {
+        let mut inside: BTreeMap<Id, u32> = BTreeMap::new();
+        for (path, id) in tree.paths() {
+            if tops.iter().any(|top| is_below(&path, top)) && !tree.node(id).is_dir() {
+                *inside.entry(id).or_default() += 1;
+            }
+        }
+        inside.iter().any(|(id, names)| tree.node(*id).links != *names)
+    })
+}
+
+/// Copies a node and all below it into another tree, under new numbers.
+fn copy_below(from: &Tree, id: Id, to: &mut Tree, fresh: &mut HashMap<Id, Id>, next: &mut dyn FnMut() -> u64) -> Id {
+    if let Some(known) = fresh.get(&id) {
+        return *known;
+    }
+    let new = next();
+    fresh.insert(id, new);
+    let mut node = from.node(id).clone();
+    node.entries = next();
+    if let Body::Dir(names) = &mut node.body {
+        for child in names.values_mut() {
+            *child = copy_below(from, *child, to, fresh, next);
+        }
+    }
+    to.nodes.insert(new, node);
+    new
+}
+
+/// Ends a run: everything is compared, also without the mount and after one more.
+impl World {
+    pub fn finish(&mut self) -> Result<(), String> {
+        self.check_live()?;
+        if self.mounted.is_none() {
+            return Ok(());
+        }
+        self.check_views()?;
+        self.check_status()?;
+        self.mount_again(false)?;
+        self.check_views()?;
+        self.check_live()?;
+        self.check_status()?;
+        self.close_all();
+        let mounted = self.mounted.as_mut().expect("it was looked at");
+        mounted.client = None;
+        mounted.mount.umount();
+        let sight = observe(&self.root)?;
+        compare("the directory at the end", &self.model.tree, &sight, &mut self.times, &BTreeSet::new())
+    }
+}

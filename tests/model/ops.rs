@@ -1,0 +1,178 @@
+//! Operations, and the text that lists them: one a line, a verb, paths, numbers. A failing list is printed so, replayed so and kept so.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    Create,
+    Put,
+    Write,
+    Append,
+    Truncate,
+    Unlink,
+    Mkdir,
+    Rmdir,
+    Rename,
+    RenameNoReplace,
+    Exchange,
+    Link,
+    Symlink,
+    Mkfifo,
+    Chmod,
+    Chown,
+    Utimens,
+    SetXattr,
+    RemoveXattr,
+    Punch,
+    Copy,
+    Open,
+    HandleWrite,
+    HandleTruncate,
+    HandleRead,
+    Fsync,
+    Close,
+    Map,
+    Store,
+    Unmap,
+    Checkpoint,
+    NamedCheckpoint,
+    Restore,
+    RestorePaths,
+    Delete,
+    Remount,
+    Kill,
+    CheckLive,
+    CheckViews,
+    CheckStatus,
+    CheckDiff,
+}
+
+use Verb::*;
+
+const WORDS: &[(&str, Verb)] = &[
+    ("create", Create),
+    ("put", Put),
+    ("write", Write),
+    ("append", Append),
+    ("truncate", Truncate),
+    ("unlink", Unlink),
+    ("mkdir", Mkdir),
+    ("rmdir", Rmdir),
+    ("rename", Rename),
+    ("rename-noreplace", RenameNoReplace),
+    ("exchange", Exchange),
+    ("link", Link),
+    ("symlink", Symlink),
+    ("mkfifo", Mkfifo),
+    ("chmod", Chmod),
+    ("chown", Chown),
+    ("utimens", Utimens),
+    ("setxattr", SetXattr),
+    ("removexattr", RemoveXattr),
+    ("punch", Punch),
+    ("copy", Copy),
+    ("open", Open),
+    ("hwrite", HandleWrite),
+    ("htruncate", HandleTruncate),
+    ("hread", HandleRead),
+    ("fsync", Fsync),
+    ("close", Close),
+    ("map", Map),
+    ("store", Store),
+    ("unmap", Unmap),
+    ("checkpoint", Checkpoint),
+    ("named-checkpoint", NamedCheckpoint),
+    ("restore", Restore),
+    ("restore-paths", RestorePaths),
+    ("delete", Delete),
+    ("remount", Remount),
+    ("kill", Kill),
+    ("check-live", CheckLive),
+    ("check-views", CheckViews),
+    ("check-status", CheckStatus),
+    ("check-diff", CheckDiff),
+];
+
+impl Verb {
+    fn word(self) -> &'static str {
+        WORDS.iter().find(|(_, verb)| *verb == self).expect("every verb has a word").0
+    }
+}
+
+/// One operation. What the numbers mean is told where it is carried out (`world.rs`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Op {
+    pub verb: Verb,
+    pub paths: Vec<String>,
+    pub numbers: Vec<u64>,
+}
+
+impl Op {
+    pub fn new(verb: Verb, paths: &[&str], numbers: &[u64]) -> Op {
+        Op { verb, paths: paths.iter().map(|path| (*path).to_owned()).collect(), numbers: numbers.to_vec() }
+    }
+
+    /// A path; a list written by hand may lack it.
+    pub fn path(&self, index: usize) -> &str {
+        self.paths.get(index).map_or(".", String::as_str)
+    }
+
+    /// A number; a list written by hand may lack it.
+    pub fn number(&self, index: usize) -> u64 {
+        self.numbers.get(index).copied().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.verb.word())?;
+        self.paths.iter().try_for_each(|path| write!(f, " {path}"))?;
+        self.numbers.iter().try_for_each(|number| write!(f, " {number}"))
+    }
+}
+
+impl FromStr for Op {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Op, String> {
+        let mut tokens = line.split_whitespace();
+        let word = tokens.next().ok_or("an empty line")?;
+        let verb = WORDS.iter().find(|(known, _)| *known == word).ok_or_else(|| format!("no such operation: {word}"))?.1;
+        let mut op = Op { verb, paths: Vec::new(), numbers: Vec::new() };
+        for token in tokens {
+            match token.parse() {
+                Ok(number) => op.numbers.push(number),
+                Err(_) => op.paths.push(token.to_owned()),
+            }
+        }
+        Ok(op)
+    }
+}
+
+/// Reads a list; `#` begins a remark.
+pub fn parse(text: &str) -> Vec<Op> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|line| !line.is_empty());
+    lines.map(|line| line.parse().unwrap_or_else(|problem| panic!("{problem}"))).collect()
+}
+
+/// The list as text.
+pub fn text(ops: &[Op]) -> String {
+    ops.iter().map(|op| format!("{op}\n")).collect()
+}
+
+/// The bytes of a path: of its names, `odd` and `long` stand for what cannot be written in a list.
+pub fn bytes(path: &str) -> Vec<u8> {
+    let names: Vec<Vec<u8>> = path.split('/').map(name_bytes).collect();
+    names.join(&b'/')
+}
+
+fn name_bytes(name: &str) -> Vec<u8> {
+    match name {
+        "odd" => b"o\xff\x80\n\"\\d ".to_vec(),
+        "long" => vec![b'l'; 255],
+        "toolong" => vec![b'l'; 256],
+        other => other.as_bytes().to_vec(),
+    }
+}
