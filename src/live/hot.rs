@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::Live;
 use super::find::At;
+use crate::history::diff::same_bytes;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Key, Undo};
 use crate::sys::{self, Open, Stat, SysResult};
@@ -27,6 +28,8 @@ const YOUNG: Duration = Duration::from_millis(2);
 /// How often, and how long each time, a checkpoint waits for such a close to be told: less than capturing the file would cost.
 const CLOSE_WAITS_MAX: u32 = 4;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
+/// Files of at most so many bytes are compared where extents prove nothing (small ones have none on btrfs).
+const COMPARED_MAX: u64 = 64 * 1024;
 /// Files that a release tries to settle besides its own.
 const RESETTLED_AT_ONCE: usize = 2;
 
@@ -119,7 +122,7 @@ impl Live {
         let (Some(data), Some(attr)) = (self.timeline.data_now(slot), self.timeline.attr_now(slot)) else { return };
         let Ok(now) = sys::stat_fd(&*hot.file) else { return };
         let same = |before: &Stat| before.size == now.size && before.mtime == now.mtime && before.ctime == now.ctime;
-        if !data.provisional || !same(&attr.stat) {
+        if !data.provisional || !same(&attr.stat) || !self.holds(&data, hot) {
             self.timeline.confirm(slot);
             return;
         }
@@ -128,6 +131,15 @@ impl Live {
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "a capture that was not needed stays"),
         }
+    }
+
+    /// The file holds what was captured of it. That its ctime is the same does not prove it where a store may have moved ctime before the capture
+    /// and come after it: see the module.
+    fn holds(&self, data: &DataState, hot: &Hot) -> bool {
+        let Some(object) = data.object.filter(|_| hot.mappable) else { return true };
+        let Ok(Some(kept)) = self.timeline.open_object(object) else { return false };
+        let same = if data.size > COMPARED_MAX { sys::shares_extents } else { same_bytes };
+        same(&kept, &hot.file).unwrap_or(false)
     }
 
     /// Settles files that were mapped and may be so no longer.
@@ -229,7 +241,7 @@ impl Live {
     fn keep_ahead(&self, taken: &Taken, ahead: &mut Vec<Undo>) -> SysResult<()> {
         let Some(stat) = taken.stat else { return Ok(()) };
         let slot = taken.slot;
-        ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: !taken.hot.mappable } });
+        ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: true } });
         ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
         ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
         // Places are recorded for the open epoch only; those of the next are the same at its beginning.
