@@ -307,5 +307,11 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
             _ => ("io", "the store may be damaged: nothing was changed"),
         },
     };
-    VerbError { code: code.into(), message: format!("the store of {} cannot be opened: {error}", backing.display()), hint: Some(hint.into()) }
+    let mut message = format!("the store of {} cannot be opened: {error}", backing.display());
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        message.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    VerbError { code: code.into(), message, hint: Some(hint.into()) }
 }

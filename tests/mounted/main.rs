@@ -4,7 +4,10 @@
 mod common;
 
 mod durable;
+mod inputs;
 mod restore;
+mod space;
 mod status;
 mod support;
+mod user;
 mod views;
