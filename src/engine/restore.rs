@@ -40,6 +40,7 @@ impl Engine {
         let took = |started: Instant| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.into_iter().map(|change| change.path).collect();
         if options.dry_run {
+            self.settle();
             let changes = self.changes_to(target, &paths).map_err(failed)?;
             return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
         }

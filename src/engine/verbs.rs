@@ -105,7 +105,7 @@ impl Verbs for Engine {
 
     fn status(&self) -> VerbResult<Status> {
         let failed = |errno| error::failed("the tree cannot be compared", errno);
-        self.live.settle_mapped();
+        self.settle();
         let latest = self.timeline().latest();
         let dirty = match latest {
             Some(id) => self.compare(State::At(id), State::Live, b"").map_err(failed)?,
@@ -153,6 +153,9 @@ impl Verbs for Engine {
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
         let from = self.state(from)?;
         let to = to.map_or(Ok(State::Live), |to| self.state(to))?;
+        if from == State::Live || to == State::Live {
+            self.settle();
+        }
         self.compare(from, to, b"").map_err(|errno| error::failed("the two states cannot be compared", errno))
     }
 
