@@ -139,13 +139,7 @@ impl PastHandle {
         self.with(view, |file| {
             let Some(file) = file else { return Ok(Vec::new()) };
             let mut buffer = vec![0_u8; size as usize];
-            let mut filled = 0;
-            while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-                match sys::read_at(file, rest, offset + filled as u64)? {
-                    0 => break,
-                    got => filled += got,
-                }
-            }
+            let filled = sys::read_full_at(file, &mut buffer, offset)?;
             buffer.truncate(filled);
             Ok(buffer)
         })

@@ -51,7 +51,8 @@ impl Engine {
             State::At(id) => Some(id),
             State::Live => None,
         };
-        let touched = self.timeline().touched(after, upto)?;
+        let mut touched = self.timeline().touched(after, upto)?;
+        touched.add_unseen_links(self.timeline(), &self.view(older))?;
         let comparison = Comparison { from: self.view(older), to: self.view(newer), touched: &touched };
         let mut tries = 0;
         let found = loop {

@@ -58,21 +58,15 @@ impl<'a> View<'a> {
         self.state
     }
 
-    /// Asks history, then the live tree, then history again. `owner` is the inode whose key it is.
-    fn resolve<T>(&self, owner: &Arc<Trail>, past: impl Fn(CheckpointId) -> Answer<T>, live: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
-        let State::At(id) = self.state else { return live() };
-        if let Some(found) = past(id)? {
-            self.check_served(owner, id, Some(found.epoch))?;
-            return Ok(found.before);
+    /// Asks history, then the live tree, then history again. Says in which epoch the answer was recorded; `None`: it is of the live tree.
+    fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl FnOnce() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
+        if let Some(found) = past()? {
+            return Ok((Some(found.epoch), found.before));
         }
         let answer = live();
-        let checked = self.check_served(owner, id, None);
-        match past(id)? {
-            Some(found) => {
-                self.check_served(owner, id, Some(found.epoch))?;
-                Ok(found.before)
-            }
-            None => checked.and(answer),
+        match past()? {
+            Some(found) => Ok((Some(found.epoch), found.before)),
+            None => answer.map(|answer| (None, answer)),
         }
     }
 
@@ -107,18 +101,12 @@ impl<'a> View<'a> {
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         let State::At(id) = self.state else { return self.present.child(dir, name) };
-        let past = || self.timeline.entry_at(dir.slot, name, id);
-        let mut found = past()?;
-        let mut child = None;
-        if found.is_none() {
-            let live = self.present.child(dir, name);
-            found = past()?;
-            if found.is_none() {
-                child = live?;
-            }
-        }
-        let epoch = found.map(|found| found.epoch);
-        let child = found.map_or(child, |found| found.before);
+        let live = || match self.present.child(dir, name) {
+            // The directory is gone, and a name that it had was removed with a record before.
+            Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
+            live => live,
+        };
+        let (epoch, child) = self.look(|| self.timeline.entry_at(dir.slot, name, id), live)?;
         if self.changed_unserved(dir, id, epoch)? {
             match child {
                 Some(child) => self.check_served(&dir.step(name, child.slot), id, epoch)?,
@@ -173,18 +161,7 @@ impl<'a> View<'a> {
     /// As [`View::child`].
     pub fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
         let State::At(id) = self.state else { return self.present.attr(node) };
-        let past = || Ok::<_, Errno>(self.timeline.attr_at(node.slot, id)?.map(owned));
-        let mut found = past()?;
-        let mut attr = None;
-        if found.is_none() {
-            let live = self.present.attr(node);
-            found = past()?;
-            if found.is_none() {
-                attr = Some(live?);
-            }
-        }
-        let epoch = found.as_ref().map(|found| found.epoch);
-        let attr = found.map(|found| found.before).or(attr).ok_or(Errno::EIO)?;
+        let (epoch, attr) = self.look(|| Ok(self.timeline.attr_at(node.slot, id)?.map(owned)), || self.present.attr(node))?;
         // A directory can be passed through, so that what is below and was not changed can be reached.
         if attr.stat.kind != Kind::Dir {
             self.check_served(node, id, epoch)?;
@@ -197,7 +174,10 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
-        self.resolve(node, |id| Ok(self.timeline.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))
+        let State::At(id) = self.state else { return self.present.xattrs(node) };
+        let (epoch, xattrs) = self.look(|| Ok(self.timeline.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
+        self.check_served(node, id, epoch)?;
+        Ok(xattrs)
     }
 
     /// Where the content of a regular file is now. An answer of [`Source::Live`] holds only until the file changes.

@@ -43,6 +43,14 @@ pub struct OpenFlags {
     pub privileged: bool,
 }
 
+impl OpenFlags {
+    /// How the backing file is opened. Where writes pass the daemon they come with their offset, and an append flag would send them elsewhere.
+    fn backing(self, io: IoMode) -> Open {
+        let append = self.append && io == IoMode::Passthrough;
+        Open { read: self.read, write: self.write, append, sync: self.sync, dsync: self.dsync, ..Open::default() }
+    }
+}
+
 /// An open file.
 #[derive(Debug)]
 pub struct Handle {
@@ -110,14 +118,7 @@ impl Live {
             self.check_not_kept(slot, &fd)?;
             self.prepare_write(slot, &fd, flags, io)?;
         }
-        let how = Open {
-            read: flags.read,
-            write: flags.write,
-            append: flags.append && io == IoMode::Passthrough,
-            sync: flags.sync,
-            dsync: flags.dsync,
-            ..Open::default()
-        };
+        let how = flags.backing(io);
         let file = sys::reopen(&fd, how)?;
         if flags.truncate && flags.write && stat.size > 0 {
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
@@ -146,15 +147,7 @@ impl Live {
         let _tree = self.tree.write();
         let special = make.mode & 0o6000 != 0;
         let io = if self.passthrough() && !special { IoMode::Passthrough } else { IoMode::Daemon };
-        // Read as well as write: the daemon may have to read what it captures, and a mode of 0200 stops nobody who has it open.
-        let open = Open {
-            read: flags.read,
-            write: flags.write,
-            append: flags.append && io == IoMode::Passthrough,
-            sync: flags.sync,
-            dsync: flags.dsync,
-            ..Open::default()
-        };
+        let open = flags.backing(io);
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
         let (id, handle) = self.opened(made.slot, file, flags, io);
@@ -205,13 +198,7 @@ impl Live {
         let handle = self.handle(id)?;
         self.touch(handle.slot);
         let mut buffer = vec![0_u8; size as usize];
-        let mut filled = 0;
-        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match sys::read_at(&handle.file, rest, offset + filled as u64)? {
-                0 => break,
-                got => filled += got,
-            }
-        }
+        let filled = sys::read_full_at(&handle.file, &mut buffer, offset)?;
         buffer.truncate(filled);
         Ok(buffer)
     }

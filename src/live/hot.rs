@@ -8,15 +8,15 @@
 //! to the last. A store through a mapping moves ctime when it makes a clean page dirty; a clone has cleaned and write-protected all pages; but XFS
 //! moves ctime *before* the store waits for a clone to end, so a page that is dirty after the clone counts as change too.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
-use super::find::At;
 use crate::history::diff::same_bytes;
 use crate::store::ids::{Epoch, ObjectId, Slot};
-use crate::store::record::{AttrState, DataState, Key, Undo};
+use crate::store::record::{AttrState, DataState, Undo};
 use crate::sys::{self, Open, Stat, SysResult};
 
 /// Passes after which the cut gives up being of one instant.
@@ -200,8 +200,10 @@ impl Live {
             files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
             return Err(errno);
         }
+        // Inodes whose place is recorded.
+        let mut known = HashSet::new();
         for taken in files {
-            self.keep_ahead(&taken, &mut cut.ahead)?;
+            self.keep_ahead(&taken, &mut known, &mut cut.ahead)?;
         }
         Ok(cut)
     }
@@ -238,22 +240,28 @@ impl Live {
         Ok(())
     }
 
-    fn keep_ahead(&self, taken: &Taken, ahead: &mut Vec<Undo>) -> SysResult<()> {
+    fn keep_ahead(&self, taken: &Taken, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) -> SysResult<()> {
         let Some(stat) = taken.stat else { return Ok(()) };
         let slot = taken.slot;
         ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: true } });
         ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
         ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
-        // Places are recorded for the open epoch only; those of the next are the same at its beginning.
-        let mut at = At::from(slot);
-        while at.slot != Slot::ROOT {
-            let known = ahead.iter().any(|undo| undo.key() == Key::Home(at.slot));
-            let Some(place) = self.places(at).into_iter().next().filter(|_| !known) else { break };
-            let parent = place.parent;
-            ahead.push(Undo::Home { slot: at.slot, before: place });
-            at = parent.into();
-        }
+        self.keep_homes_ahead(slot, known, ahead);
         Ok(())
+    }
+
+    /// As [`Live::keep_homes`], for the next epoch: what is recorded in the open one does not count.
+    fn keep_homes_ahead(&self, slot: Slot, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
+        let mut open = vec![slot];
+        while let Some(slot) = open.pop() {
+            if slot == Slot::ROOT || !known.insert(slot) {
+                continue;
+            }
+            for place in self.places(slot.into()) {
+                open.push(place.parent);
+                ahead.push(Undo::Home { slot, before: place });
+            }
+        }
     }
 }
 

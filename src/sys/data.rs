@@ -12,6 +12,20 @@ pub fn read_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usi
     retry(|| rustix::io::pread(&file, &mut *buffer, offset))
 }
 
+/// Reads from `offset` on until `buffer` is full or the file ends; gives the number of bytes read.
+///
+/// Errors: those of pread(2); what was read before is lost.
+pub fn read_full_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
+    let mut filled = 0;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match read_at(&file, rest, offset + filled as u64)? {
+            0 => break,
+            got => filled += got,
+        }
+    }
+    Ok(filled)
+}
+
 /// Writes `data` at `offset` bytes; gives how many bytes were taken, which may be fewer (pwrite(2)).
 pub fn write_at(file: impl AsFd, data: &[u8], offset: u64) -> SysResult<usize> {
     retry(|| rustix::io::pwrite(&file, data, offset))

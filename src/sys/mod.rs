@@ -52,7 +52,7 @@ pub mod open_flags {
 
 pub use args::{DirEntry, FsInfo, MountPoint, Open, OpenKind, RenameMode, SetTime, XattrMode};
 pub use copy::{copy_apart, copy_data};
-pub use data::{fdatasync, flock_exclusive, fsync, read_at, seek_data, seek_hole, truncate, write_all_at, write_at};
+pub use data::{fdatasync, flock_exclusive, fsync, read_at, read_full_at, seek_data, seek_hole, truncate, write_all_at, write_at};
 pub use name::{NAME_LEN_MAX, device_major, device_minor, make_device, mode_bits};
 pub use os::{
     all_xattrs, chmod_fd, chown_fd, clone_file, clone_to, copy_file_range, create_file_at, dirty_pages, drop_cap_fsetid_for, fallocate,

@@ -48,7 +48,7 @@ impl World {
             Verb::Delete => self.delete(op),
             Verb::Restore => self.restore(op),
             Verb::RestorePaths => self.restore_paths(op),
-            Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill),
+            Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill, op.number(0).is_multiple_of(2)),
             Verb::CheckViews => self.check_views(),
             Verb::CheckStatus => self.check_status(),
             _ => self.check_diff(op),
@@ -93,18 +93,30 @@ impl World {
         }
     }
 
-    fn mount_again(&mut self, kill: bool) -> Result<(), String> {
-        self.close_all();
+    /// Unmounts or kills, and mounts again. In a passthrough mount mappings live through a kill: the kernel does their work.
+    fn mount_again(&mut self, kill: bool, open: bool) -> Result<(), String> {
+        let Some(mounted) = &self.mounted else { return Ok(()) };
+        match (kill && open, mounted.passthrough) {
+            (false, _) => self.close_all(),
+            (true, true) => {}
+            (true, false) => self.flush_maps(),
+        }
         let Some(mounted) = &mut self.mounted else { return Ok(()) };
         mounted.client = None;
         if kill {
             mounted.mount.kill();
+            if !mounted.passthrough {
+                self.unmap_all();
+            }
+            self.close_handles();
         } else {
             mounted.mount.umount();
             let sight = observe(&self.root)?;
             compare("the directory, unmounted", &self.model.tree, &sight, &mut self.times, &BTreeSet::new())?;
         }
-        mounted.mount.remount();
+        if let Some(mounted) = &mut self.mounted {
+            mounted.mount.remount();
+        }
         Ok(())
     }
 
@@ -223,16 +235,9 @@ impl World {
             live.insert(stat.st_ino, id);
         }
         let mut now: HashMap<Id, Id> = HashMap::new();
-        let open: Vec<(Id, rustix::io::Result<u64>)> = self
-            .handles
-            .iter()
-            .flatten()
-            .map(|handle| (handle.id, rustix::fs::fstat(&handle.file)))
-            .chain(self.maps.iter().flatten().map(|mapped| (mapped.id, rustix::fs::fstat(&mapped.path_fd))))
-            .map(|(id, stat)| (id, stat.map(|stat| stat.st_ino)))
-            .collect();
+        let handles = self.handles.iter().flatten().map(|handle| (handle.id, handle.ino));
+        let open: Vec<(Id, u64)> = handles.chain(self.maps.iter().flatten().map(|mapped| (mapped.id, mapped.ino))).collect();
         for (id, ino) in open {
-            let ino = ino.map_err(|errno| format!("fstat of an open file after a restore: {errno}"))?;
             let was_linked = before.node(id).links > 0;
             let same = live.get(&ino).copied().filter(|same| was_linked && self.model.tree.node(*same).content().is_some());
             let becomes = match same {
@@ -251,17 +256,6 @@ impl World {
         self.model.held = now.into_values().collect();
         Ok(())
     }
-}
-
-/// What a restore of paths really restores: of a path whose directories are not all there, the first that is missing.
-fn effective(live: &Tree, path: &[u8]) -> Vec<u8> {
-    for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
-        let above = &path[..at];
-        if !live.lookup(above).is_ok_and(|id| live.node(id).is_dir()) {
-            return above.to_vec();
-        }
-    }
-    path.to_vec()
 }
 
 fn is_below(path: &[u8], above: &[u8]) -> bool {
@@ -289,36 +283,55 @@ impl World {
         self.become_tree(tree)
     }
 
-    /// The live tree with some paths as they were.
+    /// The live tree with some paths as they were. A directory on the way that is missing comes back too, with nothing else in it.
     fn with_paths(&mut self, then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> Tree {
-        let paths: BTreeSet<Vec<u8>> = asked.iter().map(|path| effective(now, path)).collect();
-        let tops: Vec<&Vec<u8>> = paths.iter().filter(|path| !paths.iter().any(|other| other != *path && is_below(path, other))).collect();
+        let tops = asked.iter().filter(|path| !asked.iter().any(|other| other != *path && is_below(path, other)));
         let mut tree = now.clone();
         let mut fresh: HashMap<Id, Id> = HashMap::new();
-        for top in tops {
-            let (dir, name, _) = tree.resolve(top).expect("its directory is in the live tree");
-            let (mtime, entries) = (self.model.counter.next(), self.model.counter.next());
+        let mut on_the_way = BTreeSet::new();
+        for top in tops.collect::<BTreeSet<_>>() {
+            let ways = top.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &top[..at]);
+            for way in ways {
+                let there = tree.lookup(way).is_ok_and(|id| tree.node(id).is_dir());
+                let Some(wanted) = then.lookup(way).ok().filter(|id| !there && then.node(*id).is_dir()) else { continue };
+                let id = self.model.counter.next();
+                let mut node = then.node(wanted).clone();
+                (node.body, node.entries) = (Body::Dir(BTreeMap::new()), self.model.counter.next());
+                tree.nodes.insert(id, node);
+                self.put(&mut tree, way, Some(id), &on_the_way);
+                on_the_way.insert(id);
+            }
             let wanted = then.lookup(top).ok().map(|id| copy_below(then, id, &mut tree, &mut fresh, &mut || self.model.counter.next()));
-            let node = tree.nodes.get_mut(&dir).expect("it was found");
-            (node.mtime, node.entries) = (mtime, entries);
-            if let Body::Dir(names) = &mut node.body {
-                match wanted {
-                    Some(id) => drop(names.insert(name, id)),
-                    None => drop(names.remove(&name)),
-                }
+            if wanted.is_some() || tree.lookup(top).is_ok() {
+                self.put(&mut tree, top, wanted, &on_the_way);
             }
         }
         tree.reachable()
+    }
+
+    /// A name leads to something else or to nothing. Directories that came back keep the time that they had.
+    fn put(&mut self, tree: &mut Tree, path: &[u8], to: Option<Id>, came_back: &BTreeSet<Id>) {
+        let (dir, name, _) = tree.resolve(path).expect("its directory is in the live tree");
+        let stamps = (self.model.counter.next(), self.model.counter.next());
+        let node = tree.nodes.get_mut(&dir).expect("it was found");
+        if !came_back.contains(&dir) {
+            (node.mtime, node.entries) = stamps;
+        }
+        if let Body::Dir(names) = &mut node.body {
+            match to {
+                Some(id) => drop(names.insert(name, id)),
+                None => drop(names.remove(&name)),
+            }
+        }
     }
 }
 
 /// Some file has names inside and outside of the paths. What then is right is another question.
 fn crosses(then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> bool {
-    let tops: Vec<Vec<u8>> = asked.iter().map(|path| effective(now, path)).collect();
     [then, now].iter().any(|tree| {
         let mut inside: BTreeMap<Id, u32> = BTreeMap::new();
         for (path, id) in tree.paths() {
-            if tops.iter().any(|top| is_below(&path, top)) && !tree.node(id).is_dir() {
+            if asked.iter().any(|top| is_below(&path, top)) && !tree.node(id).is_dir() {
                 *inside.entry(id).or_default() += 1;
             }
         }
@@ -353,7 +366,7 @@ impl World {
         }
         self.check_views()?;
         self.check_status()?;
-        self.mount_again(false)?;
+        self.mount_again(false, false)?;
         self.check_views()?;
         self.check_live()?;
         self.check_status()?;

@@ -8,7 +8,7 @@ use ckptfs::control::Client;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use super::common::{Mount, MountOpts};
+use super::common::{Io, Mount, MountOpts};
 use super::map::Mapping;
 use super::observe::{Times, absolute};
 use super::ops::{Op, Verb, bytes};
@@ -22,6 +22,7 @@ pub const MAPS: usize = 3;
 /// An open file.
 pub struct Handle {
     pub id: Id,
+    pub ino: u64,
     pub file: OwnedFd,
     pub read: bool,
     pub write: bool,
@@ -32,8 +33,7 @@ pub struct Handle {
 pub struct Mapped {
     pub id: Id,
     pub mapping: Mapping,
-    /// Says which inode it is; it is not open.
-    pub path_fd: OwnedFd,
+    pub ino: u64,
 }
 
 /// A checkpoint and what the tree was then.
@@ -48,6 +48,7 @@ pub struct Snap {
 pub struct Mounted {
     pub client: Option<Client>,
     pub mount: Mount,
+    pub passthrough: bool,
 }
 
 /// A directory, its model, and everything that is open. Without a mount it is an ordinary directory: so the model itself is tested.
@@ -72,7 +73,8 @@ pub fn data(seed: u64, length: u64) -> Vec<u8> {
 impl World {
     pub fn new(root: &Path, opts: Option<&MountOpts>) -> World {
         rustix::fs::chmod(root, Mode::from_raw_mode(0o755)).expect("the directory is ours");
-        let mounted = opts.map(|opts| Mounted { client: None, mount: Mount::start(root, opts) });
+        let passthrough = opts.is_some_and(|opts| opts.io == Io::Passthrough);
+        let mounted = opts.map(|opts| Mounted { client: None, mount: Mount::start(root, opts), passthrough });
         World {
             root: root.to_owned(),
             mounted,
@@ -318,7 +320,8 @@ impl World {
         let flags = if append { access | OFlags::APPEND } else { access };
         self.handles[slot] = None;
         let file = open(&absolute(&self.root, &path), flags, Mode::empty()).map_err(|errno| format!("cannot open {}: {errno}", op.path(0)))?;
-        self.handles[slot] = Some(Handle { id, file, read, write, append });
+        let ino = ino(&file)?;
+        self.handles[slot] = Some(Handle { id, ino, file, read, write, append });
         self.refresh_held();
         Ok(())
     }
@@ -334,9 +337,8 @@ impl World {
                 let path = absolute(&self.root, &path);
                 let cannot = |errno: Errno| format!("cannot map {}: {errno}", op.path(0));
                 let file = open(&path, OFlags::RDWR, Mode::empty()).map_err(cannot)?;
-                let path_fd = open(&path, OFlags::PATH, Mode::empty()).map_err(cannot)?;
                 let mapping = Mapping::new(file.as_fd(), self.model.size(id)).map_err(cannot)?;
-                self.maps[slot] = Some(Mapped { id, mapping, path_fd });
+                self.maps[slot] = Some(Mapped { id, mapping, ino: ino(&file)? });
                 self.refresh_held();
             }
             Verb::Unmap => self.unmap(slot),
@@ -363,8 +365,20 @@ impl World {
 
     /// Closes everything, as it must be before the mount goes.
     pub fn close_all(&mut self) {
-        self.maps.iter().flatten().for_each(|mapped| mapped.mapping.flush());
+        self.flush_maps();
+        self.unmap_all();
+        self.close_handles();
+    }
+
+    pub fn unmap_all(&mut self) {
         (0..MAPS).for_each(|slot| self.unmap(slot));
+    }
+
+    pub fn flush_maps(&self) {
+        self.maps.iter().flatten().for_each(|mapped| mapped.mapping.flush());
+    }
+
+    pub fn close_handles(&mut self) {
         self.handles = Default::default();
         self.refresh_held();
     }
@@ -376,6 +390,10 @@ pub fn same(expected: Answer<()>, actual: Answer<()>) -> Result<(), String> {
     // For a directory that is not empty POSIX allows both; XFS takes the one, btrfs the other.
     let full = expected == Err(Errno::NOTEMPTY) && actual == Err(Errno::EXIST);
     if expected == actual || full { Ok(()) } else { Err(format!("answered {}, expected {}", shown(actual), shown(expected))) }
+}
+
+fn ino(file: &OwnedFd) -> Result<u64, String> {
+    rustix::fs::fstat(file).map(|stat| stat.st_ino).map_err(|errno| format!("fstat: {errno}"))
 }
 
 fn target(number: u64) -> Vec<u8> {
