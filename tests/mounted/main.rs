@@ -5,6 +5,7 @@ mod common;
 
 mod durable;
 mod inputs;
+mod posix;
 mod restore;
 mod space;
 mod status;
