@@ -25,7 +25,7 @@ const CUT_MAX: Duration = Duration::from_millis(50);
 /// A file opened for writing less than this ago has probably been closed since: most are written in one go, and the kernel tells of a close later.
 const YOUNG: Duration = Duration::from_millis(2);
 /// How often, and how long each time, a checkpoint waits for such a close to be told: less than capturing the file would cost.
-const CLOSE_WAITS_MAX: u32 = 4;
+const CLOSE_WAITS_MAX: u32 = 8;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
 /// Files that a release tries to settle besides its own.
 const RESETTLED_AT_ONCE: usize = 2;
