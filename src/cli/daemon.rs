@@ -215,9 +215,11 @@ fn announce(args: &Args, engine: &Engine) -> VerbResult<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
     let (io, writes) = engine.io();
     let warnings = engine.warnings();
+    // The parent stops reading once it is told, so nothing may be said there after.
+    host::redirect_stdio(2, &log).map_err(|cause| cannot(cause.into()))?;
     tell(&Handshake::Ready(Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), warnings }))?;
-    for (number, to) in [(0, &null), (1, &null), (2, &log)] {
-        host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
+    for number in [0, 1] {
+        host::redirect_stdio(number, &null).map_err(|cause| cannot(cause.into()))?;
     }
     Ok(())
 }

@@ -1,12 +1,18 @@
 //! Our mounts among all mounts: which are there, which are dead, and how they go.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::error::{error, hinted, io_error};
 use crate::engine::api::VerbResult;
 use crate::fuse::escape_source;
 use crate::sys::host;
 use crate::sys::{self, Errno, MountPoint, SysResult};
+
+/// How long a mount in use is waited for.
+const BUSY_PATIENCE: Duration = Duration::from_millis(500);
+/// Time between two tries.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// How the source of our mounts begins; the backing directory's path follows.
 const SOURCE_PREFIX: &str = "ckptfs#";
@@ -63,9 +69,17 @@ pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
     if !top(&sys::mounts()?, at).is_some_and(is_ours) {
         return Err(Errno::EINVAL);
     }
-    match sys::unmount(at, lazy) {
-        Err(Errno::EPERM) => sys::fusermount_unmount(at, lazy),
-        other => other,
+    let started = Instant::now();
+    loop {
+        let unmounted = match sys::unmount(at, lazy) {
+            Err(Errno::EPERM) => sys::fusermount_unmount(at, lazy),
+            other => other,
+        };
+        // A process that is being started still holds its parent's files for a moment.
+        if unmounted != Err(Errno::EBUSY) || started.elapsed() > BUSY_PATIENCE {
+            return unmounted;
+        }
+        std::thread::sleep(BUSY_PAUSE);
     }
 }
 

@@ -47,12 +47,10 @@ impl Engine {
         self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
-        let Some(caches) = self.caches.get() else { return (self.live.gate.write(), true) };
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
-            for slot in self.live.watch_stores() {
-                caches.forget_data(NodeId(slot.0));
-            }
+            self.live.watch_stores();
+            self.flush_mapped();
             rounds += 1;
             let last = rounds == FLUSH_ROUNDS_MAX || started.elapsed() > FLUSH_MAX;
             if !last && !self.live.stores_are_flushed() {
@@ -64,6 +62,20 @@ impl Engine {
                 self.live.unwatch_stores();
                 return (gate, flushed);
             }
+        }
+    }
+
+    /// Before the live tree is compared with anything: files no longer mapped are settled, and stores that are in the kernel's cache brought in.
+    pub(super) fn settle(&self) {
+        self.live.settle_mapped();
+        self.flush_mapped();
+    }
+
+    /// Makes the kernel write back and forget the data of all files that the daemon serves and that may be mapped.
+    fn flush_mapped(&self) {
+        let Some(caches) = self.caches.get() else { return };
+        for slot in self.live.mapped_through_daemon() {
+            caches.forget_data(NodeId(slot.0));
         }
     }
 

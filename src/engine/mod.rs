@@ -29,6 +29,7 @@ use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
+use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
 use crate::sys::{self, Errno};
@@ -280,8 +281,8 @@ fn probe_reflink(store: &Store) -> crate::sys::SysResult<bool> {
 /// The directory in which a restore prepares what it puts into the tree.
 fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
-    match sys::mkdir_at(tmp, b"restore", 0o700) {
-        Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, b"restore"),
+    match sys::mkdir_at(tmp, STAGING_NAME, 0o700) {
+        Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, STAGING_NAME),
         Err(errno) => Err(errno),
     }
 }

@@ -40,6 +40,7 @@ impl Engine {
         let took = |started: Instant| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.into_iter().map(|change| change.path).collect();
         if options.dry_run {
+            self.settle();
             let changes = self.changes_to(target, &paths).map_err(failed)?;
             return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
         }
@@ -53,12 +54,15 @@ impl Engine {
         let applied = self.carry_out(&plan, guard.id, &paths);
         drop(tree);
         drop(gate);
-        let stale = applied.map_err(|errno| {
-            let mut error = failed(errno);
-            error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
-            error
-        })?;
-        self.forget(&stale);
+        match applied {
+            Ok(stale) => self.forget(&stale),
+            Err(errno) => {
+                self.forget(&apply::all_of(&plan));
+                let mut error = failed(errno);
+                error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
+                return Err(error);
+            }
+        }
         Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dry_run: false, duration_us: took(started) })
     }
 

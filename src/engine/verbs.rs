@@ -51,7 +51,8 @@ impl Engine {
             State::At(id) => Some(id),
             State::Live => None,
         };
-        let touched = self.timeline().touched(after, upto)?;
+        let mut touched = self.timeline().touched(after, upto)?;
+        touched.add_unseen_links(self.timeline(), &self.view(older))?;
         let comparison = Comparison { from: self.view(older), to: self.view(newer), touched: &touched };
         let mut tries = 0;
         let found = loop {
@@ -104,7 +105,7 @@ impl Verbs for Engine {
 
     fn status(&self) -> VerbResult<Status> {
         let failed = |errno| error::failed("the tree cannot be compared", errno);
-        self.live.settle_mapped();
+        self.settle();
         let latest = self.timeline().latest();
         let dirty = match latest {
             Some(id) => self.compare(State::At(id), State::Live, b"").map_err(failed)?,
@@ -152,6 +153,9 @@ impl Verbs for Engine {
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
         let from = self.state(from)?;
         let to = to.map_or(Ok(State::Live), |to| self.state(to))?;
+        if from == State::Live || to == State::Live {
+            self.settle();
+        }
         self.compare(from, to, b"").map_err(|errno| error::failed("the two states cannot be compared", errno))
     }
 

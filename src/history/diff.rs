@@ -207,7 +207,7 @@ fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
 }
 
 /// Two files hold the same bytes: their extents are shared, or a comparison says so.
-fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
+pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
     if sys::stat_fd(a)?.size != sys::stat_fd(b)?.size {
         return Ok(false);
     }

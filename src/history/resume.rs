@@ -30,7 +30,8 @@ impl Timeline {
         for (checkpoint, address) in checkpoints {
             inner.put_checkpoint(checkpoint, address);
         }
-        let mut replay = Replay { inner, aftermath: Aftermath::default() };
+        // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
+        let mut replay = Replay { inner, aftermath: Aftermath { unclean: true, ..Aftermath::default() } };
         for frame in store.journal.scan(from, None) {
             let (address, record) = frame.map_err(fault)?;
             let structural = matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. });

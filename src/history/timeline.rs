@@ -343,15 +343,19 @@ impl Timeline {
         memory.or_else(|| self.store.index.place(slot).map_err(fault).ok().flatten())
     }
 
-    /// Opens an object for reading.
+    /// Opens an object for reading; `None` if it is not there.
     ///
     /// # Errors
-    /// EIO if it is not there: a version is lost.
-    pub fn open_object(&self, object: ObjectId) -> SysResult<File> {
-        self.store.layers.open(object).map_err(|error| {
-            tracing::error!(%error, ?object, "a captured version cannot be opened");
-            Errno::EIO
-        })
+    /// EIO if it is there and cannot be opened.
+    pub fn open_object(&self, object: ObjectId) -> SysResult<Option<File>> {
+        match self.store.layers.open(object) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.errno() == Errno::ENOENT => Ok(None),
+            Err(error) => {
+                tracing::error!(%error, ?object, "a captured version cannot be opened");
+                Err(Errno::EIO)
+            }
+        }
     }
 
     /// Where in the journal the records after a checkpoint begin.

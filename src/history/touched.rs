@@ -1,11 +1,14 @@
 //! Which keys were recorded between two states: the only places where they can differ.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
+use super::present::Trail;
 use super::timeline::{Timeline, fault};
+use super::view::{State, View};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Record, Undo};
-use crate::sys::{Errno, SysResult};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// The keys recorded in a stretch of the journal.
 ///
@@ -20,18 +23,18 @@ pub struct Touched {
     pub data: HashSet<Slot>,
     /// Directories in which a name was recorded.
     pub dirs: HashSet<Slot>,
+    /// Inode -> how many of the names that it had before are among `names`.
+    links: HashMap<Slot, u32>,
 }
 
 impl Touched {
     fn add(&mut self, undo: Undo) {
         match undo {
-            Undo::Entry { dir, name, .. } => {
-                self.names.entry(dir).or_default().insert(name);
+            Undo::Entry { dir, name, before } => {
                 self.dirs.insert(dir);
+                self.add_name(dir, name, before.map(|child| child.slot));
             }
-            Undo::Home { before, .. } => {
-                self.names.entry(before.parent).or_default().insert(before.name);
-            }
+            Undo::Home { slot, before } => self.add_name(before.parent, before.name, Some(slot)),
             Undo::Data { slot, .. } => {
                 self.nodes.insert(slot);
                 self.data.insert(slot);
@@ -39,6 +42,57 @@ impl Touched {
             Undo::Attr { slot, .. } | Undo::Xattrs { slot, .. } => {
                 self.nodes.insert(slot);
             }
+        }
+    }
+}
+
+impl Touched {
+    fn add_name(&mut self, dir: Slot, name: Name, led_to: Option<Slot>) {
+        if self.names.entry(dir).or_default().insert(name)
+            && let Some(slot) = led_to
+        {
+            *self.links.entry(slot).or_default() += 1;
+        }
+    }
+
+    /// Adds the names of hard links that no record tells: a file is recorded under the names by which it was seen, and it may have more. Walks the
+    /// tree of `before`, the older state, but only if there are such.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn add_unseen_links(&mut self, timeline: &Timeline, before: &View<'_>) -> SysResult<()> {
+        let State::At(id) = before.state() else { return Ok(()) };
+        let mut wanted = HashSet::new();
+        for slot in &self.nodes {
+            let Some(attr) = timeline.attr_at(*slot, id)? else { continue };
+            let stat = attr.before.stat;
+            if stat.kind != Kind::Dir && stat.nlink > 1 && self.links.get(slot).is_none_or(|known| *known < stat.nlink) {
+                wanted.insert(*slot);
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut open = vec![Trail::root()];
+        while let Some(dir) = open.pop() {
+            for (name, child) in before.list(&dir)? {
+                if child.kind == Kind::Dir {
+                    open.push(dir.step(&name, child.slot));
+                } else if wanted.contains(&child.slot) {
+                    self.names.entry(dir.slot).or_default().insert(name);
+                    self.add_way(&dir);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The names on the way to a directory.
+    fn add_way(&mut self, dir: &Arc<Trail>) {
+        let mut at = dir;
+        while let Some(up) = &at.up {
+            self.names.entry(up.slot).or_default().insert(at.name.clone());
+            at = up;
         }
     }
 }

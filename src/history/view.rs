@@ -6,13 +6,19 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::lookup::{Answer, Recorded};
 use super::present::{Present, Trail};
 use super::timeline::Timeline;
-use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
+use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState};
 use crate::sys::{Errno, Kind, SysResult, Xattrs};
+
+/// How long an inode that is about to be moved into a layer is waited for, at once.
+const MOVE_PAUSE: Duration = Duration::from_micros(100);
+/// How often.
+const MOVE_WAITS_MAX: u32 = 50_000;
 
 /// Which state of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,7 +101,12 @@ impl<'a> View<'a> {
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         let State::At(id) = self.state else { return self.present.child(dir, name) };
-        let (epoch, child) = self.look(|| self.timeline.entry_at(dir.slot, name, id), || self.present.child(dir, name))?;
+        let live = || match self.present.child(dir, name) {
+            // The directory is gone, and a name that it had was removed with a record before.
+            Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
+            live => live,
+        };
+        let (epoch, child) = self.look(|| self.timeline.entry_at(dir.slot, name, id), live)?;
         if self.changed_unserved(dir, id, epoch)? {
             match child {
                 Some(child) => self.check_served(&dir.step(name, child.slot), id, epoch)?,
@@ -192,10 +203,24 @@ impl<'a> View<'a> {
             let epoch = self.timeline.data_at(node.slot, id)?.map(|data| data.epoch);
             self.check_served(node, id, epoch)?;
         }
+        let mut waits = 0;
         loop {
             match self.source(node.slot)? {
                 Source::Empty => return Ok((Source::Empty, None)),
-                Source::Object(object) => return Ok((Source::Object(object), Some(self.timeline.open_object(object)?))),
+                Source::Object(object) => {
+                    if let Some(file) = self.timeline.open_object(object)? {
+                        return Ok((Source::Object(object), Some(file)));
+                    }
+                    // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record.
+                    if self.source(node.slot)? == Source::Object(object) {
+                        if object.origin != ObjectOrigin::Moved || waits == MOVE_WAITS_MAX {
+                            tracing::error!(?object, "a version is missing from the store");
+                            return Err(Errno::EIO);
+                        }
+                        waits += 1;
+                        std::thread::sleep(MOVE_PAUSE);
+                    }
+                }
                 Source::Live => {
                     let opened = self.present.open(node);
                     if self.source(node.slot)? == Source::Live {

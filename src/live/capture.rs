@@ -13,15 +13,19 @@ use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
 const COPY_DIRTY_MAX: u64 = 16 * 1024;
 
 impl Live {
-    /// Records where an inode and every directory above it are, as far as the open epoch does not know.
+    /// Records where an inode and every directory above it are, as far as the open epoch does not know. Of a file with several names all that are
+    /// known are recorded: each is a path that changes.
     pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
-        let mut at = at;
-        while at.slot != Slot::ROOT && self.timeline.needs(&Key::Home(at.slot)) {
-            let Some(place) = self.places(at).into_iter().next() else { return };
-            let up = at.trail.and_then(|trail| trail.up.as_ref()).filter(|up| up.slot == place.parent);
-            let next = At { slot: place.parent, trail: up };
-            undo.push(Undo::Home { slot: at.slot, before: place });
-            at = next;
+        let mut open = vec![at];
+        while let Some(at) = open.pop() {
+            if at.slot == Slot::ROOT || !self.timeline.needs(&Key::Home(at.slot)) {
+                continue;
+            }
+            for place in self.places(at) {
+                let up = at.trail.and_then(|trail| trail.up.as_ref()).filter(|up| up.slot == place.parent);
+                open.push(At { slot: place.parent, trail: up });
+                undo.push(Undo::Home { slot: at.slot, before: place });
+            }
         }
     }
 

@@ -254,8 +254,10 @@ impl Live {
             return Ok(());
         }
         let Some(data) = self.timeline.data_now(slot) else { return Ok(()) };
-        if let Some(object) = data.object {
-            sys::fsync(self.timeline.open_object(object)?)?;
+        if let Some(object) = data.object
+            && let Some(file) = self.timeline.open_object(object)?
+        {
+            sys::fsync(file)?;
         }
         self.timeline.store().journal.sync().map_err(|error| error.errno())?;
         self.durable.lock().insert(slot);

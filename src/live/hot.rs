@@ -8,14 +8,15 @@
 //! to the last. A store through a mapping moves ctime when it makes a clean page dirty; a clone has cleaned and write-protected all pages; but XFS
 //! moves ctime *before* the store waits for a clone to end, so a page that is dirty after the clone counts as change too.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
-use super::find::At;
+use crate::history::diff::same_bytes;
 use crate::store::ids::{Epoch, ObjectId, Slot};
-use crate::store::record::{AttrState, DataState, Key, Undo};
+use crate::store::record::{AttrState, DataState, Undo};
 use crate::sys::{self, Open, Stat, SysResult};
 
 /// Passes after which the cut gives up being of one instant.
@@ -27,6 +28,8 @@ const YOUNG: Duration = Duration::from_millis(2);
 /// How often, and how long each time, a checkpoint waits for such a close to be told: less than capturing the file would cost.
 const CLOSE_WAITS_MAX: u32 = 8;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
+/// Files of at most so many bytes are compared where extents prove nothing (small ones have none on btrfs).
+const COMPARED_MAX: u64 = 64 * 1024;
 /// Files that a release tries to settle besides its own.
 const RESETTLED_AT_ONCE: usize = 2;
 
@@ -119,7 +122,7 @@ impl Live {
         let (Some(data), Some(attr)) = (self.timeline.data_now(slot), self.timeline.attr_now(slot)) else { return };
         let Ok(now) = sys::stat_fd(&*hot.file) else { return };
         let same = |before: &Stat| before.size == now.size && before.mtime == now.mtime && before.ctime == now.ctime;
-        if !data.provisional || !same(&attr.stat) {
+        if !data.provisional || !same(&attr.stat) || !self.holds(&data, hot) {
             self.timeline.confirm(slot);
             return;
         }
@@ -128,6 +131,15 @@ impl Live {
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "a capture that was not needed stays"),
         }
+    }
+
+    /// The file holds what was captured of it. That its ctime is the same does not prove it where a store may have moved ctime before the capture
+    /// and come after it: see the module.
+    fn holds(&self, data: &DataState, hot: &Hot) -> bool {
+        let Some(object) = data.object.filter(|_| hot.mappable) else { return true };
+        let Ok(Some(kept)) = self.timeline.open_object(object) else { return false };
+        let same = if data.size > COMPARED_MAX { sys::shares_extents } else { same_bytes };
+        same(&kept, &hot.file).unwrap_or(false)
     }
 
     /// Settles files that were mapped and may be so no longer.
@@ -188,8 +200,10 @@ impl Live {
             files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
             return Err(errno);
         }
+        // Inodes whose place is recorded.
+        let mut known = HashSet::new();
         for taken in files {
-            self.keep_ahead(&taken, &mut cut.ahead)?;
+            self.keep_ahead(&taken, &mut known, &mut cut.ahead)?;
         }
         Ok(cut)
     }
@@ -226,22 +240,28 @@ impl Live {
         Ok(())
     }
 
-    fn keep_ahead(&self, taken: &Taken, ahead: &mut Vec<Undo>) -> SysResult<()> {
+    fn keep_ahead(&self, taken: &Taken, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) -> SysResult<()> {
         let Some(stat) = taken.stat else { return Ok(()) };
         let slot = taken.slot;
-        ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: !taken.hot.mappable } });
+        ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: true } });
         ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
         ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
-        // Places are recorded for the open epoch only; those of the next are the same at its beginning.
-        let mut at = At::from(slot);
-        while at.slot != Slot::ROOT {
-            let known = ahead.iter().any(|undo| undo.key() == Key::Home(at.slot));
-            let Some(place) = self.places(at).into_iter().next().filter(|_| !known) else { break };
-            let parent = place.parent;
-            ahead.push(Undo::Home { slot: at.slot, before: place });
-            at = parent.into();
-        }
+        self.keep_homes_ahead(slot, known, ahead);
         Ok(())
+    }
+
+    /// As [`Live::keep_homes`], for the next epoch: what is recorded in the open one does not count.
+    fn keep_homes_ahead(&self, slot: Slot, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
+        let mut open = vec![slot];
+        while let Some(slot) = open.pop() {
+            if slot == Slot::ROOT || !known.insert(slot) {
+                continue;
+            }
+            for place in self.places(slot.into()) {
+                open.push(place.parent);
+                ahead.push(Undo::Home { slot, before: place });
+            }
+        }
     }
 }
 

@@ -43,12 +43,15 @@ impl Live {
         gate
     }
 
-    /// Begins a watch, and gives the files that the daemon serves and that may be mapped to be written. The kernel must then be told to forget
-    /// their data.
-    pub fn watch_stores(&self) -> Vec<Slot> {
+    /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in the kernel's cache.
+    pub fn mapped_through_daemon(&self) -> Vec<Slot> {
+        self.nodes.lock().matching(|node| node.mappable > 0 && node.io == Some(IoMode::Daemon))
+    }
+
+    /// Begins a watch. The kernel must then be told to forget the data of all files that the daemon serves and that may be mapped.
+    pub fn watch_stores(&self) {
         self.watch.first_touch.store(NONE, Ordering::SeqCst);
         self.watch.on.store(true, Ordering::SeqCst);
-        self.nodes.lock().matching(|node| node.mappable > 0 && node.io == Some(IoMode::Daemon))
     }
 
     /// Ends the watch.

@@ -238,8 +238,13 @@ impl Live {
         let names = (source.name.as_bytes(), target.name.as_bytes());
         match fate {
             Fate::Move(object) => {
-                sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Exchange)?;
-                self.move_away(source.dir, source.name, object)?;
+                let exchange = || sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Exchange);
+                exchange().inspect_err(|_| self.take_back(target.slot))?;
+                if let Err(errno) = self.move_away(source.dir, source.name, object) {
+                    exchange()?;
+                    self.take_back(target.slot);
+                    return Err(errno);
+                }
             }
             Fate::Free => sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Replace)?,
         }

@@ -121,6 +121,13 @@ impl Live {
         }
     }
 
+    /// An inode was not moved although the record says so: it is still in the tree, and its content is to be captured when it changes.
+    pub(super) fn take_back(&self, slot: Slot) {
+        if let Err(errno) = self.timeline.strike(slot) {
+            tracing::error!(slot = slot.0, %errno, "the record of a version that never came to be stays");
+        }
+    }
+
     /// Before an inode loses its last name: takes hold of it, if the kernel knows it.
     pub(super) fn hold(&self, target: &Target<'_>) -> Option<Arc<OwnedFd>> {
         if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.lookups > 0 || node.handles > 0) {
@@ -171,7 +178,7 @@ impl Live {
         self.timeline.record(undo, more)?;
         let held = self.hold(&target);
         match fate {
-            Fate::Move(object) => self.move_away(&dir, name, object)?,
+            Fate::Move(object) => self.move_away(&dir, name, object).inspect_err(|_| self.take_back(target.slot))?,
             Fate::Free if want_dir => sys::rmdir_at(&dir, name.as_bytes())?,
             Fate::Free => sys::unlink_at(&dir, name.as_bytes())?,
         }

@@ -17,7 +17,7 @@
 //!   journal/          module `journal`
 //!   layers/           module `layers`
 //!   index/            module `index`; a cache, may be deleted while nothing is mounted
-//!   tmp/              unfinished things; emptied when the store is opened
+//!   tmp/              unfinished things; emptied when the store is opened, but for tmp/restore
 //!
 //! format:
 //!   ckptfs store
@@ -95,6 +95,9 @@ pub struct Layout {
     _lock: Option<File>,
 }
 
+/// In `tmp/`, and never emptied with it: the directory through which a restore moves inodes of the live tree. One that was killed has left some there.
+pub const STAGING_NAME: &[u8] = b"restore";
+
 impl Layout {
     /// Opens the store of a directory, and makes it if there is none and `create` says so. Takes the lock and empties `tmp/`.
     ///
@@ -116,7 +119,7 @@ impl Layout {
         rustix::fs::fchmod(&dir, Mode::RWXU).map_err(StoreError::io("set the mode of", STORE_NAME))?;
         let (id, created) = if has_format(&dir)? { (read_format(&dir)?, false) } else { (make(&dir)?, true) };
         let (journal, layers, tmp) = (own_dir(&dir, "journal")?, own_dir(&dir, "layers")?, own_dir(&dir, "tmp")?);
-        for name in at::names(&tmp).map_err(StoreError::io("list", "tmp"))? {
+        for name in at::names(&tmp).map_err(StoreError::io("list", "tmp"))?.into_iter().filter(|name| name != STAGING_NAME) {
             at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp"))?;
         }
         Ok(Layout { id, created, read_only: false, dir, journal, layers, tmp: Some(tmp), index_home: None, _lock: Some(lock) })

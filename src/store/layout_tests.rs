@@ -135,10 +135,12 @@ fn tmp_is_emptied_and_the_mode_is_mended() {
     fs::create_dir_all(store.join("tmp/a/b")).unwrap();
     fs::write(store.join("tmp/a/b/c"), "").unwrap();
     symlink(dir.path(), store.join("tmp/out")).unwrap();
+    fs::create_dir_all(store.join("tmp/restore/17")).unwrap();
     fs::set_permissions(&store, fs::Permissions::from_mode(0o755)).unwrap();
     fs::remove_dir(store.join("journal")).unwrap();
     open(dir.path(), false).unwrap();
-    assert_eq!(fs::read_dir(store.join("tmp")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(store.join("tmp")).unwrap().count(), 1);
+    assert!(store.join("tmp/restore/17").exists(), "what a killed restore holds is part of the live tree");
     assert_eq!(fs::metadata(&store).unwrap().permissions().mode() & 0o7777, 0o700);
     assert!(store.join("journal").is_dir());
     assert!(dir.path().exists(), "a link was removed and not followed");

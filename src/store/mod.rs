@@ -80,7 +80,7 @@ impl Store {
         };
         if let Some(doubt) = rebuilt {
             tracing::info!(reason = %doubt, "the index is made anew");
-            index.rebuild(&journal)?;
+            index.rebuild(&journal, Some(end_of_closed(&journal)?))?;
         }
         let opened = Opened { created: layout.created(), torn: found.torn, rebuilt };
         Ok((Store { index, layers, journal, layout }, opened))
@@ -95,6 +95,18 @@ impl Store {
             _ => Err(StoreError::NoUndo { at, item }),
         }
     }
+}
+
+/// Where the record of the last checkpoint ends. An index holds closed epochs only: the open one is in memory, where its records may be taken back.
+fn end_of_closed(journal: &Journal) -> StoreResult<Address> {
+    let mut end = journal.start();
+    for entry in journal.scan(journal.start(), None) {
+        let (at, record) = entry?;
+        if matches!(record, Record::Checkpoint(_)) {
+            end = at.after(&record)?;
+        }
+    }
+    Ok(end)
 }
 
 /// Whether the index that was opened fits the journal: it may be behind, but not ahead, and its last record must be there.

@@ -18,7 +18,9 @@ use super::run_dir::RunDir;
 /// Seconds for one verb of the command line.
 pub const VERB_SECONDS: u64 = 60;
 /// Seconds for an unmount before the connection is aborted.
-const UMOUNT_SECONDS: u64 = 10;
+const UMOUNT_SECONDS: u64 = 30;
+/// How often an unmount is tried again that was refused for being in use by nobody.
+const BUSY_TRIES: u32 = 20;
 /// How long a mount may live before it is aborted, so that a test stuck inside it fails instead of hanging.
 const MOUNT_LIMIT: Duration = Duration::from_secs(300);
 
@@ -100,7 +102,8 @@ impl Mount {
     /// Mounts it (again): after [`Mount::kill`] this is the repair, after [`Mount::umount`] the next day.
     pub fn remount(&mut self) {
         let output = Mount::try_start(&self.dir, &self.opts);
-        assert!(output.status.success(), "ckptfs mount {} failed ({}): {}", self.dir.display(), output.status, text(&output.stderr));
+        let problem = || format!("ckptfs mount {} failed ({}): {}{}", self.dir.display(), output.status, text(&output.stderr), self.log_tail());
+        assert!(output.status.success(), "{}", problem());
         self.adopt();
     }
 
@@ -144,7 +147,8 @@ impl Mount {
     pub fn ok<S: AsRef<OsStr>>(&self, arguments: &[S]) -> String {
         let output = self.run(arguments);
         let shown: Vec<_> = arguments.iter().map(|argument| argument.as_ref().to_string_lossy()).collect();
-        assert!(output.status.success(), "ckptfs {} failed ({}): {}", shown.join(" "), output.status, text(&output.stderr));
+        let problem = || format!("ckptfs {} failed ({}): {}{}", shown.join(" "), output.status, text(&output.stderr), self.log_tail());
+        assert!(output.status.success(), "{}", problem());
         text(&output.stdout)
     }
 
@@ -154,6 +158,12 @@ impl Mount {
         all.push("--json".as_ref());
         let said = self.ok(&all);
         serde_json::from_str(&said).unwrap_or_else(|error| panic!("{all:?} printed no JSON ({error}): {said}"))
+    }
+
+    /// The end of the daemon's log, for a test that fails.
+    fn log_tail(&self) -> String {
+        let mut cat = tool("tail", &["-n", "20"]);
+        try_run_limited(cat.arg(self.path().join(".ckptfs/daemon.log")), 10).map_or_else(|problem| problem, |output| text(&output.stdout))
     }
 
     /// Makes a checkpoint and returns its id.
@@ -211,7 +221,7 @@ impl Mount {
     }
 
     fn try_umount(&mut self) -> Result<(), String> {
-        let output = try_run_limited(binary(&self.opts).arg("umount").arg(self.path()), UMOUNT_SECONDS)?;
+        let output = self.umount_once()?;
         if !output.status.success() {
             return Err(format!("ckptfs umount {} failed ({}): {}", self.path().display(), output.status, text(&output.stderr)));
         }
@@ -224,6 +234,21 @@ impl Mount {
         }
         self.daemon = Some((pid, start));
         Err(format!("daemon {pid} still runs {UMOUNT_SECONDS} s after the unmount"))
+    }
+
+    /// Between fork and exec a child that another thread starts holds copies of this process's descriptors, and keeps a mount busy with them for
+    /// some microseconds: one that is in use by nobody is tried again.
+    fn umount_once(&self) -> Result<Output, String> {
+        let mut tries = 0;
+        loop {
+            let output = try_run_limited(binary(&self.opts).arg("umount").arg(self.path()), UMOUNT_SECONDS)?;
+            let busy = text(&output.stderr).contains(" is in use\n");
+            if !busy || tries == BUSY_TRIES {
+                return Ok(output);
+            }
+            tries += 1;
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The last resort: ends the connection, the mount and the daemon, whatever state they are in.

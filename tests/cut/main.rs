@@ -1,9 +1,12 @@
 //! The cut: what a checkpoint shows of files that are being written while it is made, and what its view shows ever after.
 //!
-//! `CKPTFS_CUTS=1000` makes that many checkpoints per variant; without it each makes enough to notice a cut that is wrong now and then.
+//! `CKPTFS_CUTS=1000` makes that many checkpoints for each way to write; without it each makes enough to notice a cut that is wrong now and then.
 
 #[path = "../common/mod.rs"]
 mod common;
+mod held_mapping;
+mod long_open;
 mod map;
 mod one_instant;
+mod views;
 mod writer;

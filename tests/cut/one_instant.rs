@@ -10,7 +10,7 @@ use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
 use rustix::fs::{Mode, OFlags};
 
 use crate::common::mount::MountOpts;
-use crate::common::{Rig, Variant, for_each_variant};
+use crate::common::{Io, Rig, Variant, for_each_variant};
 use crate::writer::{Way, Writer};
 
 /// Checkpoints in each variant unless `CKPTFS_CUTS` says otherwise.
@@ -135,3 +135,20 @@ fn append(v: Variant) {
 }
 
 for_each_variant! { reflink => pwrite, mmap, mmap_then_pwrite, pwrite_then_mmap, append }
+
+/// `--writes=daemon`: writes pass the daemon and wait while a checkpoint is made, so that every cut is exact, however hard they write.
+fn strict(v: Variant) {
+    let rig = start(Variant { io: Io::Daemon, ..v }, &["--writes=daemon"]);
+    assert_eq!(rig.mount.status_json()["writes"], "daemon");
+    for ways in [[Way::Pwrite, Way::Pwrite], [Way::Append, Way::Append], [Way::Append, Way::Pwrite]] {
+        let counts = cut_many(&rig, ways, &[Duration::ZERO, PAUSE], cuts().div_ceil(6));
+        assert_eq!(counts.atomic, counts.all, "{v:?} {ways:?}: a checkpoint of a strict mount is not atomic");
+    }
+}
+
+mod strict_mode {
+    use crate::common::for_each_variant;
+
+    for_each_variant! { @test strict xfs Xfs Daemon }
+    for_each_variant! { @test strict btrfs Btrfs Daemon }
+}

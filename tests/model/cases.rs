@@ -31,3 +31,17 @@ fn what_a_killed_daemon_did_last_was_done_by_it() {
         case(Fs::Xfs, io, "checkpoint\nput b 5000 980\nrename b c\nkill\ncheck-views\ncheck-status");
     }
 }
+
+/// A file with several names changes at all of them; only the one by which it was written was told. After the remount the daemon has seen none.
+#[test]
+fn every_name_of_a_changed_file_differs() {
+    let list = "mkdir c 493\nput c/a 10 1\nlink c/a c/b\nmkdir d 493\nlink c/a d/c\ncheckpoint\nwrite c/a 1 6533 298\ncheck-status\n\
+        remount\ncheckpoint\nremount\nchmod d/c 384\ncheck-status\ncheck-diff 0 1\nrestore 0\ncheck-live\ncheck-views";
+    case(Fs::Xfs, Io::Passthrough, list);
+}
+
+/// In a directory that was empty and is gone, a look-up gave ESTALE instead of "no such file".
+#[test]
+fn nothing_is_in_an_empty_directory_that_is_gone() {
+    case(Fs::Xfs, Io::Passthrough, "checkpoint\nmkdir a 448\nrestore 0\nrestore-paths a/c 1\ncheck-views");
+}

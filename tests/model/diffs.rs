@@ -26,14 +26,12 @@ pub fn expected(old: &Tree, new: &Tree, times: &Times, loose: &BTreeSet<Id>) -> 
         let (a, b) = (old.node(*id), new.node(*other));
         if a.body.letter() != b.body.letter() {
             found.must.insert(path.clone(), 'T');
-        } else if differs(a, b) && !(a.is_dir() || a.links < 2 && b.links < 2) {
-            found.may.insert(path.clone());
         } else if differs(a, b) {
             found.must.insert(path.clone(), 'M');
         } else if a.mtime != b.mtime {
             let same_dir = id == other && a.entries == b.entries;
             match (times.get(a.mtime), times.get(b.mtime)) {
-                _ if loose.contains(id) || loose.contains(other) || a.links > 1 || b.links > 1 => drop(found.may.insert(path.clone())),
+                _ if loose.contains(id) || loose.contains(other) => drop(found.may.insert(path.clone())),
                 (Some(x), Some(y)) if x == y => {}
                 // A directory's times count where none of its entries changed; whether any did in between is not always known here.
                 (Some(_), Some(_)) if !a.is_dir() || same_dir => drop(found.must.insert(path.clone(), 'M')),

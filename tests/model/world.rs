@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ckptfs::control::Client;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
-use super::common::{Mount, MountOpts};
+use super::common::{Io, Mount, MountOpts};
 use super::map::Mapping;
 use super::observe::{Times, absolute};
 use super::ops::{Op, Verb, bytes};
@@ -18,10 +19,13 @@ use super::tree::{Answer, Body, Id, Model, Tree};
 pub const HANDLES: usize = 5;
 /// Mappings that can be kept at once.
 pub const MAPS: usize = 3;
+/// Files of views that can be open at once.
+pub const VIEWS: usize = 3;
 
 /// An open file.
 pub struct Handle {
     pub id: Id,
+    pub ino: u64,
     pub file: OwnedFd,
     pub read: bool,
     pub write: bool,
@@ -32,8 +36,13 @@ pub struct Handle {
 pub struct Mapped {
     pub id: Id,
     pub mapping: Mapping,
-    /// Says which inode it is; it is not open.
-    pub path_fd: OwnedFd,
+    pub ino: u64,
+}
+
+/// An open file of a view. Its content never changes.
+pub struct ViewFile {
+    pub file: OwnedFd,
+    pub content: Arc<Vec<u8>>,
 }
 
 /// A checkpoint and what the tree was then.
@@ -48,6 +57,7 @@ pub struct Snap {
 pub struct Mounted {
     pub client: Option<Client>,
     pub mount: Mount,
+    pub passthrough: bool,
 }
 
 /// A directory, its model, and everything that is open. Without a mount it is an ordinary directory: so the model itself is tested.
@@ -55,6 +65,7 @@ pub struct World {
     // What is open is dropped first: it keeps the mount busy.
     pub handles: [Option<Handle>; HANDLES],
     pub maps: [Option<Mapped>; MAPS],
+    pub views: [Option<ViewFile>; VIEWS],
     pub mounted: Option<Mounted>,
     pub root: PathBuf,
     pub model: Model,
@@ -72,7 +83,8 @@ pub fn data(seed: u64, length: u64) -> Vec<u8> {
 impl World {
     pub fn new(root: &Path, opts: Option<&MountOpts>) -> World {
         rustix::fs::chmod(root, Mode::from_raw_mode(0o755)).expect("the directory is ours");
-        let mounted = opts.map(|opts| Mounted { client: None, mount: Mount::start(root, opts) });
+        let passthrough = opts.is_some_and(|opts| opts.io == Io::Passthrough);
+        let mounted = opts.map(|opts| Mounted { client: None, mount: Mount::start(root, opts), passthrough });
         World {
             root: root.to_owned(),
             mounted,
@@ -81,6 +93,7 @@ impl World {
             snaps: Vec::new(),
             handles: Default::default(),
             maps: Default::default(),
+            views: Default::default(),
             tags: 0,
             view_inos: HashSet::new(),
         }
@@ -103,7 +116,15 @@ impl World {
     /// Carries out one operation.
     pub fn run(&mut self, op: &Op) -> Result<(), String> {
         match op.verb {
-            Verb::Open | Verb::Close | Verb::HandleWrite | Verb::HandleTruncate | Verb::HandleRead | Verb::Fsync => self.handle_op(op),
+            Verb::Open
+            | Verb::Close
+            | Verb::HandleWrite
+            | Verb::HandleTruncate
+            | Verb::HandleRead
+            | Verb::HandleChmod
+            | Verb::HandleUtimens
+            | Verb::Fsync => self.handle_op(op),
+            Verb::OpenView | Verb::ReadView => self.view_op(op),
             Verb::Map | Verb::Store | Verb::Unmap => self.map_op(op),
             Verb::CheckLive => self.check_live(),
             Verb::Checkpoint
@@ -112,6 +133,8 @@ impl World {
             | Verb::RestorePaths
             | Verb::Delete
             | Verb::Remount
+            | Verb::Idle
+            | Verb::DryRestore
             | Verb::Kill
             | Verb::CheckViews
             | Verb::CheckStatus
@@ -141,6 +164,7 @@ impl World {
             Verb::Create => model.make(path, Body::File(Vec::new().into()), n(0) as u32).map(drop),
             Verb::Mkdir => model.make(path, Body::Dir(BTreeMap::new()), n(0) as u32).map(drop),
             Verb::Mkfifo => model.make(path, Body::Fifo, n(0) as u32).map(drop),
+            Verb::Mksock => model.make(path, Body::Socket, n(0) as u32).map(drop),
             Verb::Symlink => model.make(path, Body::Symlink(target(n(0))), 0o777).map(drop),
             Verb::Put => {
                 let id = match model.file(path, true)? {
@@ -166,7 +190,7 @@ impl World {
                     Body::File(_) => model.truncate(id, n(0) as usize),
                     Body::Dir(_) => return Err(Errno::ISDIR),
                     Body::Symlink(_) => return Err(Errno::NOENT),
-                    Body::Fifo => return Err(Errno::INVAL),
+                    Body::Fifo | Body::Socket => return Err(Errno::INVAL),
                 }
                 Ok(())
             }
@@ -187,6 +211,7 @@ impl World {
             Body::File(content) => content.clone(),
             // Opened for reading it is no error yet; the test does not go on.
             Body::Dir(_) | Body::Fifo => return Ok(()),
+            Body::Socket => return Err(Errno::NXIO),
             Body::Symlink(_) => return Err(Errno::LOOP),
         };
         let to = self.model.file(second, false)?.ok_or(Errno::NOENT)?;
@@ -235,6 +260,7 @@ impl World {
             Verb::Create => open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode).map(drop),
             Verb::Mkdir => rustix::fs::mkdir(path, mode),
             Verb::Mkfifo => rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0),
+            Verb::Mksock => rustix::fs::mknodat(CWD, path, FileType::Socket, mode, 0),
             Verb::Symlink => rustix::fs::symlink(&target(n(0))[..], path),
             Verb::Put => {
                 let file = open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, Mode::from_raw_mode(0o644))?;
@@ -301,6 +327,18 @@ impl World {
                 Ok(())
             }
             Verb::Fsync => same(Ok(()), rustix::fs::fsync(&handle.file)),
+            Verb::HandleChmod => {
+                same(Ok(()), rustix::fs::fchmod(&handle.file, Mode::from_raw_mode(op.number(1) as u32)))?;
+                self.model.node_mut(id).mode = op.number(1) as u32;
+                Ok(())
+            }
+            Verb::HandleUtimens => {
+                let time = Timespec { tv_sec: op.number(1) as i64, tv_nsec: op.number(2) as _ };
+                same(Ok(()), rustix::fs::futimens(&handle.file, &Timestamps { last_access: time, last_modification: time }))?;
+                self.model.touch(id);
+                self.times.set(self.model.tree.node(id).mtime, (op.number(1) as i64, op.number(2) as i64));
+                Ok(())
+            }
             _ => self.check_handle(handle),
         }
     }
@@ -318,7 +356,8 @@ impl World {
         let flags = if append { access | OFlags::APPEND } else { access };
         self.handles[slot] = None;
         let file = open(&absolute(&self.root, &path), flags, Mode::empty()).map_err(|errno| format!("cannot open {}: {errno}", op.path(0)))?;
-        self.handles[slot] = Some(Handle { id, file, read, write, append });
+        let ino = ino(&file)?;
+        self.handles[slot] = Some(Handle { id, ino, file, read, write, append });
         self.refresh_held();
         Ok(())
     }
@@ -334,9 +373,8 @@ impl World {
                 let path = absolute(&self.root, &path);
                 let cannot = |errno: Errno| format!("cannot map {}: {errno}", op.path(0));
                 let file = open(&path, OFlags::RDWR, Mode::empty()).map_err(cannot)?;
-                let path_fd = open(&path, OFlags::PATH, Mode::empty()).map_err(cannot)?;
                 let mapping = Mapping::new(file.as_fd(), self.model.size(id)).map_err(cannot)?;
-                self.maps[slot] = Some(Mapped { id, mapping, path_fd });
+                self.maps[slot] = Some(Mapped { id, mapping, ino: ino(&file)? });
                 self.refresh_held();
             }
             Verb::Unmap => self.unmap(slot),
@@ -363,9 +401,22 @@ impl World {
 
     /// Closes everything, as it must be before the mount goes.
     pub fn close_all(&mut self) {
-        self.maps.iter().flatten().for_each(|mapped| mapped.mapping.flush());
+        self.flush_maps();
+        self.unmap_all();
+        self.close_handles();
+    }
+
+    pub fn unmap_all(&mut self) {
         (0..MAPS).for_each(|slot| self.unmap(slot));
+    }
+
+    pub fn flush_maps(&self) {
+        self.maps.iter().flatten().for_each(|mapped| mapped.mapping.flush());
+    }
+
+    pub fn close_handles(&mut self) {
         self.handles = Default::default();
+        self.views = Default::default();
         self.refresh_held();
     }
 }
@@ -378,6 +429,10 @@ pub fn same(expected: Answer<()>, actual: Answer<()>) -> Result<(), String> {
     if expected == actual || full { Ok(()) } else { Err(format!("answered {}, expected {}", shown(actual), shown(expected))) }
 }
 
+fn ino(file: &OwnedFd) -> Result<u64, String> {
+    rustix::fs::fstat(file).map(|stat| stat.st_ino).map_err(|errno| format!("fstat: {errno}"))
+}
+
 fn target(number: u64) -> Vec<u8> {
     format!("nowhere-{}/{}", number % 5, "x".repeat((number % 40) as usize)).into_bytes()
 }
@@ -386,7 +441,7 @@ fn xattr(number: u64) -> Vec<u8> {
     format!("user.a{}", number % 4).into_bytes()
 }
 
-fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
+pub fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
     rustix::fs::open(path, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, mode)
 }
 

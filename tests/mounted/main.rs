@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod durable;
 mod restore;
 mod status;
 mod support;

@@ -181,8 +181,13 @@ fn snapshots_is_hidden_and_has_latest_and_tags(v: Variant) {
     assert_eq!(fs::read_link(dir.join("latest")).unwrap(), Path::new("3"), "latest follows");
     for name in [".snapshots", ".ckptfs"] {
         assert_eq!(errno(fs::create_dir(rig.path().join(name))), libc::EEXIST, "{name}");
-        assert_eq!(errno(fs::rename(rig.path().join("f"), rig.path().join(name))), libc::EPERM, "{name}");
     }
+    fs::create_dir(rig.path().join("d")).unwrap();
+    assert_eq!(errno(fs::rename(rig.path().join("d"), &dir)), libc::EPERM);
+    assert_eq!(errno(fs::rename(rig.path().join("f"), rig.path().join(".ckptfs"))), libc::EPERM);
+    assert_eq!(errno(fs::rename(&dir, rig.path().join("mine"))), libc::EPERM);
+    assert_eq!((errno(fs::remove_dir(&dir)), errno(fs::remove_file(rig.path().join(".ckptfs")))), (libc::EPERM, libc::EPERM));
+    fs::remove_dir(rig.path().join("d")).unwrap();
     fs::remove_file(dir.join("v1")).unwrap();
     assert_eq!(names(&dir), ["1", "2", "3", "latest"], "rm of a tag takes the tag away and nothing else");
     rig.mount.umount();

@@ -38,6 +38,21 @@ pub(super) fn apply(engine: &Engine, plan: &Plan) -> SysResult<Stale> {
     Ok(applier.stale)
 }
 
+/// Everything that a plan can have changed: for when it was carried out in part.
+pub(super) fn all_of(plan: &Plan) -> Stale {
+    let mut stale = Stale::default();
+    for dir in &plan.dirs {
+        let here = dir.live.as_ref().map_or(dir.want.slot, |live| live.slot);
+        stale.nodes.push(here);
+        for name in &dir.names {
+            stale.names.push((here, name.name.clone()));
+            stale.nodes.extend(name.have.map(|have| have.slot));
+            stale.nodes.extend(name.want.as_ref().map(|(child, _)| child.slot));
+        }
+    }
+    stale
+}
+
 fn staged_name(slot: Slot) -> Name {
     Name::new(format!("{}", slot.0).as_bytes())
 }
@@ -116,9 +131,22 @@ impl Applier<'_> {
             self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace)?;
             self.stale.names.push((from.parent, from.name));
         } else {
-            self.live().link_in(&from, &staged)?;
+            self.stage_link(&from, child.slot)?;
         }
         self.stale.nodes.push(child.slot);
+        Ok(staged)
+    }
+
+    /// Gives an inode one more name, in the staging directory. A restore that was interrupted may have done so before.
+    fn stage_link(&self, from: &Place, slot: Slot) -> SysResult<Place> {
+        let staged = Place { parent: Slot::STAGING, name: staged_name(slot) };
+        match sys::stat_at(self.live().staging(), staged.name.as_bytes()) {
+            Ok(stat) if self.live().slot_of(&stat) == Ok(slot) => return Ok(staged),
+            Ok(_) => drop(self.live().remove_in(At::from(Slot::STAGING), &staged.name, false)?),
+            Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        self.live().link_in(from, &staged)?;
         Ok(staged)
     }
 
@@ -241,8 +269,7 @@ impl Applier<'_> {
         if from.parent == Slot::STAGING {
             self.live().rename_in((At::from(from.parent), &from.name), (At::from(at.parent), &at.name), RenameMode::Replace)?;
         } else {
-            let staged = Place { parent: Slot::STAGING, name: staged_name(child.slot) };
-            self.live().link_in(&from, &staged)?;
+            let staged = self.stage_link(&from, child.slot)?;
             self.live().rename_in((At::from(staged.parent), &staged.name), (At::from(at.parent), &at.name), RenameMode::Replace)?;
         }
         self.placed.insert(child.slot, at.clone());
@@ -260,13 +287,11 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// What a restore that was interrupted has left.
+    /// What an interrupted restore has left here and this one did not want: removed like anything else, so that the guard can still see it.
     fn clean_staging(&self) -> SysResult<()> {
-        for entry in sys::list_dir(self.live().staging())? {
-            match entry.kind {
-                Some(Kind::Dir) => self.live().remove_in(At::from(Slot::STAGING), &Name::new(&entry.name), true).map(drop)?,
-                _ => self.live().remove_in(At::from(Slot::STAGING), &Name::new(&entry.name), false).map(drop)?,
-            }
+        let staging = Arc::new(Trail { slot: Slot::STAGING, name: Name::new(b""), up: None });
+        for (name, child) in self.engine.view(State::Live).list(&staging)? {
+            self.remove_below(&staging, &name, child)?;
         }
         Ok(())
     }

@@ -136,10 +136,10 @@ impl Index {
         Ok((Index { home, id, applying: Mutex::default(), db: RwLock::new(Some(db)) }, Opening::Rebuild(doubt)))
     }
 
-    /// Sets the index aside and makes it anew from the whole journal; it is applied up to the journal's end as it was found. Readers wait meanwhile.
+    /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers wait meanwhile.
     ///
     /// Errors: what reading the journal gives (`JournalDamaged` ...), after which the index is closed (`IndexClosed`) until a rebuild succeeds.
-    pub fn rebuild(&self, journal: &Journal) -> StoreResult<()> {
+    pub fn rebuild(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let mut slot = self.db.write();
         if let Some(db) = slot.take() {
@@ -148,7 +148,7 @@ impl Index {
         self.home.set_aside()?;
         let db = begin(&self.home, self.id)?;
         let mut batch = Batch::new();
-        for entry in journal.scan(journal.start(), None) {
+        for entry in journal.scan(journal.start(), end) {
             let (at, record) = entry?;
             batch.add(at, &record)?;
             if batch.len() >= REBUILD_BATCH {

@@ -252,7 +252,7 @@ fn a_rebuilt_index_is_equal_to_the_one_that_grew() {
         let (index, _) = bench.index();
         bench.put(&index, &story(), size);
         let grown = index.dump().unwrap();
-        index.rebuild(&bench.journal).unwrap();
+        index.rebuild(&bench.journal, None).unwrap();
         assert!(grown == index.dump().unwrap(), "batches of {size}");
         assert_eq!(bench.asides(), 1);
         assert!(grown.len() > 500);
@@ -290,7 +290,7 @@ fn one_that_cannot_be_read_is_set_aside_and_deleted_later() {
     assert!(matches!(opening, Opening::Rebuild(Doubt::Unreadable | Doubt::Foreign | Doubt::Damaged)), "{opening:?}");
     assert_eq!(bench.asides(), 1);
     assert_eq!(index.applied().unwrap(), Address::START);
-    index.rebuild(&bench.journal).unwrap();
+    index.rebuild(&bench.journal, None).unwrap();
     assert!(before == index.dump().unwrap());
     drop(index);
     assert_eq!(bench.index().1, Opening::Ready);
@@ -367,9 +367,9 @@ fn a_rebuild_from_a_damaged_journal_closes_the_index_until_one_succeeds() {
     let mut bytes = whole.clone();
     bytes[at[1].offset as usize + 60] ^= 1;
     fs::write(&segment, &bytes).unwrap();
-    assert!(matches!(index.rebuild(&bench.journal), Err(StoreError::JournalDamaged { .. })));
+    assert!(matches!(index.rebuild(&bench.journal, None), Err(StoreError::JournalDamaged { .. })));
     assert!(matches!(index.applied(), Err(StoreError::IndexClosed)));
     fs::write(&segment, &whole).unwrap();
-    index.rebuild(&bench.journal).unwrap();
+    index.rebuild(&bench.journal, None).unwrap();
     assert_eq!(data_after(&index, 7, 1), Some((2, at[1], 0)));
 }
