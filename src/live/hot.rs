@@ -97,7 +97,13 @@ impl Live {
         };
         let refused: Vec<Slot> = earlier.into_iter().chain([slot]).filter(|slot| !self.settle(*slot)).collect();
         if !refused.is_empty() {
-            self.unsettled.lock().extend(refused);
+            let mut unsettled = self.unsettled.lock();
+            for slot in refused {
+                // A file that stays mapped may be opened and closed any number of times.
+                if !unsettled.contains(&slot) {
+                    unsettled.push_back(slot);
+                }
+            }
         }
     }
 
