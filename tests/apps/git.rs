@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Variant, for_each_variant, skip, succeeds};
-use crate::support::{Moment, PROGRAM_SECONDS, crates, missing, program};
+use crate::common::{Variant, skip, succeeds};
+use crate::support::{Moment, PROGRAM_SECONDS, crates, missing, program, variants};
 
 /// Runs git in `dir`, away from the settings of whoever runs the tests, and returns what it prints.
 fn git(dir: &Path, arguments: &[&str]) -> String {
@@ -66,7 +66,7 @@ fn clone_checkout_gc(v: Variant) {
 
     fs::remove_dir_all(work.join("third")).unwrap();
     fs::remove_dir_all(work.join(".git/objects")).unwrap();
-    for (moment, head) in [(&cloned, "v3"), (&collected, "topic"), (&old, "v1"), (&collected, "topic")] {
+    for (moment, head) in [(&cloned, "v3"), (&old, "v1"), (&collected, "topic")] {
         moment.restore(&rig);
         assert_eq!(git(&work, &["status", "--porcelain"]), "", "at {head}");
         assert_eq!(git(&work, &["rev-parse", "HEAD"]), git(&work, &["rev-parse", head]));
@@ -77,4 +77,4 @@ fn clone_checkout_gc(v: Variant) {
     }
 }
 
-for_each_variant! { reflink => clone_checkout_gc }
+variants! { clone_checkout_gc => xfs_passthrough, btrfs_daemon }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::command::try_run_limited;
-use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, stdout_of, succeeds, tool};
+use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, succeeds, tool};
 
 /// Seconds for one program, on a machine that is slow and busy.
 pub const PROGRAM_SECONDS: u64 = 240;
@@ -60,9 +60,9 @@ pub fn shell(dir: &Path, script: &str) {
     run(dir, "bash", &["-euo", "pipefail", "-c", script]);
 }
 
-/// What a program prints.
+/// What a program prints; what is not UTF-8 in it is replaced.
 pub fn output<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) -> String {
-    stdout_of(&mut program(dir, name, arguments), PROGRAM_SECONDS)
+    String::from_utf8_lossy(&succeeds(&mut program(dir, name, arguments), PROGRAM_SECONDS).stdout).into_owned()
 }
 
 /// Why a test that needs these programs cannot run, if so.
@@ -73,22 +73,34 @@ pub fn missing(programs: &[&str]) -> Option<String> {
     })
 }
 
-/// Directories of crates that cargo has fetched for this project: real sources, at least `count` of them, the most files first.
-pub fn crates(count: usize) -> Option<Vec<PathBuf>> {
+/// Directories of crates that cargo has fetched for this project, real sources: for each of these prefixes (`name-`) one, if there are `count`.
+pub fn crates_named(prefixes: &[&str], count: usize) -> Option<Vec<PathBuf>> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))?;
-    let registries = fs::read_dir(home.join("registry/src")).ok()?;
     let mut found: Vec<PathBuf> = Vec::new();
-    for registry in registries.flatten() {
+    for registry in fs::read_dir(home.join("registry/src")).ok()?.flatten() {
         found.extend(fs::read_dir(registry.path()).into_iter().flatten().flatten().map(|entry| entry.path()));
     }
-    let wanted = ["rustix-", "zerocopy-", "futures-util-", "clap_builder-", "serde_core-", "parking_lot-", "memchr-"];
-    let mut chosen: Vec<PathBuf> = Vec::new();
-    for prefix in wanted {
-        let matching = found.iter().find(|path| {
-            let rest = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix(prefix));
-            rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        });
-        chosen.extend(matching.cloned());
-    }
+    found.sort();
+    let is = |path: &Path, prefix: &str| {
+        let rest = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix(prefix));
+        rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let chosen: Vec<PathBuf> = prefixes.iter().filter_map(|prefix| found.iter().find(|path| is(path, prefix)).cloned()).collect();
     (chosen.len() >= count).then_some(chosen)
 }
+
+/// Some crates with many files.
+pub fn crates(count: usize) -> Option<Vec<PathBuf>> {
+    crates_named(&["rustix-", "zerocopy-", "futures-util-", "clap_builder-", "serde_core-", "parking_lot-", "memchr-"], count)
+}
+
+/// Makes a `#[test]` of a function `fn(Variant)` for each named variant: `variants! { cargo_build => xfs_passthrough, btrfs_daemon }`. Programs take
+/// their time, so not each runs everywhere; between them they cover every filesystem and I/O path.
+macro_rules! variants {
+    (@one $body:ident xfs_passthrough) => { $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough } };
+    (@one $body:ident xfs_daemon) => { $crate::common::for_each_variant! { @test $body xfs_daemon Xfs Daemon } };
+    (@one $body:ident btrfs_passthrough) => { $crate::common::for_each_variant! { @test $body btrfs_passthrough Btrfs Passthrough } };
+    (@one $body:ident btrfs_daemon) => { $crate::common::for_each_variant! { @test $body btrfs_daemon Btrfs Daemon } };
+    ($body:ident => $($name:ident),+) => { mod $body { $($crate::support::variants! { @one $body $name })+ } };
+}
+pub(crate) use variants;

@@ -38,6 +38,21 @@ pub(super) fn apply(engine: &Engine, plan: &Plan) -> SysResult<Stale> {
     Ok(applier.stale)
 }
 
+/// Everything that a plan can have changed: for when it was carried out in part.
+pub(super) fn all_of(plan: &Plan) -> Stale {
+    let mut stale = Stale::default();
+    for dir in &plan.dirs {
+        let here = dir.live.as_ref().map_or(dir.want.slot, |live| live.slot);
+        stale.nodes.push(here);
+        for name in &dir.names {
+            stale.names.push((here, name.name.clone()));
+            stale.nodes.extend(name.have.map(|have| have.slot));
+            stale.nodes.extend(name.want.as_ref().map(|(child, _)| child.slot));
+        }
+    }
+    stale
+}
+
 fn staged_name(slot: Slot) -> Name {
     Name::new(format!("{}", slot.0).as_bytes())
 }
