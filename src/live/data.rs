@@ -228,11 +228,12 @@ impl Live {
         change(&handle.file)
     }
 
-    /// Writes through the daemon. `privileged`: set-id bits stay. `from_cache`: these are dirty pages of a mapping, no pwrite(2).
+    /// Writes through the daemon. `privileged`: set-id bits stay. `from_cache`: these are dirty pages of a mapping, no pwrite(2). Returns the bytes
+    /// written, and whether the file had set-id bits that it has lost.
     ///
     /// # Errors
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
-    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool, from_cache: bool) -> SysResult<u32> {
+    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool, from_cache: bool) -> SysResult<(u32, bool)> {
         let handle = self.handle(id)?;
         if !from_cache {
             self.touch(handle.slot);
@@ -244,7 +245,7 @@ impl Live {
             } else {
                 sys::drop_cap_fsetid_for(|| sys::write_all_at(file, data, offset))?
             }
-            Ok(u32::try_from(data.len()).unwrap_or(u32::MAX))
+            Ok((u32::try_from(data.len()).unwrap_or(u32::MAX), !keep_set_id))
         })
     }
 
