@@ -86,12 +86,6 @@ impl Engine {
         Ok(copied as u64)
     }
 
-    /// Target of a live symbolic link; `None` for every other kind.
-    pub(super) fn live_target(&self, trail: &Arc<crate::history::present::Trail>) -> SysResult<Option<Vec<u8>>> {
-        use crate::history::present::Present;
-        Ok(self.live.attr(trail)?.target)
-    }
-
     /// How long the kernel may remember the attributes of a live node: not at all while it may change without a request.
     pub(super) fn live_ttl(&self, slot: crate::store::ids::Slot) -> Duration {
         if self.live.is_hot_now(slot) { Duration::ZERO } else { FOR_EVER }

@@ -54,12 +54,15 @@ impl Engine {
         let applied = self.carry_out(&plan, guard.id, &paths);
         drop(tree);
         drop(gate);
-        let stale = applied.map_err(|errno| {
-            let mut error = failed(errno);
-            error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
-            error
-        })?;
-        self.forget(&stale);
+        match applied {
+            Ok(stale) => self.forget(&stale),
+            Err(errno) => {
+                self.forget(&apply::all_of(&plan));
+                let mut error = failed(errno);
+                error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
+                return Err(error);
+            }
+        }
         Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dry_run: false, duration_us: took(started) })
     }
 

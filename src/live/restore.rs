@@ -25,6 +25,22 @@ impl Live {
         Ok(Place { parent: found.parent, name: found.name })
     }
 
+    /// Every known place where an inode of this kind is now; a file may have names that are not known.
+    pub fn locate_all(&self, at: At<'_>, kind: Kind) -> Vec<Place> {
+        if at.slot == Slot::ROOT || self.is_dead(at.slot) {
+            return Vec::new();
+        }
+        let mut places = self.places(at);
+        places.retain(|place| {
+            let there = self.dir(place.parent).and_then(|dir| sys::stat_at(&dir, place.name.as_bytes()));
+            there.is_ok_and(|stat| stat.kind == kind && self.slot_of(&stat) == Ok(at.slot))
+        });
+        if places.is_empty() {
+            places.extend(self.locate(at, kind));
+        }
+        places
+    }
+
     /// Takes an inode that was prepared in the staging directory into the tables: it is new, no checkpoint can see it.
     ///
     /// # Errors

@@ -2,16 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use ckptfs::control::Client;
 use ckptfs::engine::api::{Change, CheckpointOptions, RestoreOptions, Restored, StateName, TreePath, VerbError};
-use rustix::fs::Mode;
+use rustix::fs::{Mode, OFlags};
 
 use super::diffs;
-use super::observe::{compare, observe, shown};
+use super::observe::{absolute, compare, observe, shown};
 use super::ops::{Op, Verb, bytes};
-use super::tree::{Body, Id, Tree};
-use super::world::{Handle, Snap, World};
+use super::tree::{Body, Id, Node, Tree};
+use super::world::{Handle, Snap, VIEWS, ViewFile, World, open};
+
+/// Longer than the daemon waits until it moves a closed epoch into the index.
+const IDLE: Duration = Duration::from_millis(400);
 
 fn said(what: &str, error: &VerbError) -> String {
     format!("{what} failed: {}: {}", error.code, error.message)
@@ -47,8 +52,14 @@ impl World {
             }
             Verb::Delete => self.delete(op),
             Verb::Restore => self.restore(op),
+            Verb::DryRestore => self.dry_restore(op),
+            Verb::Idle => {
+                // The daemon's own upkeep gets a chance; nothing depends on whether it took it.
+                std::thread::sleep(IDLE);
+                Ok(())
+            }
             Verb::RestorePaths => self.restore_paths(op),
-            Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill, op.number(0).is_multiple_of(2)),
+            Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill, op.number(0).is_multiple_of(2), op.number(1).is_multiple_of(4)),
             Verb::CheckViews => self.check_views(),
             Verb::CheckStatus => self.check_status(),
             _ => self.check_diff(op),
@@ -80,6 +91,8 @@ impl World {
 
     fn delete(&mut self, op: &Op) -> Result<(), String> {
         let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
+        // A file of it that is open is no promise.
+        self.views = Default::default();
         let id = self.snaps.remove(index).id;
         let view = self.root.join(".snapshots").join(id.to_string());
         if op.number(1).is_multiple_of(2) {
@@ -94,7 +107,7 @@ impl World {
     }
 
     /// Unmounts or kills, and mounts again. In a passthrough mount mappings live through a kill: the kernel does their work.
-    fn mount_again(&mut self, kill: bool, open: bool) -> Result<(), String> {
+    fn mount_again(&mut self, kill: bool, open: bool, rebuild: bool) -> Result<(), String> {
         let Some(mounted) = &self.mounted else { return Ok(()) };
         match (kill && open, mounted.passthrough) {
             (false, _) => self.close_all(),
@@ -111,6 +124,10 @@ impl World {
             self.close_handles();
         } else {
             mounted.mount.umount();
+            if rebuild {
+                // The index is a cache and nothing more.
+                std::fs::remove_dir_all(self.root.join(".ckptfs/index")).map_err(|error| format!("cannot remove the index: {error}"))?;
+            }
             let sight = observe(&self.root)?;
             compare("the directory, unmounted", &self.model.tree, &sight, &mut self.times, &BTreeSet::new())?;
         }
@@ -145,21 +162,7 @@ impl World {
             return Ok(());
         }
         let expected = self.model.tree.node(handle.id).content().ok_or("what is open is a file")?;
-        let mut content = vec![0; expected.len() + 10];
-        let mut filled = 0;
-        while filled < content.len() {
-            match rustix::io::pread(&handle.file, &mut content[filled..], filled as u64) {
-                Ok(0) => break,
-                Ok(got) => filled += got,
-                Err(errno) => return Err(format!("cannot read an open file: {errno}")),
-            }
-        }
-        content.truncate(filled);
-        if content == **expected {
-            return Ok(());
-        }
-        let first = content.iter().zip(expected.iter()).position(|(a, b)| a != b);
-        Err(format!("an open file reads {} bytes, expected {}; first difference at {first:?}", content.len(), expected.len()))
+        check_content("an open file", &handle.file, expected)
     }
 
     fn check_views(&mut self) -> Result<(), String> {
@@ -208,6 +211,34 @@ impl World {
         diffs::check(what, changes, &expected, old, new)
     }
 
+    pub fn view_op(&mut self, op: &Op) -> Result<(), String> {
+        let slot = op.number(0) as usize % VIEWS;
+        if op.verb == Verb::OpenView {
+            let Some(index) = self.pick(op.number(1)) else { return Ok(()) };
+            let (snap, path) = (&self.snaps[index], bytes(op.path(0)));
+            let Some(content) = snap.tree.lookup(&path).ok().and_then(|id| snap.tree.node(id).content()).cloned() else { return Ok(()) };
+            let at = absolute(&self.root.join(".snapshots").join(snap.id.to_string()), &path);
+            let file = open(&at, OFlags::RDONLY, Mode::empty()).map_err(|errno| format!("cannot open {}: {errno}", at.display()))?;
+            self.views[slot] = Some(ViewFile { file, content });
+            return Ok(());
+        }
+        let Some(view) = &self.views[slot] else { return Ok(()) };
+        check_content("an open file of a view", &view.file, &view.content)
+    }
+
+    /// Tells what a restore would change, and changes nothing.
+    fn dry_restore(&mut self, op: &Op) -> Result<(), String> {
+        let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
+        let (id, tree) = (self.snaps[index].id, self.snaps[index].tree.clone());
+        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: true };
+        let told = self.client()?.restore(options).map_err(|error| said("restore --dry-run", &error))?;
+        if told.guard.is_some() {
+            return Err("a dry run made a checkpoint".to_owned());
+        }
+        let live = self.model.tree.reachable();
+        self.check_changes(&format!("the dry run of restore {id}"), &told.changes, &live, &tree)
+    }
+
     fn ask_restore(&mut self, id: u64, paths: Vec<TreePath>) -> Result<Result<Restored, VerbError>, String> {
         Ok(self.client()?.restore(RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false }))
     }
@@ -230,7 +261,7 @@ impl World {
         let before = std::mem::replace(&mut self.model.tree, tree);
         let mut live = HashMap::new();
         for (path, id) in self.model.tree.paths() {
-            let path = super::observe::absolute(&self.root, &path);
+            let path = absolute(&self.root, &path);
             let stat = rustix::fs::lstat(&path).map_err(|errno| format!("restored, and {}: {errno}", path.display()))?;
             live.insert(stat.st_ino, id);
         }
@@ -258,6 +289,24 @@ impl World {
     }
 }
 
+fn check_content(what: &str, file: &OwnedFd, expected: &[u8]) -> Result<(), String> {
+    let mut content = vec![0; expected.len() + 10];
+    let mut filled = 0;
+    while filled < content.len() {
+        match rustix::io::pread(file, &mut content[filled..], filled as u64) {
+            Ok(0) => break,
+            Ok(got) => filled += got,
+            Err(errno) => return Err(format!("cannot read {what}: {errno}")),
+        }
+    }
+    content.truncate(filled);
+    if content == *expected {
+        return Ok(());
+    }
+    let first = content.iter().zip(expected.iter()).position(|(a, b)| a != b);
+    Err(format!("{what} reads {} bytes, expected {}; first difference at {first:?}", content.len(), expected.len()))
+}
+
 fn is_below(path: &[u8], above: &[u8]) -> bool {
     path == above || (path.starts_with(above) && path.get(above.len()) == Some(&b'/'))
 }
@@ -267,7 +316,7 @@ impl World {
         let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
         let (id, then, now) = (self.snaps[index].id, self.snaps[index].tree.clone(), self.model.tree.reachable());
         let asked: Vec<Vec<u8>> = op.paths.iter().map(|path| bytes(path)).collect();
-        if asked.is_empty() || asked.iter().any(|path| path == b".") || crosses(&then, &now, &asked) {
+        if asked.is_empty() || asked.iter().any(|path| path == b".") {
             return Ok(());
         }
         let unknown = asked.iter().any(|path| then.lookup(path).is_err() && now.lookup(path).is_err());
@@ -287,7 +336,7 @@ impl World {
     fn with_paths(&mut self, then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> Tree {
         let tops = asked.iter().filter(|path| !asked.iter().any(|other| other != *path && is_below(path, other)));
         let mut tree = now.clone();
-        let mut fresh: HashMap<Id, Id> = HashMap::new();
+        let mut fresh: HashMap<Id, Id> = kept(then, now, asked).into_iter().map(|id| (id, id)).collect();
         let mut on_the_way = BTreeSet::new();
         for top in tops.collect::<BTreeSet<_>>() {
             let ways = top.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &top[..at]);
@@ -306,7 +355,9 @@ impl World {
                 self.put(&mut tree, top, wanted, &on_the_way);
             }
         }
-        tree.reachable()
+        tree = tree.reachable();
+        tree.count_links();
+        tree
     }
 
     /// A name leads to something else or to nothing. Directories that came back keep the time that they had.
@@ -326,17 +377,17 @@ impl World {
     }
 }
 
-/// Some file has names inside and outside of the paths. What then is right is another question.
-fn crosses(then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> bool {
-    [then, now].iter().any(|tree| {
-        let mut inside: BTreeMap<Id, u32> = BTreeMap::new();
-        for (path, id) in tree.paths() {
-            if asked.iter().any(|top| is_below(&path, top)) && !tree.node(id).is_dir() {
-                *inside.entry(id).or_default() += 1;
-            }
-        }
-        inside.iter().any(|(id, names)| tree.node(*id).links != *names)
-    })
+/// Files of the live tree that stay what they are: they have a name in the paths, and nothing of them changed.
+fn kept(then: &Tree, now: &Tree, asked: &[Vec<u8>]) -> BTreeSet<Id> {
+    let inside = now.paths().into_iter().filter(|(path, _)| asked.iter().any(|top| is_below(path, top))).map(|(_, id)| id);
+    let same = |id: &Id| {
+        then.nodes.get(id).is_some_and(|old| {
+            let new = now.node(*id);
+            let dress = |node: &Node| (node.mode, node.uid, node.gid, node.mtime);
+            !new.is_dir() && old.body == new.body && dress(old) == dress(new) && old.xattrs == new.xattrs
+        })
+    };
+    inside.filter(same).collect()
 }
 
 /// Copies a node and all below it into another tree, under new numbers.
@@ -366,7 +417,7 @@ impl World {
         }
         self.check_views()?;
         self.check_status()?;
-        self.mount_again(false, false)?;
+        self.mount_again(false, false, false)?;
         self.check_views()?;
         self.check_live()?;
         self.check_status()?;

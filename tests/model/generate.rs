@@ -2,7 +2,7 @@
 
 use super::ops::{Op, Verb};
 use super::tree::{Body, Id};
-use super::world::{HANDLES, MAPS, World};
+use super::world::{HANDLES, MAPS, VIEWS, World};
 
 const NAMES: &[&str] = &["a", "b", "c", "d", "e", "f", "odd"];
 const NODES_MAX: usize = 50;
@@ -69,6 +69,7 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (6, Verb::Link),
     (3, Verb::Symlink),
     (2, Verb::Mkfifo),
+    (1, Verb::Mksock),
     (4, Verb::Chmod),
     (3, Verb::Chown),
     (4, Verb::Utimens),
@@ -80,6 +81,10 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (8, Verb::HandleWrite),
     (2, Verb::HandleTruncate),
     (2, Verb::HandleRead),
+    (1, Verb::HandleChmod),
+    (1, Verb::HandleUtimens),
+    (4, Verb::OpenView),
+    (4, Verb::ReadView),
     (1, Verb::Fsync),
     (4, Verb::Close),
     (2, Verb::Map),
@@ -92,6 +97,8 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (2, Verb::Delete),
     (2, Verb::Remount),
     (2, Verb::Kill),
+    (1, Verb::Idle),
+    (2, Verb::DryRestore),
     (6, Verb::CheckLive),
     (6, Verb::CheckStatus),
     (3, Verb::CheckDiff),
@@ -110,7 +117,7 @@ impl Generator {
         if world.snaps.len() > SNAPS_MAX && matches!(verb, Verb::Checkpoint | Verb::Restore | Verb::RestorePaths) {
             verb = Verb::Delete;
         }
-        if world.model.tree.nodes.len() > NODES_MAX && matches!(verb, Verb::Create | Verb::Mkdir | Verb::Mkfifo | Verb::Symlink) {
+        if world.model.tree.nodes.len() > NODES_MAX && matches!(verb, Verb::Create | Verb::Mkdir | Verb::Mkfifo | Verb::Mksock | Verb::Symlink) {
             verb = Verb::Unlink;
         }
         let op = self.draw(verb, world);
@@ -153,7 +160,9 @@ impl Generator {
         let mode = MODES[self.random.below(MODES.len() as u64) as usize];
         let handle = self.random.below(HANDLES as u64);
         match verb {
-            Verb::Create | Verb::Mkfifo => Op::new(verb, &[&self.fresh(world)], &[[0o644, 0o600, 0o755][self.random.below(3) as usize]]),
+            Verb::Create | Verb::Mkfifo | Verb::Mksock => {
+                Op::new(verb, &[&self.fresh(world)], &[[0o644, 0o600, 0o755][self.random.below(3) as usize]])
+            }
             Verb::Mkdir => Op::new(verb, &[&self.fresh(world)], &[[0o755, 0o700, 0o500][self.random.below(3) as usize]]),
             Verb::Symlink => Op::new(verb, &[&self.fresh(world)], &[seed]),
             Verb::Put if self.random.one_in(2) => Op::new(verb, &[&self.fresh(world)], &[size, seed]),
@@ -188,6 +197,10 @@ impl Generator {
                 let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
                 Op::new(verb, &paths, &[self.random.below(20)])
             }
+            Verb::HandleChmod => Op::new(verb, &[], &[handle, mode]),
+            Verb::HandleUtimens => Op::new(verb, &[], &[handle, self.random.below(2_000_000_000), self.random.below(1_000_000_000)]),
+            Verb::OpenView => Op::new(verb, &[&self.past(world)], &[self.random.below(VIEWS as u64), self.random.below(20)]),
+            Verb::ReadView => Op::new(verb, &[], &[self.random.below(VIEWS as u64)]),
             Verb::HandleRead | Verb::Fsync | Verb::Close => Op::new(verb, &[], &[handle]),
             Verb::Unmap => Op::new(verb, &[], &[self.random.below(MAPS as u64)]),
             _ => Op::new(verb, &[], &[self.random.below(20), self.random.below(20)]),

@@ -84,6 +84,8 @@ fn read(path: &Path) -> std::io::Result<Seen> {
         Body::Symlink(fs::read_link(path)?.into_os_string().into_vec())
     } else if kind.is_fifo() {
         Body::Fifo
+    } else if kind.is_socket() {
+        Body::Socket
     } else {
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
         let mut content = Vec::with_capacity(meta.len() as usize);

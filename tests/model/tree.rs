@@ -17,6 +17,7 @@ pub enum Body {
     Dir(BTreeMap<Vec<u8>, Id>),
     Symlink(Vec<u8>),
     Fifo,
+    Socket,
 }
 
 impl Body {
@@ -26,6 +27,7 @@ impl Body {
             Body::Dir(_) => 'd',
             Body::Symlink(_) => 'l',
             Body::Fifo => 'p',
+            Body::Socket => 's',
         }
     }
 }
@@ -153,6 +155,13 @@ impl Tree {
             }
         }
         false
+    }
+
+    /// Counts the names of everything anew.
+    pub fn count_links(&mut self) {
+        let mut links: BTreeMap<Id, u32> = BTreeMap::new();
+        self.paths().into_values().for_each(|id| *links.entry(id).or_default() += 1);
+        self.nodes.iter_mut().for_each(|(id, node)| node.links = links.get(id).copied().unwrap_or(0));
     }
 
     /// Only what has a path: what a checkpoint keeps.
@@ -319,7 +328,7 @@ impl Model {
             Body::Dir(_) => Err(Errno::ISDIR),
             Body::Symlink(_) => Err(Errno::LOOP),
             // Opened for writing without waiting, with nobody who reads.
-            Body::Fifo => Err(Errno::NXIO),
+            Body::Fifo | Body::Socket => Err(Errno::NXIO),
         }
     }
 

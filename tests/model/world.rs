@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ckptfs::control::Client;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags};
@@ -18,6 +19,8 @@ use super::tree::{Answer, Body, Id, Model, Tree};
 pub const HANDLES: usize = 5;
 /// Mappings that can be kept at once.
 pub const MAPS: usize = 3;
+/// Files of views that can be open at once.
+pub const VIEWS: usize = 3;
 
 /// An open file.
 pub struct Handle {
@@ -34,6 +37,12 @@ pub struct Mapped {
     pub id: Id,
     pub mapping: Mapping,
     pub ino: u64,
+}
+
+/// An open file of a view. Its content never changes.
+pub struct ViewFile {
+    pub file: OwnedFd,
+    pub content: Arc<Vec<u8>>,
 }
 
 /// A checkpoint and what the tree was then.
@@ -56,6 +65,7 @@ pub struct World {
     // What is open is dropped first: it keeps the mount busy.
     pub handles: [Option<Handle>; HANDLES],
     pub maps: [Option<Mapped>; MAPS],
+    pub views: [Option<ViewFile>; VIEWS],
     pub mounted: Option<Mounted>,
     pub root: PathBuf,
     pub model: Model,
@@ -83,6 +93,7 @@ impl World {
             snaps: Vec::new(),
             handles: Default::default(),
             maps: Default::default(),
+            views: Default::default(),
             tags: 0,
             view_inos: HashSet::new(),
         }
@@ -105,7 +116,15 @@ impl World {
     /// Carries out one operation.
     pub fn run(&mut self, op: &Op) -> Result<(), String> {
         match op.verb {
-            Verb::Open | Verb::Close | Verb::HandleWrite | Verb::HandleTruncate | Verb::HandleRead | Verb::Fsync => self.handle_op(op),
+            Verb::Open
+            | Verb::Close
+            | Verb::HandleWrite
+            | Verb::HandleTruncate
+            | Verb::HandleRead
+            | Verb::HandleChmod
+            | Verb::HandleUtimens
+            | Verb::Fsync => self.handle_op(op),
+            Verb::OpenView | Verb::ReadView => self.view_op(op),
             Verb::Map | Verb::Store | Verb::Unmap => self.map_op(op),
             Verb::CheckLive => self.check_live(),
             Verb::Checkpoint
@@ -114,6 +133,8 @@ impl World {
             | Verb::RestorePaths
             | Verb::Delete
             | Verb::Remount
+            | Verb::Idle
+            | Verb::DryRestore
             | Verb::Kill
             | Verb::CheckViews
             | Verb::CheckStatus
@@ -143,6 +164,7 @@ impl World {
             Verb::Create => model.make(path, Body::File(Vec::new().into()), n(0) as u32).map(drop),
             Verb::Mkdir => model.make(path, Body::Dir(BTreeMap::new()), n(0) as u32).map(drop),
             Verb::Mkfifo => model.make(path, Body::Fifo, n(0) as u32).map(drop),
+            Verb::Mksock => model.make(path, Body::Socket, n(0) as u32).map(drop),
             Verb::Symlink => model.make(path, Body::Symlink(target(n(0))), 0o777).map(drop),
             Verb::Put => {
                 let id = match model.file(path, true)? {
@@ -168,7 +190,7 @@ impl World {
                     Body::File(_) => model.truncate(id, n(0) as usize),
                     Body::Dir(_) => return Err(Errno::ISDIR),
                     Body::Symlink(_) => return Err(Errno::NOENT),
-                    Body::Fifo => return Err(Errno::INVAL),
+                    Body::Fifo | Body::Socket => return Err(Errno::INVAL),
                 }
                 Ok(())
             }
@@ -189,6 +211,7 @@ impl World {
             Body::File(content) => content.clone(),
             // Opened for reading it is no error yet; the test does not go on.
             Body::Dir(_) | Body::Fifo => return Ok(()),
+            Body::Socket => return Err(Errno::NXIO),
             Body::Symlink(_) => return Err(Errno::LOOP),
         };
         let to = self.model.file(second, false)?.ok_or(Errno::NOENT)?;
@@ -237,6 +260,7 @@ impl World {
             Verb::Create => open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode).map(drop),
             Verb::Mkdir => rustix::fs::mkdir(path, mode),
             Verb::Mkfifo => rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0),
+            Verb::Mksock => rustix::fs::mknodat(CWD, path, FileType::Socket, mode, 0),
             Verb::Symlink => rustix::fs::symlink(&target(n(0))[..], path),
             Verb::Put => {
                 let file = open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, Mode::from_raw_mode(0o644))?;
@@ -303,6 +327,18 @@ impl World {
                 Ok(())
             }
             Verb::Fsync => same(Ok(()), rustix::fs::fsync(&handle.file)),
+            Verb::HandleChmod => {
+                same(Ok(()), rustix::fs::fchmod(&handle.file, Mode::from_raw_mode(op.number(1) as u32)))?;
+                self.model.node_mut(id).mode = op.number(1) as u32;
+                Ok(())
+            }
+            Verb::HandleUtimens => {
+                let time = Timespec { tv_sec: op.number(1) as i64, tv_nsec: op.number(2) as _ };
+                same(Ok(()), rustix::fs::futimens(&handle.file, &Timestamps { last_access: time, last_modification: time }))?;
+                self.model.touch(id);
+                self.times.set(self.model.tree.node(id).mtime, (op.number(1) as i64, op.number(2) as i64));
+                Ok(())
+            }
             _ => self.check_handle(handle),
         }
     }
@@ -380,6 +416,7 @@ impl World {
 
     pub fn close_handles(&mut self) {
         self.handles = Default::default();
+        self.views = Default::default();
         self.refresh_held();
     }
 }
@@ -404,7 +441,7 @@ fn xattr(number: u64) -> Vec<u8> {
     format!("user.a{}", number % 4).into_bytes()
 }
 
-fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
+pub fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
     rustix::fs::open(path, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, mode)
 }
 

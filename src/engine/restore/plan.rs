@@ -175,8 +175,19 @@ impl Planner<'_> {
 
     /// The inode is still in the live tree, where the restore may take it from.
     fn is_alive(&self, child: Child, trail: &Arc<Trail>) -> bool {
-        let Ok(place) = self.engine.live.locate(At::from(trail), child.kind) else { return false };
-        self.paths.is_empty() || self.is_below_paths(&place)
+        if self.paths.is_empty() {
+            return self.engine.live.locate(At::from(trail), child.kind).is_ok();
+        }
+        self.engine.live.locate_all(At::from(trail), child.kind).iter().any(|place| self.is_below_paths(place))
+    }
+
+    /// The live inode has, or may have, names that are not to be restored: what is done to it would be seen there.
+    fn has_names_outside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
+        if self.paths.is_empty() {
+            return Ok(false);
+        }
+        let inside = self.engine.live.locate_all(At::from(trail), child.kind).iter().filter(|place| self.is_below_paths(place)).count();
+        Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside as u64)
     }
 
     fn is_below_paths(&self, place: &Place) -> bool {
@@ -209,12 +220,24 @@ impl Planner<'_> {
         }
         if child.kind == Kind::File && self.touched.data.contains(&child.slot) && self.view.source(child.slot)? != crate::history::view::Source::Live
         {
-            let several = self.view.attr(trail)?.stat.nlink > 1;
-            return Ok(if several { Content::InPlace } else { Content::New });
+            let in_place = self.view.attr(trail)?.stat.nlink > 1 && !self.has_names_outside(child, trail)?;
+            return Ok(if in_place { Content::InPlace } else { Content::New });
         }
-        match self.view.attr(trail)?.target == self.engine.live_target(trail)? {
-            true => Ok(Content::Attributes),
-            false => Err(Errno::EIO),
+        if self.is_dressed(trail)? {
+            return Ok(Content::Same);
         }
+        Ok(if self.has_names_outside(child, trail)? { Content::New } else { Content::Attributes })
+    }
+
+    /// The live inode has the attributes and extended attributes that it had.
+    fn is_dressed(&self, trail: &Arc<Trail>) -> SysResult<bool> {
+        let live = self.engine.view(State::Live);
+        let (then, now) = (self.view.attr(trail)?, live.attr(trail)?);
+        if then.target != now.target {
+            return Err(Errno::EIO);
+        }
+        let (a, b) = (&then.stat, &now.stat);
+        let same = a.mode == b.mode && a.uid == b.uid && a.gid == b.gid && a.mtime == b.mtime;
+        Ok(same && self.view.xattrs(trail)? == live.xattrs(trail)?)
     }
 }
