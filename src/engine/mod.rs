@@ -34,6 +34,9 @@ use crate::store::record::Record;
 use crate::store::{Store, StoreError};
 use crate::sys::{self, Errno};
 
+/// The clock that filesystems stamp with lags behind by a tick at most: 10 ms where the kernel has fewest.
+const STAMP_LAG_MAX: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// Who does reads and writes of live files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
@@ -176,6 +179,11 @@ impl Engine {
             (None, false) => None,
         };
         let at_ns = now_ns();
+        // What we change from now on (a recovery does so at once) must not bear an earlier time. A clock that is set back ends the wait.
+        let waiting = std::time::Instant::now();
+        while stopped_ns.is_some() && nanoseconds(sys::stamp_now()) < at_ns && waiting.elapsed() < STAMP_LAG_MAX {
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
         self.timeline().append(&[Record::Mounted { at_ns, stopped_ns }])?;
         self.timeline().begin_service(at_ns, stopped_ns);
         Ok(())
@@ -299,5 +307,11 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
             _ => ("io", "the store may be damaged: nothing was changed"),
         },
     };
-    VerbError { code: code.into(), message: format!("the store of {} cannot be opened: {error}", backing.display()), hint: Some(hint.into()) }
+    let mut message = format!("the store of {} cannot be opened: {error}", backing.display());
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        message.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    VerbError { code: code.into(), message, hint: Some(hint.into()) }
 }

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::adapter::Adapter;
 use super::notify::KernelCaches;
 use crate::engine::request::{Caches, Service};
+use crate::sys;
 
 /// How to mount.
 #[derive(Clone, Debug)]
@@ -30,16 +31,17 @@ pub struct MountConfig {
 }
 
 impl MountConfig {
-    /// `dev,suid`: device nodes and set-id bits work as in the directory itself. fusermount ignores the two for a user who may not ask for them.
+    /// `dev,suid`: device nodes and set-id bits work as in the directory itself. An ordinary user may not ask for the two: fusermount would complain.
     fn fuser_config(&self) -> Config {
         let mut options = vec![
             MountOption::FSName(escape_source(&self.source)),
             // fuser 0.18.0 hands its `Subtype` to fusermount only; the kernel and fusermount both know the option by this name.
             MountOption::CUSTOM("subtype=ckptfs".to_owned()),
             MountOption::DefaultPermissions,
-            MountOption::Dev,
-            MountOption::Suid,
         ];
+        if sys::ids().0 == 0 {
+            options.extend([MountOption::Dev, MountOption::Suid]);
+        }
         if self.read_only {
             options.push(MountOption::RO);
         }

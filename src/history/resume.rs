@@ -31,7 +31,7 @@ impl Timeline {
             inner.put_checkpoint(checkpoint, address);
         }
         // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
-        let mut replay = Replay { inner, aftermath: Aftermath { unclean: true, ..Aftermath::default() } };
+        let mut replay = Replay { inner, aftermath: Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() } };
         for frame in store.journal.scan(from, None) {
             let (address, record) = frame.map_err(fault)?;
             let structural = matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. });

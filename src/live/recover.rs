@@ -83,7 +83,7 @@ impl Live {
     /// A mapping outlives the daemon that served its file: a file that was open for writing and is still mapped is watched again.
     fn watch_mapped(&self) {
         for (slot, _) in self.timeline.data_records() {
-            let Ok(file) = self.open_to_read(slot.into()) else { continue };
+            let Ok((file, _)) = self.open_to_read(slot.into()) else { continue };
             if sys::lease_free(&file) == Ok(false) {
                 self.note_hot(slot, &file, true);
             }

@@ -67,6 +67,18 @@ pub fn now() -> Time {
     }
 }
 
+/// The clock that filesystems stamp with, where it is another one: it lags behind [`now`] by up to a tick of the kernel (CLOCK_REALTIME_COARSE). A
+/// change that is made later has no earlier ctime.
+pub fn stamp_now() -> Time {
+    #[cfg(target_os = "linux")]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        Time { sec: time.tv_sec, nsec: u32::try_from(time.tv_nsec).unwrap_or(0) }
+    }
+    #[cfg(not(target_os = "linux"))]
+    now()
+}
+
 /// The time that lies `before` the epoch, with its nanoseconds counted upwards.
 fn before_epoch(before: std::time::Duration) -> Time {
     let sec = i64::try_from(before.as_secs()).map_or(i64::MIN, |sec| -sec);

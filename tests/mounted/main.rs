@@ -4,7 +4,11 @@
 mod common;
 
 mod durable;
+mod inputs;
+mod posix;
 mod restore;
+mod space;
 mod status;
 mod support;
+mod user;
 mod views;

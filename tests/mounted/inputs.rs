@@ -1,0 +1,219 @@
+//! Bad input: one clear line, a hint, an exit code, and nothing harmed.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Output;
+
+use super::common::{Fs, Image, Io, Mount, MountOpts, Variant, fails, for_each_variant, run_limited, skip, succeeds, tool};
+use super::support::{errno, get, names, noise, put, sh, tree};
+
+for_each_variant! { one =>
+    on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched,
+    unknown_ids_and_paths_are_named,
+}
+
+/// It failed with one line that says what, one with what to do, and nothing on stdout.
+#[track_caller]
+fn refused(output: &Output, code: i32, what: &str, hint: &str) {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{out}{err}");
+    assert_eq!(out, "");
+    let errors: Vec<&str> = err.lines().filter(|line| line.starts_with("Error: ")).collect();
+    assert!(errors.len() == 1 && errors[0].contains(what), "no line with {what:?}: {err}");
+    let hints = err.lines().filter(|line| line.starts_with("Hint: ")).collect::<Vec<_>>().join("\n");
+    assert!(hints.contains(hint) && (hint.is_empty() || !hints.is_empty()), "no hint with {hint:?}: {err}");
+    assert!(err.lines().count() <= 4, "short: {err}");
+}
+
+fn on_xfs(test: impl FnOnce(&Image)) {
+    match Fs::Xfs.unavailable() {
+        Some(reason) => skip(&reason),
+        None => test(&Image::of(Fs::Xfs)),
+    }
+}
+
+fn opts() -> MountOpts {
+    MountOpts::new(Io::Daemon)
+}
+
+#[test]
+fn what_is_no_directory_cannot_be_mounted() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        put(dir.join("file"), "x");
+        symlink("nowhere", dir.join("dangling")).unwrap();
+        refused(&Mount::try_start(&dir.join("file"), &opts()), 1, "not a directory", "");
+        refused(&Mount::try_start(&dir.join("none"), &opts()), 1, "none", "");
+        refused(&Mount::try_start(&dir.join("dangling"), &opts()), 1, "dangling", "");
+        assert_eq!(names(&dir), ["dangling", "file"]);
+    });
+}
+
+#[test]
+fn a_directory_is_mounted_once() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        let mount = Mount::start(&dir, &opts());
+        refused(&Mount::try_start(&dir, &opts()), 1, "already mounted", "ckptfs umount");
+        put(mount.path().join("f"), "still works");
+    });
+}
+
+#[test]
+fn a_store_of_a_newer_format_is_left_alone() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        let mut mount = Mount::start(&dir, &opts());
+        put(mount.path().join("f"), "1");
+        mount.checkpoint();
+        mount.umount();
+        let format = dir.join(".ckptfs/format");
+        let text = get(&format);
+        put(&format, text.replace("version 1", "version 2"));
+        let before = sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort");
+        refused(&Mount::try_start(&dir, &opts()), 1, "2", "newer");
+        assert_eq!(sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort"), before);
+        put(&format, text.replace("features -", "features time-travel"));
+        refused(&Mount::try_start(&dir, &opts()), 1, "time-travel", "");
+        put(&format, text);
+        mount.remount();
+        assert_eq!(get(mount.view(1).join("f")), "1");
+    });
+}
+
+#[test]
+fn a_store_on_another_filesystem_is_refused() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        fs::create_dir(dir.join(".ckptfs")).unwrap();
+        let mut mount = tool("mount", &["-t", "tmpfs", "-o", "size=1m", "ckptfs-test"]);
+        succeeds(mount.arg(dir.join(".ckptfs")), 20);
+        let output = Mount::try_start(&dir, &opts());
+        succeeds(tool("umount", &[dir.join(".ckptfs")]).arg("-l"), 20);
+        refused(&output, 1, "filesystem", "");
+    });
+}
+
+#[test]
+fn somebody_elses_directory_named_like_the_store_is_left_alone() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        fs::create_dir(dir.join(".ckptfs")).unwrap();
+        put(dir.join(".ckptfs/mine"), "not a store");
+        refused(&Mount::try_start(&dir, &opts()), 1, ".ckptfs", "");
+        assert_eq!((names(dir.join(".ckptfs")), get(dir.join(".ckptfs/mine"))), (vec!["mine".to_owned()], "not a store".to_owned()));
+    });
+}
+
+#[test]
+fn passthrough_without_reflink_is_refused() {
+    if let Some(reason) = Fs::Ext4.unavailable() {
+        return skip(&reason);
+    }
+    let image = Image::of(Fs::Ext4);
+    refused(&Mount::try_start(&image.dir("d"), &MountOpts::new(Io::Passthrough)), 1, "ext4 has no reflink", "--io auto");
+}
+
+#[test]
+fn without_dev_fuse_it_says_so() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        // A file system namespace of its own, with an empty /dev but for null.
+        let script = "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$0\" mount \"$1\"";
+        let mut command = tool("unshare", &["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_ckptfs")]);
+        refused(&run_limited(command.arg(&dir), 60), 1, "FUSE", "doctor");
+    });
+}
+
+#[test]
+fn an_ordinary_user_needs_a_directory_of_his_own() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        put(dir.join("f"), "root's");
+        let nobody = MountOpts { user: Some(65534), ..opts() };
+        let output = Mount::try_start(&dir, &nobody);
+        refused(&output, 1, "ermission", "");
+        assert!(!dir.join(".ckptfs").exists(), "nothing was made");
+        let mount = Mount::start(&dir, &opts());
+        let mut theirs = tool("setpriv", &["--reuid=65534", "--regid=65534", "--clear-groups", env!("CARGO_BIN_EXE_ckptfs"), "-C"]);
+        let said = fails(theirs.arg(mount.path()).arg("checkpoint").current_dir("/"), 60);
+        assert!(said.contains("Error: "), "{said}");
+        assert_eq!(mount.log_json(), serde_json::json!([]));
+    });
+}
+
+fn unknown_ids_and_paths_are_named(v: Variant) {
+    let rig = v.start();
+    put(rig.path().join("f"), "1");
+    rig.mount.checkpoint();
+    refused(&rig.mount.run(&["restore", "7"]), 1, "\"7\"", "ckptfs log");
+    refused(&rig.mount.run(&["diff", "1", "nosuch"]), 1, "nosuch", "ckptfs log");
+    refused(&rig.mount.run(&["restore", "1", "no/such/path"]), 1, "no/such/path", ".snapshots/1");
+    refused(&rig.mount.run(&["restore", "1", "../outside"]), 1, "outside", "");
+    refused(&rig.mount.run(&["checkpoint", "--tag", "a/b"]), 1, "a/b", "tag");
+    assert_eq!(rig.mount.run(&["restore"]).status.code(), Some(2));
+    assert_eq!(rig.mount.log_json().as_array().unwrap().len(), 1);
+}
+
+/// Fills a filesystem to the last block.
+fn fill(dir: &Path) {
+    let mut file = OpenOptions::new().create(true).append(true).open(dir.join("filler")).unwrap();
+    for size in [1 << 20, 64 << 10, 4 << 10, 512] {
+        let block = noise(size, 3);
+        while file.write(&block).is_ok_and(|written| written == size) {}
+    }
+    // What is still in memory may find no room either.
+    let _ = file.sync_all();
+    let mut number = 0;
+    while fs::write(dir.join(format!("filler-{number}")), noise(3000, 4)).is_ok() && number < 20_000 {
+        number += 1;
+    }
+}
+
+fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant) {
+    let image = Image::new(v.fs, 320 << 20);
+    let dir = image.dir("project");
+    for number in 0..40 {
+        put(dir.join(format!("f{number:02}")), noise(20_000, number));
+    }
+    // The log of the daemon is on the full filesystem too.
+    let env = vec![("CKPTFS_LOG".to_owned(), "debug".to_owned())];
+    let mut mount = Mount::start(&dir, &MountOpts { env, ..MountOpts::new(v.io) });
+    let root = mount.path().to_owned();
+    let id = mount.checkpoint();
+    let was = tree(&mount.view(id));
+    fill(image.path());
+    let mut refused = 0;
+    for number in 0..40_u8 {
+        let path = root.join(format!("f{number:02}"));
+        let changed = OpenOptions::new().write(true).open(&path).and_then(|file| file.write_all_at(&[0; 100], 0));
+        let content = fs::read(&path).unwrap();
+        match changed {
+            Ok(()) => assert!(content[..100] == [0; 100] && content[100..] == noise(20_000, number)[100..], "f{number:02}"),
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "f{number:02}");
+                assert!(content == noise(20_000, number), "f{number:02}: the change failed, and the live file is another");
+                refused += 1;
+            }
+        }
+    }
+    eprintln!("{refused} of 40 changes were refused");
+    let _ = mount.run(&["checkpoint"]);
+    assert_eq!(
+        errno(fs::create_dir_all(root.join("no/room/for/these/directories")).and(fs::write(root.join("new"), noise(4 << 20, 1)))),
+        libc::ENOSPC
+    );
+    super::common::tree::assert_tree_is(&mount.view(id), &was, &super::common::TreeOpts::default());
+    sh(image.path(), "rm -f filler*");
+    put(root.join("f00"), "there is room again");
+    assert_eq!(get(root.join("f00")), "there is room again");
+    let next = mount.checkpoint();
+    assert_eq!(get(mount.view(next).join("f00")), "there is room again");
+    super::common::tree::assert_tree_is(&mount.view(id), &was, &super::common::TreeOpts::default());
+    mount.umount();
+    mount.remount();
+    super::common::tree::assert_tree_is(&mount.view(id), &was, &super::common::TreeOpts::default());
+    fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+}

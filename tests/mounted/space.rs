@@ -1,0 +1,70 @@
+//! What history costs in space: nothing for what did not change, shared extents for what did, and it comes back.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::common::{MountOpts, Variant, for_each_variant};
+use super::support::{noise, put, said, sh};
+
+for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
+for_each_variant! { one => unchanged_files_take_no_blocks_in_the_store }
+
+/// The objects in the store of a directory that is served, found past the mount.
+fn objects(backing: &Path) -> Vec<PathBuf> {
+    let found = sh(backing, "find .ckptfs/layers/ -type f 2>/dev/null || true");
+    found.lines().map(|line| backing.join(line)).collect()
+}
+
+/// Free bytes of the filesystem, with everything written out.
+fn free(dir: &Path) -> u64 {
+    rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
+    let stat = rustix::fs::statvfs(dir).unwrap();
+    stat.f_bfree * stat.f_frsize
+}
+
+fn unchanged_files_take_no_blocks_in_the_store(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        for number in 0..20 {
+            put(dir.join(format!("f{number}")), noise(100_000, number));
+        }
+    });
+    let root = rig.path();
+    for round in 0..3 {
+        rig.mount.checkpoint();
+        sh(root, "cat f* > /dev/null; chmod 600 f0; mv f1 moved; mv moved f1; ln f2 hard; rm hard; touch -h -a f3");
+        drop(OpenOptions::new().read(true).write(true).open(root.join("f4")).unwrap());
+        put(root.join("new"), noise(500_000, 99));
+        fs::remove_file(root.join("new")).unwrap();
+        // A file that was opened for writing is let go of when the kernel releases it, which may be after close(2) has returned.
+        super::common::mount::wait_until(&format!("round {round}: nothing is kept"), 30, || objects(root).is_empty());
+    }
+    OpenOptions::new().write(true).open(root.join("f5")).unwrap().write_all_at(b"x", 0).unwrap();
+    assert_eq!(objects(root).len(), 1, "one changed file, one object");
+}
+
+fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
+    const SIZE: usize = 64 << 20;
+    let rig = v.start_with(MountOpts::new(v.io), |dir| put(dir.join("big"), noise(SIZE, 1)));
+    let root = rig.path();
+    let start = free(rig.image.path());
+    rig.mount.checkpoint();
+    let file = OpenOptions::new().read(true).write(true).open(root.join("big")).unwrap();
+    file.write_all_at(&[7; 4096], 1 << 20).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    rig.mount.checkpoint();
+    let [object] = &objects(root)[..] else { panic!("one object: {:?}", objects(root)) };
+    let used = start.saturating_sub(free(rig.image.path()));
+    assert!(used < 16 << 20, "a changed page of a file of 64 MiB took {used} bytes");
+    let shared = said("filefrag", &["-v".as_ref(), object.as_os_str()]);
+    assert!(shared.lines().any(|line| line.contains("shared")), "{shared}");
+    put(root.join("big"), noise(SIZE, 2));
+    let full = free(rig.image.path());
+    assert!(start.saturating_sub(full) > SIZE as u64 / 2, "the old content is kept");
+    fs::remove_dir(root.join(".snapshots/1")).unwrap();
+    fs::remove_dir(root.join(".snapshots/2")).unwrap();
+    assert_eq!(objects(root), Vec::<PathBuf>::new());
+    // XFS and btrfs free extents in the background.
+    super::common::mount::wait_until("the space is free again", 60, || free(rig.image.path()).saturating_sub(full) > SIZE as u64 / 2);
+}
