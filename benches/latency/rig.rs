@@ -119,7 +119,7 @@ impl Rig<'_> {
     pub fn mount_again(&mut self) -> Duration {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
         command.arg("mount").arg(&self.tree.dir).args(["--io", self.io.name()]).current_dir("/");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let started = Instant::now();
         let status = command.status().expect("the binary can be started");
         let took = started.elapsed();

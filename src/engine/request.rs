@@ -1,7 +1,7 @@
 //! What the kernel asks of a filesystem, in plain types: the face of the engine that `fuse/` decodes requests for.
 //!
 //! Nothing here knows FUSE's wire format or `fuser`. Node ids are what the kernel calls `nodeid`; they equal `st_ino`, for `fuser` 0.18 sends one
-//! number for both (docs/adr/0003-node-ids.md).
+//! number for both (docs/adr/0002-node-ids.md).
 
 use std::fs::File;
 use std::sync::Arc;

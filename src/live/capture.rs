@@ -7,7 +7,7 @@ use super::Live;
 use super::find::At;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
-use crate::sys::{self, Errno, Kind, Stat, SysResult};
+use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
 
 /// A dirty file of at most this many bytes is copied and not cloned: a clone must write it back first, which costs more (FACTS: 110 us against 8).
 const COPY_DIRTY_MAX: u64 = 16 * 1024;
@@ -118,17 +118,22 @@ impl Live {
     }
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
-        let layers = &self.timeline.store().layers;
-        // Where the kernel may be writing to the file only a clone is of one instant, and makes the next store through a mapping show.
-        let copy_is_cheaper = || {
-            let small = size <= COPY_DIRTY_MAX && !self.is_hot_now(object.slot);
-            small && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0)
-        };
+        let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
+        self.duplicate(file, &*dir, name.as_bytes(), size, !self.is_hot_now(object.slot))
+    }
+
+    /// Makes the new file `name` in `dir`, mode 0600, with the first `size` bytes of a file, by the cheapest way that is right: a clone where there is
+    /// reflink, but for small files that are dirty. `still`: nobody can be writing to it; else only a clone is of one instant, and only a
+    /// clone makes the next store through a mapping show.
+    ///
+    /// # Errors
+    /// EIO if it has become shorter; ENOSPC and others. After a failure there may be a file.
+    pub fn duplicate(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64, still: bool) -> SysResult<()> {
+        let copy_is_cheaper = || still && size <= COPY_DIRTY_MAX && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0);
         if self.reflink && !copy_is_cheaper() {
-            let (dir, name) = layers.location(object).map_err(|error| error.errno())?;
-            return sys::clone_to(file, &*dir, name.as_bytes()).map(drop);
+            return sys::clone_to(file, dir, name).map(drop);
         }
-        let target = layers.create(object).map_err(|error| error.errno())?;
+        let target = sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?;
         if self.reflink {
             sys::copy_apart(file, &target, size)?;
         } else {

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::RwLock;
 
 use super::Live;
+use super::attrs::Change;
 use super::find::At;
 use super::names::{Made, Make};
 use super::nodes::IoMode;
@@ -104,7 +105,17 @@ impl Live {
     /// # Errors
     /// Those of open(2); ENOSPC or EIO if the past could not be kept.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
-        let _gate = flags.write.then(|| self.enter());
+        if !flags.write {
+            if flags.truncate {
+                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write.
+                self.set_attr(slot, None, &Change { size: Some(0), privileged: flags.privileged, ..Change::default() })?;
+            }
+            let _tree = self.tree.read();
+            let (file, stat) = self.open_to_read(slot.into())?;
+            let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
+            return Ok(self.opened(slot, file, flags, io));
+        }
+        let _gate = self.enter();
         let _tree = self.tree.read();
         let fd = self.fd(slot)?;
         let stat = sys::stat_fd(&fd)?;
@@ -112,15 +123,13 @@ impl Live {
             return Err(Errno::EINVAL);
         }
         // The kernel caches set-id bits; where it writes by itself they would stay.
-        let _stripe = flags.write.then(|| self.stripe(slot));
+        let _stripe = self.stripe(slot);
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
-        if flags.write {
-            self.check_not_kept(slot, &fd)?;
-            self.prepare_write(slot, &fd, flags, io)?;
-        }
+        self.check_not_kept(slot, &fd)?;
+        self.prepare_write(slot, &fd, flags, io)?;
         let how = flags.backing(io);
         let file = sys::reopen(&fd, how)?;
-        if flags.truncate && flags.write && stat.size > 0 {
+        if flags.truncate && stat.size > 0 {
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
         }
         Ok(self.opened(slot, file, flags, io))

@@ -26,7 +26,7 @@ const CUT_MAX: Duration = Duration::from_millis(50);
 /// A file opened for writing less than this ago has probably been closed since: most are written in one go, and the kernel tells of a close later.
 const YOUNG: Duration = Duration::from_millis(2);
 /// How often, and how long each time, a checkpoint waits for such a close to be told: less than capturing the file would cost.
-const CLOSE_WAITS_MAX: u32 = 4;
+const CLOSE_WAITS_MAX: u32 = 8;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
 /// Files of at most so many bytes are compared where extents prove nothing (small ones have none on btrfs).
 const COMPARED_MAX: u64 = 64 * 1024;
@@ -97,7 +97,13 @@ impl Live {
         };
         let refused: Vec<Slot> = earlier.into_iter().chain([slot]).filter(|slot| !self.settle(*slot)).collect();
         if !refused.is_empty() {
-            self.unsettled.lock().extend(refused);
+            let mut unsettled = self.unsettled.lock();
+            for slot in refused {
+                // A file that stays mapped may be opened and closed any number of times.
+                if !unsettled.contains(&slot) {
+                    unsettled.push_back(slot);
+                }
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use super::super::Engine;
 use super::Stale;
 use super::plan::{Content, DirPlan, Plan};
 use crate::history::present::Trail;
-use crate::history::view::State;
+use crate::history::view::{Source, State};
 use crate::live::{At, Make};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
@@ -161,14 +161,9 @@ impl Applier<'_> {
         }
         let attr = view.attr(trail)?;
         match child.kind {
-            Kind::File => match view.open(trail)?.1 {
-                Some(source) if self.live().reflink() => drop(sys::clone_to(&source, staging, name.as_bytes())?),
-                source => {
-                    let file = sys::create_file_at(staging, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?;
-                    if let Some(source) = source {
-                        sys::copy_data(&source, &file, attr.stat.size)?;
-                    }
-                }
+            Kind::File => match view.open(trail)? {
+                (from, Some(source)) => self.live().duplicate(&source, staging, name.as_bytes(), attr.stat.size, from != Source::Live)?,
+                (_, None) => drop(sys::create_file_at(staging, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?),
             },
             Kind::Symlink => sys::symlink_at(attr.target.as_deref().ok_or(Errno::EIO)?, staging, name.as_bytes())?,
             kind => sys::mknod_at(staging, name.as_bytes(), kind, 0o600, attr.stat.rdev)?,
