@@ -11,10 +11,12 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::common::mount::MountOpts;
 use crate::common::{Io, Rig, Variant, for_each_variant};
-use crate::writer::{Way, Writer};
+use crate::writer::{Way, Writer, shown};
 
 /// Checkpoints in each variant unless `CKPTFS_CUTS` says otherwise.
 const CUTS: u64 = 40;
+/// Checkpoints after which a new writer begins with new files: logs must not grow without end.
+const CUTS_OF_A_WRITER: u64 = 20;
 /// With a pause of this length at least half of the checkpoints must be atomic.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -57,7 +59,7 @@ fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     let done_before = writer.done();
     let info: CheckpointInfo = client.checkpoint(CheckpointOptions::default()).expect("a checkpoint can be made");
     let begun_after = writer.begun();
-    let shown = writer.shown(&rig.view(info.id.0).join(dir));
+    let shown = shown(&rig.view(info.id.0).join(dir), writer.ways());
     let (id, atomic) = (info.id.0, info.atomic);
     for value in &shown {
         assert!((done_before..=begun_after).contains(value), "checkpoint {id}: {shown:?} was not written from {done_before} to {begun_after}");
@@ -86,24 +88,24 @@ pub fn cut_many(rig: &Rig, ways: [Way; 2], pauses: &[Duration], count: u64) -> C
     let mut client = connect(rig.path());
     let mut counts = Counts::default();
     for pause in pauses {
-        let dir = PathBuf::from(format!("{:?}-{:?}-{}", ways[0], ways[1], pause.as_micros()));
-        fs::create_dir(rig.path().join(&dir)).unwrap();
-        let writer = Writer::start(&rig.path().join(&dir), ways, *pause);
-        let mut seen: Vec<Seen> = Vec::new();
-        let mut atomic = 0;
-        while (seen.len() as u64) < count || (*pause >= PAUSE && atomic < count / 2 && (seen.len() as u64) < 3 * count) {
-            seen.push(cut(rig, &mut client, &writer, &dir));
-            atomic += u64::from(seen.last().is_some_and(|seen| seen.atomic));
+        let (mut made, mut atomic) = (0, 0);
+        while made < count || (*pause >= PAUSE && atomic < count / 2 && made < 3 * count) {
+            let dir = PathBuf::from(format!("{:?}-{:?}-{}-{made}", ways[0], ways[1], pause.as_micros()));
+            fs::create_dir(rig.path().join(&dir)).unwrap();
+            let writer = Writer::start(&rig.path().join(&dir), ways, *pause);
+            let seen: Vec<Seen> = (0..count.min(CUTS_OF_A_WRITER)).map(|_| cut(rig, &mut client, &writer, &dir)).collect();
+            writer.stop();
+            for seen in &seen {
+                let again = shown(&rig.view(seen.id).join(&dir), ways);
+                assert_eq!(again, seen.shown, "the view of checkpoint {} changed", seen.id);
+            }
+            made += seen.len() as u64;
+            atomic += seen.iter().filter(|seen| seen.atomic).count() as u64;
         }
-        println!("{}: {} checkpoints, {atomic} atomic", dir.display(), seen.len());
-        assert!(*pause < PAUSE || atomic >= count / 2, "only {atomic} of {} checkpoints were atomic", seen.len());
-        for seen in &seen {
-            let again = writer.shown(&rig.view(seen.id).join(&dir));
-            assert_eq!(again, seen.shown, "the view of checkpoint {} changed", seen.id);
-        }
-        counts.all += seen.len() as u64;
+        println!("{ways:?}, pause {} us: {made} checkpoints, {atomic} atomic", pause.as_micros());
+        assert!(*pause < PAUSE || atomic >= count / 2, "only {atomic} of {made} checkpoints were atomic");
+        counts.all += made;
         counts.atomic += atomic;
-        writer.stop();
     }
     counts
 }

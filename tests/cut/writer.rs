@@ -1,7 +1,7 @@
 //! Writers that store i into file A, then into file B, for ever, in every way that a program can.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +19,9 @@ const BLOCK_LEN: usize = 8 * 1024;
 const BLOCK_START: usize = 1024;
 /// Where a mapped file is stored into, in bytes: two pages.
 const CELLS: [usize; 2] = [8, 8 * 1024];
+
+/// Bytes at the end of a log that are looked at.
+const LOG_END: u64 = 64 * 1024;
 
 /// How one file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,10 +125,9 @@ impl Writer {
         }
     }
 
-    /// What a tree shows of the two files: the values in the order in which a round stores them.
-    pub fn shown(&self, dir: &Path) -> Vec<u64> {
-        let files = [0, 1].map(|index| shown(&path(dir, index), self.ways[index]));
-        (0..CELLS.len()).flat_map(|step| files.iter().filter_map(move |file| file.get(step).copied())).collect()
+    /// How it writes.
+    pub fn ways(&self) -> [Way; 2] {
+        self.ways
     }
 }
 
@@ -139,16 +141,22 @@ fn path(dir: &Path, index: usize) -> PathBuf {
     dir.join(["a", "b"][index])
 }
 
+/// What a tree shows of the two files: the values in the order in which a round stores them.
+pub fn shown(dir: &Path, ways: [Way; 2]) -> Vec<u64> {
+    let files = [0, 1].map(|index| shown_of(&path(dir, index), ways[index]));
+    (0..CELLS.len()).flat_map(|step| files.iter().filter_map(move |file| file.get(step).copied())).collect()
+}
+
 /// Reads a file, checks all that can be said of it alone, and gives the value of each step.
-fn shown(path: &Path, way: Way) -> Vec<u64> {
+fn shown_of(path: &Path, way: Way) -> Vec<u64> {
     let name = path.display();
-    let bytes = fs::read(path).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let (bytes, skipped) = read_end(path, if way == Way::Append { LOG_END } else { FILE_LEN as u64 });
     let words: Vec<u64> = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("whole words"))).collect();
     match way {
         Way::Append => {
-            let wrong = words.iter().enumerate().find(|(index, word)| **word != *index as u64 + 1);
+            let wrong = words.iter().enumerate().find(|(index, word)| **word != skipped / 8 + *index as u64 + 1);
             assert_eq!(wrong, None, "{name} holds the records 1, 2, 3 ... and nothing else");
-            vec![words.len() as u64]
+            vec![skipped / 8 + words.len() as u64]
         }
         Way::Mmap => CELLS.iter().map(|cell| words[cell / 8]).collect(),
         Way::Pwrite => {
@@ -158,4 +166,17 @@ fn shown(path: &Path, way: Way) -> Vec<u64> {
             vec![block[0]]
         }
     }
+}
+
+/// The last bytes of a file, at most `most`, and how many are before them.
+fn read_end(path: &Path, most: u64) -> (Vec<u8>, u64) {
+    let read = || -> io::Result<(Vec<u8>, u64)> {
+        let mut file = File::open(path)?;
+        let skipped = file.metadata()?.len().saturating_sub(most).next_multiple_of(8);
+        file.seek(SeekFrom::Start(skipped))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok((bytes, skipped))
+    };
+    read().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
