@@ -58,3 +58,14 @@ fn what_moved_into_a_new_directory_is_found_after_a_kill() {
         case(Fs::Xfs, Io::Daemon, list);
     }
 }
+
+/// A version was removed with one checkpoint, and missed when the next was deleted, or by the recovery after a kill.
+#[test]
+fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
+    for list in [
+        "put e 0 1\ncheckpoint\nwrite e 10 10 2\ncheckpoint\ntruncate e 70000\ndelete 1\ndelete 0",
+        "put e 10 1\ncheckpoint\nwrite e 10 10 2\ndelete 0\nkill\ncheck-live\ncheckpoint\nkill\ncheck-views",
+    ] {
+        case(Fs::Xfs, Io::Daemon, list);
+    }
+}
