@@ -69,3 +69,12 @@ fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
         case(Fs::Xfs, Io::Daemon, list);
     }
 }
+
+/// Before the first checkpoint, and after the last was deleted, what changed was kept although nobody could ask for it, and was never removed.
+#[test]
+fn without_checkpoints_nothing_is_kept() {
+    for io in [Io::Passthrough, Io::Daemon] {
+        case(Fs::Xfs, io, "mkdir f 493\nput a 5000 1\nkill\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a");
+        case(Fs::Xfs, io, "mkdir f 493\nput a 5000 1\ncheckpoint\ndelete 0\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a\ncheckpoint\nunlink a");
+    }
+}
