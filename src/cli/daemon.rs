@@ -8,7 +8,7 @@
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::error::{Outcome, hinted, io_error, plain};
-use super::launch::{Handshake, Ready, tell};
+use super::launch::{Handshake, Ready, tell, tell_on};
 use super::mount::{Io, Serving, Snapdir, Writes};
 use super::{log_to_stderr, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
@@ -215,12 +215,12 @@ fn announce(args: &Args, engine: &Engine) -> VerbResult<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
     let (io, writes) = engine.io();
     let warnings = engine.warnings();
-    // The parent stops reading once it is told, so nothing may be said there after.
-    host::redirect_stdio(2, &log).map_err(|cause| cannot(cause.into()))?;
-    tell(&Handshake::Ready(Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), warnings }))?;
-    for number in [0, 1] {
-        host::redirect_stdio(number, &null).map_err(|cause| cannot(cause.into()))?;
+    // Once it is told, the parent stops reading, and its caller may look: nothing of theirs is held by then but this copy, which goes at once.
+    let mut pipe = std::fs::File::from(std::io::stdout().as_fd().try_clone_to_owned().map_err(cannot)?);
+    for (number, to) in [(0, &null), (1, &null), (2, &log)] {
+        host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
     }
+    tell_on(&mut pipe, &Handshake::Ready(Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), warnings }))?;
     Ok(())
 }
 

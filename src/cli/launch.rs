@@ -100,8 +100,12 @@ fn say(talk: &[u8]) {
 
 /// In the daemon: tells the parent, through what is its stdout.
 pub fn tell(handshake: &Handshake) -> VerbResult<()> {
+    tell_on(&mut std::io::stdout().lock(), handshake)
+}
+
+/// In the daemon: tells the parent, through a copy of what was its stdout.
+pub fn tell_on(pipe: &mut impl Write, handshake: &Handshake) -> VerbResult<()> {
     let mut line = serde_json::to_vec(handshake).map_err(|cause| error("internal", cause.to_string()))?;
     line.push(b'\n');
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(&line).and_then(|()| stdout.flush()).map_err(|cause| io_error("telling the parent", cause))
+    pipe.write_all(&line).and_then(|()| pipe.flush()).map_err(|cause| io_error("telling the parent", cause))
 }
