@@ -9,6 +9,7 @@ PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 UNITDIR ?= /etc/systemd/system
 DESTDIR ?=
+ARGS ?=
 DIR ?=
 SOAK_SECONDS ?= 1800
 IMAGE ?= ckptfs
@@ -17,7 +18,7 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench check-macos install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-store check-macos install uninstall image
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,8 +51,11 @@ demo: deps build ## The main job on real input: make demo [DIR=~/project]
 demo-clean: ## Unmount and remove what `make demo` left
 	@benches/demo.sh clean
 
-bench: deps ## The benchmarks
-	cargo bench
+bench: deps ## The latency benchmark, as root: make bench [ARGS="--quick --fs xfs --only checkpoint --write-docs"]
+	cargo bench --bench latency -- $(ARGS)
+
+bench-store: ## The store alone: what an append, a look-up, a batch cost
+	cargo bench --bench store
 
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh

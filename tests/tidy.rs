@@ -440,6 +440,27 @@ fn links_in_the_documentation_resolve() {
     expect_none("a link in the documentation leads to a file", &offences);
 }
 
+/// The tests that a page names between backticks, as `tests/FILE::FUNCTION`.
+fn named_tests(page: &str) -> Vec<(PathBuf, String)> {
+    let code = page.split('`').skip(1).step_by(2);
+    code.filter(|text| text.starts_with("tests/")).filter_map(|text| text.split_once("::")).map(|(file, name)| (file.into(), name.into())).collect()
+}
+
+#[test]
+fn tests_that_the_documentation_names_exist() {
+    let mut offences = Vec::new();
+    for page in files("docs", "md") {
+        for (file, name) in named_tests(&read(&page)) {
+            let found = root().join(&file).is_file() && functions(&code_of(&read(&file))).iter().any(|(_, known, _)| *known == name);
+            if !found {
+                offences.push(format!("{}: {}::{name}", page.display(), file.display()));
+            }
+        }
+    }
+    assert!(!named_tests(&read(Path::new("docs/semantics.md"))).is_empty(), "each promise names its test");
+    expect_none("a test named in the documentation exists", &offences);
+}
+
 /// What git keeps; without git, what is there.
 fn top_level() -> BTreeSet<String> {
     let listed = Command::new("git").args(["ls-files", "--cached"]).current_dir(root()).output();
@@ -490,6 +511,11 @@ mod scanner {
             "trait T { fn declared(&self);\n fn given(&self) {\n } }\nfn long<F>(f: F, g: fn(u8)) -> [u8; 2]\nwhere F: Fn()\n{\n if a { b }\n}\n";
         let found = functions(code);
         assert_eq!(found, [(2, "given", 2), (4, "long", 5)]);
+    }
+
+    #[test]
+    fn named_tests_are_found_between_backticks() {
+        assert_eq!(named_tests("| a | `tests/b.rs::c` | `d::e`, tests/f.rs::g"), [(PathBuf::from("tests/b.rs"), "c".to_owned())]);
     }
 
     #[test]

@@ -69,14 +69,16 @@ impl Engine {
     }
 
     /// copy_file_range(2) between two open files; on filesystems with reflink the extents are shared.
-    pub(super) fn copy_range(&self, from: (Fh, u64), to: (Fh, u64), length: u64) -> SysResult<u64> {
+    /// `privileged`: set-id bits stay.
+    pub(super) fn copy_range(&self, from: (Fh, u64), to: (Fh, u64), length: u64, privileged: bool) -> SysResult<u64> {
         let Open::Live(target) = self.open_file(to.0)? else { return Err(Errno::EROFS) };
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let copy = |source: Option<&File>| {
             let Some(source) = source else { return Ok(0) };
             self.live.change_content(&target, |file| {
                 let (mut read, mut written) = (from.1, to.1);
-                sys::copy_file_range(source, &mut read, file, &mut written, length)
+                let mut copy = || sys::copy_file_range(source, &mut read, file, &mut written, length);
+                if privileged { copy() } else { sys::drop_cap_fsetid_for(copy) }
             })
         };
         let copied = match self.open_file(from.0)? {

@@ -93,6 +93,14 @@ impl Engine {
         Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot) }
     }
 
+    /// A write has cleared set-id bits, which the kernel leaves to us (`HANDLE_KILLPRIV_V2`) and so does not know: after a write it asks for times and
+    /// size anew, and for the mode only if something else made it. Only attributes are forgotten, which waits for nothing.
+    fn mode_changed(&self, node: NodeId) {
+        if let Some(caches) = self.caches.get() {
+            caches.forget_attributes(node);
+        }
+    }
+
     /// Tells the kernel how a handle is served.
     fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
         let passthrough = (handle.io == IoMode::Passthrough).then(|| self.live.backing_file(handle));
@@ -316,11 +324,15 @@ impl Service for Engine {
         }
     }
 
-    fn write(&self, caller: Caller, _node: NodeId, fh: Fh, offset: u64, data: &[u8], from_cache: bool) -> SysResult<u32> {
+    fn write(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, data: &[u8], from_cache: bool) -> SysResult<u32> {
         if fh.0 & PAST_HANDLE != 0 {
             return Err(Errno::EROFS);
         }
-        self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache, from_cache)
+        let (written, lost_set_id) = self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache, from_cache)?;
+        if lost_set_id {
+            self.mode_changed(node);
+        }
+        Ok(written)
     }
 
     fn flush(&self, _node: NodeId, _fh: Fh) -> SysResult<()> {
@@ -424,7 +436,7 @@ impl Service for Engine {
         }
     }
 
-    fn fallocate(&self, caller: Caller, _node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
+    fn fallocate(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
         let Open::Live(handle) = self.open_file(fh)? else { return Err(Errno::EROFS) };
         self.live.change_content(&handle, |file| {
             if caller.uid == 0 {
@@ -432,14 +444,22 @@ impl Service for Engine {
             } else {
                 sys::drop_cap_fsetid_for(|| sys::fallocate(file, mode, offset, length))
             }
-        })
+        })?;
+        if caller.uid != 0 {
+            self.mode_changed(node);
+        }
+        Ok(())
     }
 
     fn lseek(&self, _node: NodeId, fh: Fh, offset: u64, seek: Seek) -> SysResult<u64> {
         self.seek(fh, offset, seek)
     }
 
-    fn copy_file_range(&self, _caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
-        self.copy_range((from.1, from.2), (to.1, to.2), length)
+    fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
+        let copied = self.copy_range((from.1, from.2), (to.1, to.2), length, caller.uid == 0)?;
+        if caller.uid != 0 {
+            self.mode_changed(to.0);
+        }
+        Ok(copied)
     }
 }

@@ -78,10 +78,11 @@ impl Replay {
                 }
             }
             Record::Moved { places } => {
-                for (slot, place) in &places {
-                    self.inner.open.put_place(*slot, place.clone());
+                for (slot, place) in places {
+                    let before = self.inner.open.place(slot).cloned();
+                    self.inner.open.put_place(slot, place.clone());
+                    self.aftermath.moved.insert(slot, (place, before));
                 }
-                self.aftermath.moved = places;
             }
             Record::Checkpoint(checkpoint) => {
                 self.undone();

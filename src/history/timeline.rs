@@ -6,7 +6,7 @@
 //! **Locking.** One `RwLock` over the tables, a leaf: nothing else is locked while it is held, but for the journal's own mutex. Callers that record
 //! hold the engine's gate for reading, and whoever seals an epoch holds it for writing, so that no record comes after the checkpoint of its epoch.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -89,8 +89,8 @@ pub struct Aftermath {
     pub unclean: bool,
     /// A rename over an existing inode may be half done: the last one.
     pub replacing: Option<(Slot, Place, ObjectId)>,
-    /// The last renames recorded: each may not have happened.
-    pub moved: Vec<(Slot, Place)>,
+    /// The last renames recorded, with the place before: each may not have happened.
+    pub moved: HashMap<Slot, (Place, Option<Place>)>,
     /// A restore was under way.
     pub restoring: Option<(CheckpointId, CheckpointId, Vec<Vec<u8>>)>,
     /// When the tree stopped being served, nanoseconds since 1970, if that is known.
@@ -238,11 +238,6 @@ impl Timeline {
     /// The attribute record of an inode in the open epoch.
     pub fn attr_now(&self, slot: Slot) -> Option<Arc<AttrState>> {
         self.inner.read().open.node(slot).and_then(|node| node.attr.clone())
-    }
-
-    /// Where an inode was when it was first recorded in the open epoch.
-    pub fn home_now(&self, slot: Slot) -> Option<Place> {
-        self.inner.read().open.node(slot).and_then(|node| node.home.clone())
     }
 
     /// Every inode and every name that has a record in the open epoch.

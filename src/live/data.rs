@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::RwLock;
 
 use super::Live;
+use super::attrs::Change;
 use super::find::At;
 use super::names::{Made, Make};
 use super::nodes::IoMode;
@@ -104,7 +105,17 @@ impl Live {
     /// # Errors
     /// Those of open(2); ENOSPC or EIO if the past could not be kept.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
-        let _gate = flags.write.then(|| self.enter());
+        if !flags.write {
+            if flags.truncate {
+                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write.
+                self.set_attr(slot, None, &Change { size: Some(0), privileged: flags.privileged, ..Change::default() })?;
+            }
+            let _tree = self.tree.read();
+            let (file, stat) = self.open_to_read(slot.into())?;
+            let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
+            return Ok(self.opened(slot, file, flags, io));
+        }
+        let _gate = self.enter();
         let _tree = self.tree.read();
         let fd = self.fd(slot)?;
         let stat = sys::stat_fd(&fd)?;
@@ -112,15 +123,13 @@ impl Live {
             return Err(Errno::EINVAL);
         }
         // The kernel caches set-id bits; where it writes by itself they would stay.
-        let _stripe = flags.write.then(|| self.stripe(slot));
+        let _stripe = self.stripe(slot);
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
-        if flags.write {
-            self.check_not_kept(slot, &fd)?;
-            self.prepare_write(slot, &fd, flags, io)?;
-        }
+        self.check_not_kept(slot, &fd)?;
+        self.prepare_write(slot, &fd, flags, io)?;
         let how = flags.backing(io);
         let file = sys::reopen(&fd, how)?;
-        if flags.truncate && flags.write && stat.size > 0 {
+        if flags.truncate && stat.size > 0 {
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
         }
         Ok(self.opened(slot, file, flags, io))
@@ -219,11 +228,12 @@ impl Live {
         change(&handle.file)
     }
 
-    /// Writes through the daemon. `privileged`: set-id bits stay. `from_cache`: these are dirty pages of a mapping, no pwrite(2).
+    /// Writes through the daemon. `privileged`: set-id bits stay. `from_cache`: these are dirty pages of a mapping, no pwrite(2). Returns the bytes
+    /// written, and whether the file had set-id bits that it has lost.
     ///
     /// # Errors
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
-    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool, from_cache: bool) -> SysResult<u32> {
+    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool, from_cache: bool) -> SysResult<(u32, bool)> {
         let handle = self.handle(id)?;
         if !from_cache {
             self.touch(handle.slot);
@@ -235,7 +245,7 @@ impl Live {
             } else {
                 sys::drop_cap_fsetid_for(|| sys::write_all_at(file, data, offset))?
             }
-            Ok(u32::try_from(data.len()).unwrap_or(u32::MAX))
+            Ok((u32::try_from(data.len()).unwrap_or(u32::MAX), !keep_set_id))
         })
     }
 

@@ -170,12 +170,24 @@ impl Live {
     ///
     /// # Errors
     /// ESTALE if it cannot be found; those of open(2).
-    pub(super) fn open_to_read(&self, at: At<'_>) -> SysResult<std::fs::File> {
-        let fd = self.fd(at)?;
-        if sys::stat_fd(&fd)?.kind != Kind::File {
-            return Err(Errno::EINVAL);
+    pub(super) fn open_to_read(&self, at: At<'_>) -> SysResult<(std::fs::File, Stat)> {
+        let regular = |stat: &Stat| if stat.kind == Kind::File { Ok(()) } else { Err(Errno::EINVAL) };
+        let file = match self.orphan(at.slot) {
+            Some(orphan) => {
+                regular(&sys::stat_fd(&orphan)?)?;
+                sys::reopen(&orphan, Open::READ)?
+            }
+            None => {
+                let found = self.find(at)?;
+                regular(&found.stat)?;
+                sys::open_file_at(&found.dir, found.name.as_bytes(), Open::READ)?
+            }
+        };
+        let stat = sys::stat_fd(&file)?;
+        if self.slot_of(&stat)? != at.slot {
+            return Err(Errno::ESTALE);
         }
-        sys::reopen(&fd, Open::READ)
+        Ok((file, stat))
     }
 
     /// Finds a name in a directory, tells the kernel's table of it, and counts one look-up.

@@ -182,9 +182,10 @@ impl Live {
             Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo).map(|()| None),
             Some(target) => self.replace(&source, &target, undo).map(Some),
             None => {
-                let more = self.moved(&[(source.slot, Live::place(to.0.slot, to.1))]);
+                let more = self.moved(&[(&source, Live::place(to.0.slot, to.1))]);
                 self.timeline.record(undo, more)?;
-                sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), RenameMode::NoReplace)?;
+                sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), RenameMode::NoReplace)
+                    .inspect_err(|_| self.not_moved(&[&source]))?;
                 self.timeline.count(i64::from(!self.timeline.is_born(source.slot)));
                 self.nodes.lock().move_link(source.slot, &source.place(), &Live::place(to.0.slot, to.1));
                 Ok(None)
@@ -204,17 +205,56 @@ impl Live {
         Ok(())
     }
 
-    /// The record of new places for inodes with a past.
-    fn moved(&self, places: &[(Slot, Place)]) -> Vec<Record> {
-        let places: Vec<_> = places.iter().filter(|(slot, _)| !self.timeline.is_born(*slot)).cloned().collect();
-        if places.is_empty() { Vec::new() } else { vec![Record::Moved { places }] }
+    /// The records of new places for inodes with a past. A directory that was made in the open epoch has none, but something with a past may be below
+    /// it: its place is recorded too, and before that the old one, which is true still if the rename never happens.
+    fn moved(&self, moves: &[(&Target<'_>, Place)]) -> Vec<Record> {
+        let (mut before, mut places) = (Vec::new(), Vec::new());
+        for (moving, to) in moves {
+            if self.timeline.is_born(moving.slot) {
+                if moving.stat.kind != Kind::Dir {
+                    continue;
+                }
+                self.keep_place(moving.slot, moving.place(), &mut before);
+            }
+            self.keep_way(to.parent, &mut before);
+            places.push((moving.slot, to.clone()));
+        }
+        [before, places].into_iter().filter(|places| !places.is_empty()).map(|places| Record::Moved { places }).collect()
+    }
+
+    /// Something with a past is to be found in this directory: if it was made in the open epoch, records where it is, and those above it.
+    pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
+        let mut at = dir;
+        while at != Slot::ROOT && at != Slot::STAGING && self.timeline.is_born(at) {
+            let Some(place) = self.places(at.into()).into_iter().next() else { return };
+            let up = place.parent;
+            self.keep_place(at, place, places);
+            at = up;
+        }
+    }
+
+    fn keep_place(&self, slot: Slot, place: Place, places: &mut Vec<(Slot, Place)>) {
+        if self.timeline.place(slot).as_ref() != Some(&place) {
+            places.push((slot, place));
+        }
+    }
+
+    /// A rename that was recorded has failed: everything is where it was.
+    fn not_moved(&self, moves: &[&Target<'_>]) {
+        let places: Vec<_> = moves.iter().filter(|moving| self.timeline.place(moving.slot).is_some()).map(|at| (at.slot, at.place())).collect();
+        if !places.is_empty()
+            && let Err(errno) = self.timeline.record(Vec::new(), vec![Record::Moved { places }])
+        {
+            tracing::warn!(%errno, "a rename failed, and that it did was not recorded");
+        }
     }
 
     fn exchange(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>) -> SysResult<()> {
         self.keep_moved(target, &mut undo)?;
         let (there, here) = (target.place(), source.place());
-        self.timeline.record(undo, self.moved(&[(source.slot, there.clone()), (target.slot, here.clone())]))?;
-        sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange)?;
+        self.timeline.record(undo, self.moved(&[(source, there.clone()), (target, here.clone())]))?;
+        sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange)
+            .inspect_err(|_| self.not_moved(&[source, target]))?;
         self.timeline.count(2);
         let mut nodes = self.nodes.lock();
         nodes.move_link(source.slot, &here, &there);
@@ -228,7 +268,7 @@ impl Live {
         let _stripe = self.stripe(target.slot);
         let (there, here) = (target.place(), source.place());
         let past = !self.timeline.is_born(target.slot);
-        let mut more = self.moved(&[(source.slot, there.clone())]);
+        let mut more = self.moved(&[(source, there.clone())]);
         let fate = self.doom(target, &mut undo, &mut more)?;
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: here.clone(), object });

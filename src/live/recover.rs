@@ -1,6 +1,6 @@
 //! After a daemon that did not end in an orderly way: operations of two steps are finished or undone.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::Live;
 use super::find::At;
@@ -83,7 +83,7 @@ impl Live {
     /// A mapping outlives the daemon that served its file: a file that was open for writing and is still mapped is watched again.
     fn watch_mapped(&self) {
         for (slot, _) in self.timeline.data_records() {
-            let Ok(file) = self.open_to_read(slot.into()) else { continue };
+            let Ok((file, _)) = self.open_to_read(slot.into()) else { continue };
             if sys::lease_free(&file) == Ok(false) {
                 self.note_hot(slot, &file, true);
             }
@@ -91,14 +91,14 @@ impl Live {
     }
 
     /// The last renames recorded may not have happened: then the inodes are where they were.
-    fn verify_moved(&self, moved: &[(Slot, Place)]) -> SysResult<()> {
-        for (slot, place) in moved {
+    fn verify_moved(&self, moved: &HashMap<Slot, (Place, Option<Place>)>) -> SysResult<()> {
+        for (slot, (place, before)) in moved {
             let dir = self.dir(At::from(place.parent));
             let there = dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())).and_then(|stat| self.slot_of(&stat));
             if there != Ok(*slot)
-                && let Some(before) = self.timeline.home_now(*slot)
+                && let Some(before) = before
             {
-                self.timeline.record(Vec::new(), vec![Record::Moved { places: vec![(*slot, before)] }])?;
+                self.timeline.record(Vec::new(), vec![Record::Moved { places: vec![(*slot, before.clone())] }])?;
             }
         }
         Ok(())

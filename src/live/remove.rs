@@ -87,7 +87,12 @@ impl Live {
         let gone = target.place();
         let other = self.nodes.lock().get(target.slot).and_then(|node| node.links.iter().find(|link| **link != gone).cloned());
         match other {
-            Some(other) => more.push(Record::Moved { places: vec![(target.slot, other)] }),
+            Some(other) => {
+                let mut places = Vec::new();
+                self.keep_way(other.parent, &mut places);
+                places.push((target.slot, other));
+                more.push(Record::Moved { places });
+            }
             None if target.stat.kind == Kind::File && self.timeline.needs(&Key::Data(target.slot)) => self.keep_content(target, undo)?,
             None => {}
         }

@@ -171,7 +171,7 @@ pub enum Record {
         /// The file.
         slot: Slot,
     },
-    /// Inodes with a past are to be found at these names now; the last record for a slot counts.
+    /// Inodes with a past, and new directories above them, are to be found at these names now; the last record for a slot counts.
     Moved {
         /// Slot and place.
         places: Vec<(Slot, Place)>,

@@ -45,3 +45,16 @@ fn every_name_of_a_changed_file_differs() {
 fn nothing_is_in_an_empty_directory_that_is_gone() {
     case(Fs::Xfs, Io::Passthrough, "checkpoint\nmkdir a 448\nrestore 0\nrestore-paths a/c 1\ncheck-views");
 }
+
+/// A file with a past was moved into a new directory, which then no record could find after a kill: recovery put the file back where it was not.
+#[test]
+fn what_moved_into_a_new_directory_is_found_after_a_kill() {
+    for list in [
+        "put a 5000 559\ncheckpoint\nmkdir d 493\nrename d f\nrename a f/f\nkill\ncheck-views",
+        "put a 5000 559\ncheckpoint\nmkdir d 493\nmkdir d/e 493\nrename a d/e/f\nrename d f\nkill\ncheck-views\ncheck-status\nrestore 0",
+        "mkdir c 493\nput c/a 5000 1\ncheckpoint\nmkdir d 493\nrename c d/c\nput e 1 1\nexchange d e\nkill\nkill\ncheck-views\ncheck-live",
+        "put a 5000 1\nlink a b\ncheckpoint\nmkdir d 493\nlink a d/c\nunlink a\nunlink b\nkill\ncheck-views\ncheck-live",
+    ] {
+        case(Fs::Xfs, Io::Daemon, list);
+    }
+}
