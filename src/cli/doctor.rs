@@ -62,9 +62,6 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-/// The first kernel with FUSE passthrough.
-const PASSTHROUGH_KERNEL: (u32, u32) = (6, 9);
-
 /// The first kernel whose file times prove every change (multigrain timestamps).
 const EXACT_TIMES_KERNEL: (u32, u32) = (6, 13);
 
@@ -201,7 +198,7 @@ fn about_machine() -> Vec<Finding> {
         Some(_) => warn(
             "kernel",
             format!("Linux {release}"),
-            "before 6.13 two changes within one clock tick can leave the same time on a file: some captures are kept that need not be",
+            "before 6.13 two changes within one clock tick can leave the same time on a file: no passthrough, for the kernel's own writes could not be told",
             None,
         ),
         None => ok("kernel", if release.is_empty() { std::env::consts::OS.to_owned() } else { release }),
@@ -250,9 +247,9 @@ fn helper_version() -> Option<String> {
 fn passthrough(kernel: Option<(u32, u32)>) -> Finding {
     const COST: &str = "the daemon does reads and writes: each first read of a page, and each write, is a request to it";
     match kernel {
-        Some(version) if version >= PASSTHROUGH_KERNEL && sys::has_sys_admin() => ok("passthrough", "the kernel can read and write files by itself"),
-        Some(version) if version >= PASSTHROUGH_KERNEL => warn("passthrough", "not without CAP_SYS_ADMIN", COST, Some("mount as root to have it")),
-        _ => warn("passthrough", "not with this kernel (Linux 6.9 has it)", COST, None),
+        Some(version) if version >= EXACT_TIMES_KERNEL && sys::has_sys_admin() => ok("passthrough", "the kernel can read and write files by itself"),
+        Some(version) if version >= EXACT_TIMES_KERNEL => warn("passthrough", "not without CAP_SYS_ADMIN", COST, Some("mount as root to have it")),
+        _ => warn("passthrough", "not with this kernel (Linux 6.13 has what it needs)", COST, None),
     }
 }
 

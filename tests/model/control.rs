@@ -47,8 +47,10 @@ impl World {
                 let tag = format!("t{}", self.tags);
                 let made = rustix::fs::mkdir(self.root.join(".snapshots").join(&tag), Mode::from_raw_mode(0o755));
                 made.map_err(|errno| format!("mkdir .snapshots/{tag}: {errno}"))?;
-                let shown = self.client()?.show(StateName(tag)).map_err(|error| said("show", &error))?;
-                self.keep(shown.id.0)
+                let shown = self.client()?.show(StateName(tag.clone())).map_err(|error| said("show", &error))?;
+                self.keep(shown.id.0)?;
+                self.snaps.last_mut().expect("it was kept").tag = Some(tag);
+                Ok(())
             }
             Verb::Delete => self.delete(op),
             Verb::Restore => self.restore(op),
@@ -60,6 +62,7 @@ impl World {
             }
             Verb::RestorePaths => self.restore_paths(op),
             Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill, op.number(0).is_multiple_of(2), op.number(1).is_multiple_of(4)),
+            Verb::ListSnapshots => self.list_snapshots(),
             Verb::CheckViews => self.check_views(),
             Verb::CheckStatus => self.check_status(),
             _ => self.check_diff(op),
@@ -80,13 +83,31 @@ impl World {
         for id in &loose {
             self.model.touch(*id);
         }
-        self.snaps.push(Snap { id, tree, inos: HashMap::new() });
+        self.snaps.push(Snap { id, tree, tag: None, inos: HashMap::new() });
         Ok(())
     }
 
     /// A retained checkpoint by number in the list, which wraps around.
     fn pick(&self, number: u64) -> Option<usize> {
         (number as usize).checked_rem(self.snaps.len())
+    }
+
+    /// `.snapshots` has the numbers, the tags, and `latest`.
+    fn list_snapshots(&mut self) -> Result<(), String> {
+        let dir = self.root.join(".snapshots");
+        let cannot = |error: std::io::Error| format!("cannot list .snapshots: {error}");
+        let entries = std::fs::read_dir(&dir).map_err(cannot)?.collect::<Result<Vec<_>, _>>().map_err(cannot)?;
+        let names: BTreeSet<String> = entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let ids = self.snaps.iter().map(|snap| snap.id.to_string());
+        let mut expected: BTreeSet<String> = ids.chain(self.snaps.iter().filter_map(|snap| snap.tag.clone())).collect();
+        if let Some(last) = self.snaps.last() {
+            expected.insert("latest".to_owned());
+            let target = std::fs::read_link(dir.join("latest")).map_err(cannot)?;
+            if target.as_os_str() != last.id.to_string().as_str() {
+                return Err(format!("latest leads to {}, the newest is {}", target.display(), last.id));
+            }
+        }
+        if names == expected { Ok(()) } else { Err(format!(".snapshots lists {names:?}, expected {expected:?}")) }
     }
 
     fn delete(&mut self, op: &Op) -> Result<(), String> {
@@ -111,7 +132,7 @@ impl World {
         let Some(mounted) = &self.mounted else { return Ok(()) };
         match (kill && open, mounted.passthrough) {
             (false, _) => self.close_all(),
-            (true, true) => {}
+            (true, true) => self.unmap_served(),
             (true, false) => self.flush_maps(),
         }
         let Some(mounted) = &mut self.mounted else { return Ok(()) };
@@ -149,7 +170,7 @@ impl World {
         for mapped in self.maps.iter().flatten() {
             let length = self.model.size(mapped.id).min(mapped.mapping.len());
             let expected = &self.model.tree.node(mapped.id).content().ok_or("what is mapped is a file")?[..length];
-            if mapped.mapping.load(length) != expected {
+            if mapped.mapping.load(length)? != expected {
                 return Err("a mapping shows other bytes than its file has".to_owned());
             }
         }

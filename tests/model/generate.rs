@@ -42,6 +42,10 @@ impl Random {
 /// Draws operations for a world.
 pub struct Generator {
     random: Random,
+    /// Each seed likes some operations and leaves others out: so rare ones meet often.
+    weights: Vec<(u64, Verb)>,
+    /// How many of the names are used.
+    names: usize,
     /// Checks that belong after what was drawn last.
     pending: Vec<Op>,
 }
@@ -98,6 +102,7 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (2, Verb::Remount),
     (2, Verb::Kill),
     (1, Verb::Idle),
+    (2, Verb::ListSnapshots),
     (2, Verb::DryRestore),
     (6, Verb::CheckLive),
     (6, Verb::CheckStatus),
@@ -106,7 +111,12 @@ const WEIGHTS: &[(u64, Verb)] = &[
 
 impl Generator {
     pub fn new(seed: u64) -> Generator {
-        Generator { random: Random::new(seed), pending: Vec::new() }
+        let mut random = Random::new(seed);
+        let names = 3 + random.below(NAMES.len() as u64 - 2) as usize;
+        let needed = |verb| matches!(verb, Verb::Put | Verb::Mkdir | Verb::Checkpoint | Verb::CheckLive | Verb::CheckStatus);
+        let factor = |random: &mut Random, verb| if needed(verb) { 2 } else { [0, 1, 2, 2, 2, 5][random.below(6) as usize] };
+        let weights = WEIGHTS.iter().map(|(weight, verb)| (weight * factor(&mut random, *verb), *verb)).collect();
+        Generator { random, weights, names, pending: Vec::new() }
     }
 
     pub fn next(&mut self, world: &World) -> Op {
@@ -126,9 +136,9 @@ impl Generator {
     }
 
     fn verb(&mut self) -> Verb {
-        let total = WEIGHTS.iter().map(|(weight, _)| weight).sum();
+        let total = self.weights.iter().map(|(weight, _)| weight).sum();
         let mut left = self.random.below(total);
-        for (weight, verb) in WEIGHTS {
+        for (weight, verb) in &self.weights {
             if left < *weight {
                 return *verb;
             }
@@ -211,7 +221,7 @@ impl Generator {
         match self.random.below(120) {
             0 => "long",
             1 => "toolong",
-            _ => self.random.pick(NAMES).copied().unwrap_or("a"),
+            _ => NAMES[NAMES.len() - self.names..][self.random.below(self.names as u64) as usize],
         }
     }
 

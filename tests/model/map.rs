@@ -2,8 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_void};
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::io::Errno;
@@ -26,20 +28,33 @@ impl Mapping {
         self.length
     }
 
-    /// Stores; the caller knows that the file is that long.
-    pub fn store(&mut self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.length, "a store beyond the mapping");
-        // SAFETY: the range lies within the mapping, which nothing else in this process refers to.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.cast::<u8>().add(offset), bytes.len()) };
+    /// Whether the first `length` bytes can be reached: a file that is shorter than it should be would end this process with SIGBUS.
+    fn check(&self, length: usize) -> Result<(), String> {
+        assert!(length <= self.length, "beyond the mapping");
+        let memory = File::open("/proc/self/mem").map_err(|error| format!("/proc/self/mem: {error}"))?;
+        let mut byte = [0];
+        for page in (0..length).step_by(4096).chain(length.checked_sub(1)) {
+            let at = self.start.addr() + page;
+            memory.read_exact_at(&mut byte, at as u64).map_err(|error| format!("byte {page} of a mapping cannot be reached: {error}"))?;
+        }
+        Ok(())
     }
 
-    /// The first `length` bytes; the caller knows that the file is that long.
-    pub fn load(&self, length: usize) -> Vec<u8> {
-        assert!(length <= self.length, "a load beyond the mapping");
+    /// Stores where the file should be that long.
+    pub fn store(&mut self, offset: usize, bytes: &[u8]) -> Result<(), String> {
+        self.check(offset + bytes.len())?;
+        // SAFETY: the range lies within the mapping, which nothing else in this process refers to.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.cast::<u8>().add(offset), bytes.len()) };
+        Ok(())
+    }
+
+    /// The first `length` bytes; the file should be that long.
+    pub fn load(&self, length: usize) -> Result<Vec<u8>, String> {
+        self.check(length)?;
         let mut bytes = vec![0; length];
         // SAFETY: the range lies within the mapping, and the vector has as much room.
         unsafe { std::ptr::copy_nonoverlapping(self.start.cast::<u8>(), bytes.as_mut_ptr(), length) };
-        bytes
+        Ok(bytes)
     }
 
     pub fn flush(&self) {

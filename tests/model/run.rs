@@ -88,6 +88,7 @@ impl Bench {
         let random = std::env::var("CKPTFS_SEED").is_ok_and(|seed| seed == "random");
         let chosen = number("CKPTFS_SEED");
         let first = if random { Random::new(now()).below(1 << 40) } else { chosen.unwrap_or(1) };
+        eprintln!("{name}: seeds from {first}");
         let started = Instant::now();
         let mut seed = first;
         loop {

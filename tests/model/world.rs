@@ -36,6 +36,8 @@ pub struct Handle {
 pub struct Mapped {
     pub id: Id,
     pub mapping: Mapping,
+    /// The daemon may be the one who serves it, for its set-id bits, or because such a handle was open already: then it dies with the daemon.
+    pub served: bool,
     pub ino: u64,
 }
 
@@ -49,6 +51,7 @@ pub struct ViewFile {
 pub struct Snap {
     pub id: u64,
     pub tree: Tree,
+    pub tag: Option<String>,
     /// The inode numbers that its view had when it was first seen.
     pub inos: HashMap<Vec<u8>, u64>,
 }
@@ -134,6 +137,7 @@ impl World {
             | Verb::Delete
             | Verb::Remount
             | Verb::Idle
+            | Verb::ListSnapshots
             | Verb::DryRestore
             | Verb::Kill
             | Verb::CheckViews
@@ -374,7 +378,9 @@ impl World {
                 let cannot = |errno: Errno| format!("cannot map {}: {errno}", op.path(0));
                 let file = open(&path, OFlags::RDWR, Mode::empty()).map_err(cannot)?;
                 let mapping = Mapping::new(file.as_fd(), self.model.size(id)).map_err(cannot)?;
-                self.maps[slot] = Some(Mapped { id, mapping, ino: ino(&file)? });
+                let open = self.handles.iter().flatten().any(|handle| handle.id == id) || self.loose().contains(&id);
+                let served = open || self.model.tree.node(id).mode & 0o6000 != 0;
+                self.maps[slot] = Some(Mapped { id, mapping, served, ino: ino(&file)? });
                 self.refresh_held();
             }
             Verb::Unmap => self.unmap(slot),
@@ -383,7 +389,7 @@ impl World {
                 let (offset, bytes) = (op.number(1) as usize, data(op.number(3), op.number(2)));
                 let end = self.model.size(mapped.id).min(mapped.mapping.len());
                 if offset + bytes.len() <= end {
-                    mapped.mapping.store(offset, &bytes);
+                    mapped.mapping.store(offset, &bytes)?;
                     let id = mapped.id;
                     self.model.write(id, offset, &bytes);
                 }
@@ -408,6 +414,12 @@ impl World {
 
     pub fn unmap_all(&mut self) {
         (0..MAPS).for_each(|slot| self.unmap(slot));
+    }
+
+    pub fn unmap_served(&mut self) {
+        let served = |slot: &usize| self.maps[*slot].as_ref().is_some_and(|mapped| mapped.served);
+        let slots: Vec<usize> = (0..MAPS).filter(served).collect();
+        slots.into_iter().for_each(|slot| self.unmap(slot));
     }
 
     pub fn flush_maps(&self) {

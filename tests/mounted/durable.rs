@@ -186,14 +186,17 @@ fn killed_at(rig: &mut Rig, calls: &str, nth: u32, action: impl FnOnce(&Rig)) ->
     };
     wait_until("strace has hold of every thread of the daemon", 60, traced);
     action(rig);
-    let died = !Path::new(&format!("/proc/{pid}/stat")).exists() || fs::read_to_string(&log).unwrap().contains("SIGKILL");
-    if !died {
-        // Detached in an orderly way, so that the daemon goes on.
-        let id = rustix::process::Pid::from_raw(strace.id() as i32).unwrap();
-        rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    let alive = rig.mount.run(&["status"]).status.success();
+    // Asked to detach in an orderly way. Where the daemon died while it looked on, strace may wait for ever.
+    let id = rustix::process::Pid::from_raw(strace.id() as i32).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    let began = std::time::Instant::now();
+    while strace.try_wait().unwrap().is_none() && began.elapsed() < Duration::from_secs(2) {
+        std::thread::sleep(Duration::from_millis(5));
     }
+    let _ = strace.kill();
     strace.wait().unwrap();
-    died
+    !alive
 }
 
 /// An operation, and the two trees that may be there after a kill in the middle of it.
@@ -277,7 +280,7 @@ fn a_kill_in_the_middle_of_a_restore_is_finished_at_the_next_mount(v: Variant) {
 }
 
 fn have_strace() -> bool {
-    let found = tool("strace", &["-V"]).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+    let found = super::common::command::try_run_limited(&mut tool("strace", &["-V"]), 10).is_ok_and(|output| output.status.success());
     if !found {
         super::common::skip("strace is not installed");
     }
