@@ -48,7 +48,7 @@ fn what_did_not_change_while_unmounted_is_still_the_past(v: Variant) {
     let root = rig.path().to_owned();
     let first = rig.mount.checkpoint();
     for round in 0..3 {
-        put(root.join("f"), &format!("round {round}"));
+        put(root.join("f"), format!("round {round}"));
         put(root.join(format!("new{round}")), "x");
         rig.mount.umount();
         rig.mount.remount();
