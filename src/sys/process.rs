@@ -36,7 +36,7 @@ const NOFILE_MAX: u64 = 1024 * 1024;
 const NOFILE_MAX: u64 = 10_240;
 
 /// Waits until the clock that files are stamped with is past `time`: whatever is changed after that shows a later ctime. That clock is the wall
-/// clock of the kernel's last tick, up to 10 ms ago (`ktime_get_coarse_real_ts64`). Gives up after [`TICK_WAIT_MAX`].
+/// clock of the kernel's last tick, up to 10 ms ago (`ktime_get_coarse_real_ts64`). Gives up after 50 ms.
 pub fn wait_for_tick(time: Time) {
     let started = std::time::Instant::now();
     while stamp_now() <= time && started.elapsed() < TICK_WAIT_MAX {
