@@ -121,8 +121,11 @@ impl Engine {
         let unneeded = self.timeline().unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
         self.timeline().delete(id).map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         for object in unneeded {
-            if let Err(error) = self.timeline().store().layers.remove(object) {
-                tracing::warn!(%error, ?object, "an unneeded version was not removed");
+            match self.timeline().store().layers.remove(object) {
+                // It went with a checkpoint that was deleted before.
+                Err(error) if error.errno() == Errno::ENOENT => {}
+                Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
+                Ok(()) => {}
             }
         }
         Ok(CheckpointInfo::new(&checkpoint))

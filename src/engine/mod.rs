@@ -34,9 +34,6 @@ use crate::store::record::Record;
 use crate::store::{Store, StoreError};
 use crate::sys::{self, Errno};
 
-/// The clock that filesystems stamp with lags behind by a tick at most: 10 ms where the kernel has fewest.
-const STAMP_LAG_MAX: std::time::Duration = std::time::Duration::from_millis(50);
-
 /// Who does reads and writes of live files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
@@ -160,10 +157,13 @@ impl Engine {
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: now_ns() }]) {
+        let end = sys::now();
+        if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
         }
         self.timeline().stop();
+        // Whoever changes the tree once we are gone shall be seen to have done so after us.
+        sys::wait_for_tick(end);
     }
 
     fn timeline(&self) -> &Arc<Timeline> {
@@ -179,12 +179,12 @@ impl Engine {
             (None, true) => Some(self.journal_written_ns()?.max(self.live.last_recorded_change().map_or(i64::MIN, nanoseconds))),
             (None, false) => None,
         };
-        let at_ns = now_ns();
-        // What we change from now on (a recovery does so at once) must not bear an earlier time. A clock that is set back ends the wait.
-        let waiting = std::time::Instant::now();
-        while stopped_ns.is_some() && nanoseconds(sys::stamp_now()) < at_ns && waiting.elapsed() < STAMP_LAG_MAX {
-            std::thread::sleep(std::time::Duration::from_micros(200));
+        let begin = sys::now();
+        if stopped_ns.is_some() {
+            // What we change from now on (a recovery does so at once) must not bear an earlier time.
+            sys::wait_for_tick(begin);
         }
+        let at_ns = nanoseconds(begin);
         self.timeline().append(&[Record::Mounted { at_ns, stopped_ns }])?;
         self.timeline().begin_service(at_ns, stopped_ns);
         Ok(())
@@ -265,10 +265,6 @@ impl Served {
             snapdir_visible: config.snapdir_visible,
         })
     }
-}
-
-fn now_ns() -> i64 {
-    nanoseconds(sys::now())
 }
 
 fn nanoseconds(time: sys::Time) -> i64 {

@@ -103,7 +103,7 @@ impl Engine {
 
     /// Tells the kernel how a handle is served.
     fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
-        let passthrough = (handle.io == IoMode::Passthrough).then(|| Arc::clone(&handle.file));
+        let passthrough = (handle.io == IoMode::Passthrough).then(|| self.live.backing_file(handle));
         if passthrough.is_some()
             && handle.flags.write
             && handle.flags.read

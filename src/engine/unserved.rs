@@ -9,7 +9,8 @@ use super::api::{Change, ChangeKind, TreePath};
 use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::view::State;
-use crate::store::ids::CheckpointId;
+use crate::store::ids::{CheckpointId, Name};
+use crate::store::record::Child;
 use crate::sys::{Errno, Kind, SysResult};
 
 impl Engine {
@@ -22,26 +23,50 @@ impl Engine {
         if !self.timeline().was_absent_after(id) {
             return Ok(Vec::new());
         }
-        let view = self.view(State::Live);
+        let (then, live) = (self.view(State::At(id)), self.view(State::Live));
         let mut found = Vec::new();
         let mut open: Vec<(Vec<u8>, Arc<Trail>)> = vec![(Vec::new(), Trail::root())];
         while let Some((path, dir)) = open.pop() {
-            let names = match view.list(&dir) {
-                Err(Errno::ESTALE | Errno::ENOENT) => continue,
-                names => names?,
-            };
-            for (name, child) in names {
-                let (path, trail) = (join(&path, &name), dir.step(&name, child.slot));
-                let Ok(attr) = view.attr(&trail) else { continue };
-                if self.timeline().changed_in_absence(attr.stat.ctime, id) {
-                    found.push(Change { path: TreePath(path.clone()), change: ChangeKind::Modified, from: None, kind: child.kind });
+            let names = match then.list(&dir) {
+                Err(Errno::EIO) => {
+                    if !path.is_empty() {
+                        found.push(unknown(&path, Kind::Dir));
+                    }
+                    live.list(&dir)
                 }
+                names => names,
+            };
+            for (name, child) in there(names)? {
+                let path = join(&path, &name);
+                let child = match then.child(&dir, &name) {
+                    Err(Errno::EIO) => {
+                        found.push(unknown(&path, child.kind));
+                        continue;
+                    }
+                    Ok(Some(child)) => child,
+                    Ok(None) | Err(_) => continue,
+                };
+                let trail = dir.step(&name, child.slot);
                 if child.kind == Kind::Dir {
                     open.push((path, trail));
+                } else if then.attr(&trail) == Err(Errno::EIO) {
+                    found.push(unknown(&path, child.kind));
                 }
             }
         }
         found.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(found)
+    }
+}
+
+fn unknown(path: &[u8], kind: Kind) -> Change {
+    Change { path: TreePath(path.to_vec()), change: ChangeKind::Modified, from: None, kind }
+}
+
+/// A directory that is gone has no names.
+fn there(names: SysResult<Vec<(Name, Child)>>) -> SysResult<Vec<(Name, Child)>> {
+    match names {
+        Err(Errno::ESTALE | Errno::ENOENT) => Ok(Vec::new()),
+        names => names,
     }
 }

@@ -47,8 +47,9 @@ impl Inner {
         }
     }
 
+    /// Without checkpoints nothing has a past: nobody could ask for what was kept, and nothing would ever remove it.
     fn is_born(&self, slot: Slot) -> bool {
-        slot == Slot::STAGING || self.born.contains(&slot)
+        slot == Slot::STAGING || self.checkpoints.is_empty() || self.born.contains(&slot)
     }
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
@@ -126,7 +127,7 @@ impl Timeline {
         self.inner.read().open.dirty()
     }
 
-    /// The inode was made in the open epoch: no checkpoint can see it.
+    /// No checkpoint can see the inode: it was made in the open epoch, or there is no checkpoint.
     pub fn is_born(&self, slot: Slot) -> bool {
         self.inner.read().is_born(slot)
     }

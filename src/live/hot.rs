@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
+use super::data::Handle;
 use crate::history::diff::same_bytes;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
@@ -77,6 +78,13 @@ impl Live {
             }
             Err(error) => tracing::error!(%error, slot = slot.0, "a file open for writing cannot be watched"),
         }
+    }
+
+    /// The file to be given to the kernel as the backing of a handle: it is open for reading only. The kernel opens it anew as the handle was
+    /// opened, and holds what it was given until the last handle of any kind is closed; one open for writing would be in the way of the lease.
+    pub fn backing_file(&self, handle: &Handle) -> Arc<File> {
+        let hot = self.hot.lock();
+        hot.get(&handle.slot).filter(|_| handle.flags.write).map_or_else(|| Arc::clone(&handle.file), |hot| Arc::clone(&hot.file))
     }
 
     /// The file may be written to without a request.

@@ -70,6 +70,9 @@ impl Live {
             let Some(object) = data.object else { continue };
             let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
             if sys::stat_at(&*layer, file.as_bytes()) == Err(Errno::ENOENT) {
+                if object.origin == ObjectOrigin::Cloned && !self.is_needed(slot, object)? {
+                    continue;
+                }
                 if object.origin == ObjectOrigin::Cloned {
                     tracing::error!(slot = slot.0, "a captured version is missing from the store");
                     continue;
@@ -88,6 +91,12 @@ impl Live {
                 self.note_hot(slot, &file, true);
             }
         }
+    }
+
+    /// Some checkpoint reads this object of the open epoch. If the newest one kept does not, none does; the one that did may have been deleted.
+    fn is_needed(&self, slot: Slot, object: ObjectId) -> SysResult<bool> {
+        let Some(latest) = self.timeline.latest() else { return Ok(false) };
+        Ok(self.timeline.data_at(slot, latest)?.is_some_and(|data| data.before.object == Some(object)))
     }
 
     /// The last renames recorded may not have happened: then the inodes are where they were.

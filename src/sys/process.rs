@@ -35,6 +35,18 @@ const NOFILE_MAX: u64 = 1024 * 1024;
 #[cfg(not(target_os = "linux"))]
 const NOFILE_MAX: u64 = 10_240;
 
+/// Waits until the clock that files are stamped with is past `time`: whatever is changed after that shows a later ctime. That clock is the wall
+/// clock of the kernel's last tick, up to 10 ms ago (`ktime_get_coarse_real_ts64`). Gives up after [`TICK_WAIT_MAX`].
+pub fn wait_for_tick(time: Time) {
+    let started = std::time::Instant::now();
+    while stamp_now() <= time && started.elapsed() < TICK_WAIT_MAX {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Longest wait for a tick: the slowest kernels have one each 10 ms.
+const TICK_WAIT_MAX: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// The effective user and group of this process.
 pub fn ids() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())

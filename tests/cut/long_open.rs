@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use crate::common::mount::wait_until;
 use crate::common::{Rig, Variant, for_each_variant};
 
 /// Names and contents.
@@ -171,4 +172,24 @@ fn an_open_that_writes_nothing(v: Variant) {
     assert_eq!((&info["dirty"], &info["open_files"]), (&0.into(), &0.into()), "{info}");
 }
 
-for_each_variant! { reflink => logs, several_handles_and_names, names_that_go_while_the_file_is_open, an_open_that_writes_nothing }
+/// Whoever reads on does not make a file that was written once look as if it were still being written.
+fn a_reader_that_stays(v: Variant) {
+    let rig = v.start();
+    let mut expected = Files::from([("f".to_owned(), b"first".to_vec())]);
+    fs::write(rig.path().join("f"), "first").unwrap();
+    let mut history = History::default();
+    history.checkpoint(&rig, &expected);
+    let writer = read_write(&rig.path().join("f"));
+    let reader = File::open(rig.path().join("f")).unwrap();
+    writer.write_all_at(b"other", 0).unwrap();
+    drop(writer);
+    expected.insert("f".to_owned(), b"other".to_vec());
+    history.checkpoint(&rig, &expected);
+    wait_until("the writer is gone", 30, || rig.mount.checkpoint_json(&[])["open_files"] == 0);
+    let mut read = [0; 5];
+    reader.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(&read, b"other");
+    history.checkpoint(&rig, &expected);
+}
+
+for_each_variant! { reflink => a_reader_that_stays, logs, several_handles_and_names, names_that_go_while_the_file_is_open, an_open_that_writes_nothing }

@@ -58,3 +58,23 @@ fn what_moved_into_a_new_directory_is_found_after_a_kill() {
         case(Fs::Xfs, Io::Daemon, list);
     }
 }
+
+/// A version was removed with one checkpoint, and missed when the next was deleted, or by the recovery after a kill.
+#[test]
+fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
+    for list in [
+        "put e 0 1\ncheckpoint\nwrite e 10 10 2\ncheckpoint\ntruncate e 70000\ndelete 1\ndelete 0",
+        "put e 10 1\ncheckpoint\nwrite e 10 10 2\ndelete 0\nkill\ncheck-live\ncheckpoint\nkill\ncheck-views",
+    ] {
+        case(Fs::Xfs, Io::Daemon, list);
+    }
+}
+
+/// Before the first checkpoint, and after the last was deleted, what changed was kept although nobody could ask for it, and was never removed.
+#[test]
+fn without_checkpoints_nothing_is_kept() {
+    for io in [Io::Passthrough, Io::Daemon] {
+        case(Fs::Xfs, io, "mkdir f 493\nput a 5000 1\nkill\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a");
+        case(Fs::Xfs, io, "mkdir f 493\nput a 5000 1\ncheckpoint\ndelete 0\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a\ncheckpoint\nunlink a");
+    }
+}

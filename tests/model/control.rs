@@ -429,6 +429,20 @@ fn copy_below(from: &Tree, id: Id, to: &mut Tree, fresh: &mut HashMap<Id, Id>, n
     new
 }
 
+/// Without checkpoints the store keeps no versions.
+impl World {
+    fn check_empty_layers(&self) -> Result<(), String> {
+        let cannot = |error: std::io::Error| format!("cannot list the layers: {error}");
+        for epoch in std::fs::read_dir(self.root.join(".ckptfs/layers")).map_err(cannot)? {
+            let objects = epoch.map_err(cannot)?.path().join("objects");
+            if let Some(object) = std::fs::read_dir(&objects).map_err(cannot)?.next() {
+                return Err(format!("no checkpoint is left, but {}", object.map_err(cannot)?.path().display()));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Ends a run: everything is compared, also without the mount and after one more.
 impl World {
     pub fn finish(&mut self) -> Result<(), String> {
@@ -443,9 +457,14 @@ impl World {
         self.check_live()?;
         self.check_status()?;
         self.close_all();
+        while !self.snaps.is_empty() {
+            self.delete(&Op::new(Verb::Delete, &[], &[self.tags, self.tags]))?;
+            self.tags += 1;
+        }
         let mounted = self.mounted.as_mut().expect("it was looked at");
         mounted.client = None;
         mounted.mount.umount();
+        self.check_empty_layers()?;
         let sight = observe(&self.root)?;
         compare("the directory at the end", &self.model.tree, &sight, &mut self.times, &BTreeSet::new())
     }

@@ -174,7 +174,12 @@ fn drive(world: &mut World, source: &Source<'_>, done: &mut Vec<Op>) -> Result<(
             }
         }
     }
-    world.finish().map_err(|problem| format!("at the end: {problem}"))
+    world.finish().map_err(|problem| format!("at the end: {problem}"))?;
+    let log = std::fs::read(world.root.join(".ckptfs/daemon.log")).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
+    // fuser warns that it cannot unmount what was unmounted.
+    let complaint = log.lines().find(|line| (line.contains(" WARN ") || line.contains(" ERROR ")) && !line.contains("fuser::session"));
+    complaint.map_or(Ok(()), |line| Err(format!("at the end: the daemon complains: {line}")))
 }
 
 /// The end of the daemon's log.

@@ -1,0 +1,60 @@
+//! Changes made while nothing is mounted have no record; they are found by ctime and never shown as the past.
+
+use std::fs;
+
+use super::common::{Variant, for_each_variant};
+use super::support::{errno, get, put};
+
+for_each_variant! { reflink =>
+    what_changed_while_unmounted_is_never_shown_as_the_past,
+    what_did_not_change_while_unmounted_is_still_the_past,
+}
+
+fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
+    let mut rig = v.start_with(super::common::MountOpts::new(v.io), |dir| {
+        put(dir.join("f"), "one");
+        put(dir.join("g"), "two");
+        fs::create_dir(dir.join("d")).unwrap();
+        put(dir.join("d/kept"), "three");
+        put(dir.join("d/lost"), "four");
+    });
+    let root = rig.path().to_owned();
+    let first = rig.mount.checkpoint();
+    put(root.join("g"), "changed while mounted");
+    rig.mount.umount();
+    put(root.join("f"), "unseen");
+    fs::remove_file(root.join("d/lost")).unwrap();
+    rig.mount.remount();
+    let view = rig.view(first);
+    assert_eq!(errno(fs::read(view.join("f"))), libc::EIO, "content that nobody saw is not given for what was");
+    assert_eq!(errno(fs::read_dir(view.join("d")).and_then(|mut names| names.next().unwrap())), libc::EIO, "names that are gone cannot be told");
+    assert_eq!(errno(fs::metadata(view.join("d/lost"))), libc::EIO);
+    assert_eq!((get(view.join("g")), get(view.join("d/kept"))), ("two".into(), "three".into()), "what has a record or was left alone is there");
+    assert_eq!(rig.mount.dirty(), ["d", "f", "g"]);
+    let restored = rig.mount.json(&["restore", "1"]);
+    assert_eq!(restored["unknown"], serde_json::json!(["d", "f"]), "a restore names what it cannot bring back");
+    assert_eq!((get(root.join("f")), get(root.join("g"))), ("unseen".into(), "two".into()));
+    let second = rig.mount.checkpoint();
+    put(root.join("f"), "seen");
+    assert_eq!(errno(fs::read(rig.view(first).join("f"))), libc::EIO, "a later record does not make the unseen state the past");
+    assert_eq!(get(rig.view(second).join("f")), "unseen", "a later checkpoint knows it");
+    rig.mount.umount();
+    rig.mount.remount();
+    assert_eq!(errno(fs::read(rig.view(first).join("f"))), libc::EIO, "that is remembered over mounts");
+}
+
+fn what_did_not_change_while_unmounted_is_still_the_past(v: Variant) {
+    let mut rig = v.start_with(super::common::MountOpts::new(v.io), |dir| put(dir.join("f"), "one"));
+    let root = rig.path().to_owned();
+    let first = rig.mount.checkpoint();
+    for round in 0..3 {
+        put(root.join("f"), format!("round {round}"));
+        put(root.join(format!("new{round}")), "x");
+        rig.mount.umount();
+        rig.mount.remount();
+        assert_eq!(get(rig.view(first).join("f")), "one");
+    }
+    rig.mount.restore(first);
+    assert_eq!(get(root.join("f")), "one");
+    assert!(rig.mount.dirty().len() <= 4, "nothing is taken for a change behind our back: {:?}", rig.mount.dirty());
+}
