@@ -11,6 +11,7 @@ use super::support::{errno, get, names, noise, put, sh, tree};
 
 for_each_variant! { one =>
     on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched,
+    a_restore_that_finds_no_room_loses_nothing,
     unknown_ids_and_paths_are_named,
 }
 
@@ -216,4 +217,37 @@ fn on_a_full_filesystem_the_past_is_kept_and_the_live_file_untouched(v: Variant)
     mount.remount();
     super::common::tree::assert_tree_is(&mount.view(id), &was, &super::common::TreeOpts::default());
     fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+}
+
+fn a_restore_that_finds_no_room_loses_nothing(v: Variant) {
+    let image = Image::new(v.fs, 320 << 20);
+    let dir = image.dir("project");
+    sh(&dir, "mkdir -p a/b moved; for i in $(seq 300); do echo $i > a/b/$i; done; echo m > moved/m; ln a/b/1 hard");
+    let mut mount = Mount::start(&dir, &MountOpts::new(v.io));
+    let root = mount.path().to_owned();
+    let (id, was) = (mount.checkpoint(), tree(&root));
+    sh(&root, "for i in $(seq 150); do echo changed > a/b/$i; done; rm a/b/2??; mv moved a/; mkdir new; echo n > new/n");
+    let then = tree(&root);
+    fill(image.path());
+    let whole = super::common::TreeOpts::default();
+    let restored = mount.run(&["restore", &id.to_string()]);
+    let failed = !restored.status.success();
+    eprintln!("restore on a full filesystem: {}", String::from_utf8_lossy(&restored.stderr));
+    sh(image.path(), "rm -f filler*");
+    let newest = mount.log_json()[0]["id"].as_u64().unwrap();
+    if !failed {
+        super::common::tree::assert_tree_is(&root, &was, &whole);
+    } else if newest == id {
+        super::common::tree::assert_tree_is(&root, &then, &whole);
+    }
+    if newest != id {
+        super::common::tree::assert_tree_is(&mount.view(newest), &then, &whole);
+        mount.umount();
+        mount.remount();
+        mount.restore(newest);
+        super::common::tree::assert_tree_is(&root, &then, &whole);
+    }
+    mount.restore(id);
+    super::common::tree::assert_tree_is(&root, &was, &whole);
+    super::common::tree::assert_tree_is(&mount.view(id), &was, &whole);
 }
