@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::process::Stdio;
+use std::time::Duration;
 
 use ckptfs::engine::api::{RestoreOptions, StateName};
 
@@ -14,6 +15,8 @@ use crate::stats::{Samples, ms};
 const DIRTY: [(usize, usize); 3] = [(1, 20), (60, 20), (10_000, 1)];
 /// Blocks of a whole run: 300 rounds with 1 and 60 dirty files, 15 with 10,000.
 const BLOCKS: usize = 15;
+/// Between two rounds.
+const PAUSE: Duration = Duration::from_millis(10);
 /// Files changed before a restore.
 const RESTORED: usize = 60;
 /// Numbers of files held open for writing.
@@ -35,6 +38,8 @@ fn checkpoint_latency(rig: &mut Rig<'_>, blocks: usize) -> Vec<(usize, Samples, 
         let rounds = DIRTY.iter().map(|(_, rounds)| *rounds).max().unwrap_or(0);
         for round in 0..rounds {
             for (index, (dirty, _)) in DIRTY.iter().enumerate().filter(|(_, (_, rounds))| round < *rounds) {
+                // Nobody makes checkpoints back to back: after 10,000 changes the caches are cold, and so they shall be after one.
+                std::thread::sleep(PAUSE);
                 rig.change(*dirty);
                 let made = measured[index].1.time(|| make_checkpoint(&mut client));
                 assert!(made.dirty >= *dirty as u64, "{} of {dirty} changed files are known as dirty", made.dirty);

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::table::Table;
 use super::timeline::Timeline;
+use crate::store::ids::Epoch;
 use crate::store::{Address, Batch, StoreError};
 use crate::sys;
 
@@ -107,9 +109,18 @@ impl Timeline {
                 }
                 index.apply(&mut piece)?;
             }
-            self.inner.write().sealed.retain(|table| table.epoch > id.epoch());
+            let indexed = self.take_indexed(id.epoch());
+            // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
+            drop(indexed);
         }
         Ok(())
+    }
+
+    /// Takes the tables of epochs up to this one out of memory.
+    fn take_indexed(&self, upto: Epoch) -> Vec<Arc<Table>> {
+        let mut inner = self.inner.write();
+        let count = inner.sealed.partition_point(|table| table.epoch <= upto);
+        inner.sealed.drain(..count).collect()
     }
 
     /// The checkpoint that closed the oldest epoch still in memory, and where its record is.
