@@ -17,6 +17,7 @@ mod service;
 mod unserved;
 mod verbs;
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +30,7 @@ use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
+use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
@@ -76,6 +78,8 @@ pub struct Engine {
     checkpointing: Mutex<()>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
     asked_by_kernel: Mutex<()>,
+    /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
+    unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     started: String,
     stop: Arc<AtomicBool>,
     warnings: Vec<String>,
@@ -123,6 +127,7 @@ impl Engine {
             links: control::Links::default(),
             checkpointing: Mutex::new(()),
             asked_by_kernel: Mutex::new(()),
+            unserved: Mutex::default(),
             started: jiff::Timestamp::now().to_string(),
             stop: Arc::new(AtomicBool::new(false)),
             warnings,

@@ -38,7 +38,7 @@ impl Engine {
         let paths = self.checked_paths(target, &options.paths)?;
         let failed = |errno| error::failed("the restore failed", errno);
         let took = |started: Instant| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.into_iter().map(|change| change.path).collect();
+        let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
         if options.dry_run {
             self.settle();
             let changes = self.changes_to(target, &paths).map_err(failed)?;

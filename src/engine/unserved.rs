@@ -1,6 +1,7 @@
 //! What was changed while nobody served the tree.
 //!
-//! Such a change has no record, so it is found by a walk over the whole tree: only where there was an absence after the checkpoint in question.
+//! Such a change has no record, so it is found by a walk over the whole tree: only where there was an absence after the checkpoint in question, and
+//! then once for that checkpoint and mount, for nothing can be added while the tree is served.
 
 use std::sync::Arc;
 
@@ -19,10 +20,19 @@ impl Engine {
     ///
     /// # Errors
     /// Those of reading the live tree.
-    pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
+    pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
         if !self.timeline().was_absent_after(id) {
-            return Ok(Vec::new());
+            return Ok(Arc::default());
         }
+        if let Some(known) = self.unserved.lock().get(&id) {
+            return Ok(Arc::clone(known));
+        }
+        let found = Arc::new(self.find_unserved(id)?);
+        self.unserved.lock().insert(id, Arc::clone(&found));
+        Ok(found)
+    }
+
+    fn find_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let (then, live) = (self.view(State::At(id)), self.view(State::Live));
         let mut found = Vec::new();
         let mut open: Vec<(Vec<u8>, Arc<Trail>)> = vec![(Vec::new(), Trail::root())];

@@ -118,7 +118,7 @@ impl Verbs for Engine {
             if !unserved.is_empty() {
                 warnings.push(format!("{} paths were changed while nothing was mounted: checkpoints before that cannot show them", unserved.len()));
             }
-            dirty.extend(unserved);
+            dirty.extend(unserved.iter().cloned());
             dirty.sort_by(|a, b| a.path.cmp(&b.path));
             dirty.dedup_by(|a, b| a.path == b.path);
         }

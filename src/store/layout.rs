@@ -259,7 +259,7 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
 }
 
 /// How long a lock may be held by a process that is ending.
-const LOCK_WAIT: Duration = Duration::from_secs(1);
+const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// Between two attempts at it.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
