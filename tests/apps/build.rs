@@ -105,7 +105,6 @@ fn npm_install(v: Variant) {
     assert!(!project.join("node_modules/npm").exists());
     installed.restore(&rig);
     assert_eq!(version(), installed_version);
-    succeeds(&mut npm(&project, &cache, &["ls"]), PROGRAM_SECONDS);
     before.restore(&rig);
     assert!(!project.join("node_modules").exists());
     installed.is_seen(&rig);
@@ -141,4 +140,4 @@ fn make_with_times(v: Variant) {
 
 variants! { cargo_build => xfs_passthrough, btrfs_daemon }
 variants! { npm_install => xfs_daemon, btrfs_passthrough }
-variants! { make_with_times => xfs_passthrough, xfs_daemon, btrfs_passthrough, btrfs_daemon }
+variants! { make_with_times => xfs_daemon, btrfs_passthrough }
