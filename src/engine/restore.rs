@@ -18,6 +18,7 @@ use super::api::{Change, ChangeKind, RestoreOptions, Restored, TreePath, VerbRes
 use super::error;
 use super::request::NodeId;
 use crate::history::timeline::Aftermath;
+use crate::history::touched::Touched;
 use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Reason, Record};
@@ -41,13 +42,15 @@ impl Engine {
         let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
         if options.dry_run {
             self.settle();
-            let changes = self.changes_to(target, &paths).map_err(failed)?;
+            let touched = self.touched(target, None).map_err(failed)?;
+            let changes = self.changes_to(target, &paths, &touched).map_err(failed)?;
             return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
         }
         let _one_at_a_time = self.checkpointing.lock();
         let (gate, flushed) = self.freeze();
-        let changes = self.changes_to(target, &paths).map_err(failed)?;
-        let plan = plan::Plan::make(self, target, &paths).map_err(failed)?;
+        let touched = self.touched(target, None).map_err(failed)?;
+        let changes = self.changes_to(target, &paths, &touched).map_err(failed)?;
+        let plan = plan::Plan::make(self, target, &paths, touched).map_err(failed)?;
         let note = format!("before restoring {target}");
         let (guard, _) = self.seal(&note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
@@ -86,19 +89,19 @@ impl Engine {
         tracing::info!(%target, "a restore that was interrupted is finished");
         let _gate = self.live.gate.write();
         let _tree = self.live.tree.write();
-        let plan = plan::Plan::make(self, *target, paths)?;
+        let plan = plan::Plan::make(self, *target, paths, self.touched(*target, None)?)?;
         self.carry_out(&plan, *guard, paths).map(drop)
     }
 
     /// What a restore would change in the live tree.
-    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Vec<Change>> {
+    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>], touched: &Touched) -> SysResult<Vec<Change>> {
         if paths.is_empty() {
-            return self.compare(State::Live, State::At(target), b"");
+            return self.compare_touched(State::Live, State::At(target), b"", touched);
         }
         let mut changes = Vec::new();
         for path in paths {
             changes.extend(self.missing_above(target, path)?);
-            changes.extend(self.compare(State::Live, State::At(target), path)?);
+            changes.extend(self.compare_touched(State::Live, State::At(target), path, touched)?);
         }
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         changes.dedup();

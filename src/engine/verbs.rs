@@ -7,6 +7,7 @@ use super::api::{
 };
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
+use crate::history::touched::Touched;
 use crate::history::view::State;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Reason;
@@ -42,7 +43,7 @@ impl Engine {
 
     /// What differs from `from` to `to`, below `path`.
     pub(super) fn compare(&self, from: State, to: State, path: &[u8]) -> SysResult<Vec<Change>> {
-        let (older, newer, backwards) = ordered(from, to);
+        let (older, newer, _) = ordered(from, to);
         let State::At(after) = older else { return Ok(Vec::new()) };
         if older == newer {
             return Ok(Vec::new());
@@ -51,9 +52,20 @@ impl Engine {
             State::At(id) => Some(id),
             State::Live => None,
         };
+        self.compare_touched(from, to, path, &self.touched(after, upto)?)
+    }
+
+    /// What was recorded after a checkpoint, with every name of the inodes in it.
+    pub(super) fn touched(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Touched> {
         let mut touched = self.timeline().touched(after, upto)?;
-        touched.add_unseen_links(self.timeline(), &self.view(older))?;
-        let comparison = Comparison { from: self.view(older), to: self.view(newer), touched: &touched };
+        touched.add_unseen_links(self.timeline(), &self.view(State::At(after)))?;
+        Ok(touched)
+    }
+
+    /// As [`Engine::compare`], where it is known what was recorded between the two.
+    pub(super) fn compare_touched(&self, from: State, to: State, path: &[u8], touched: &Touched) -> SysResult<Vec<Change>> {
+        let (older, newer, backwards) = ordered(from, to);
+        let comparison = Comparison { from: self.view(older), to: self.view(newer), touched };
         let mut tries = 0;
         let found = loop {
             match comparison.below(path) {

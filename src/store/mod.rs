@@ -18,8 +18,12 @@ pub mod layers;
 pub mod layout;
 pub mod record;
 
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 pub use self::error::{StoreError, StoreResult};
 pub use self::index::Batch;
@@ -42,7 +46,14 @@ pub struct Store {
     pub journal: Journal,
     /// The directory itself.
     pub layout: Layout,
+    /// Frames read lately: one frame has what an operation changed, and who asks for one part asks for the others. They never change. A leaf.
+    recent: Mutex<HashMap<Address, Arc<Vec<Undo>>>>,
 }
+
+/// Frames kept in memory after they were read.
+const RECENT_FRAMES_MAX: usize = 1024;
+/// A frame of more undo records than this is not kept: there are few of them, and they are large.
+const RECENT_ITEMS_MAX: usize = 64;
 
 /// What opening a store found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,17 +94,33 @@ impl Store {
             index.rebuild(&journal, Some(end_of_closed(&journal)?))?;
         }
         let opened = Opened { created: layout.created(), torn: found.torn, rebuilt };
-        Ok((Store { index, layers, journal, layout }, opened))
+        Ok((Store { index, layers, journal, layout, recent: Mutex::default() }, opened))
     }
 
     /// The undo record of an index entry, read from the journal.
     ///
     /// Errors: `NoUndo` if the frame there has none of that number, and those of [`Journal::read`]: either way the index does not fit the journal.
     pub fn undo_at(&self, at: Address, item: u16) -> StoreResult<Undo> {
-        match self.journal.read(at)? {
-            Record::Undo { undo, .. } => undo.into_iter().nth(usize::from(item)).ok_or(StoreError::NoUndo { at, item }),
-            _ => Err(StoreError::NoUndo { at, item }),
+        let known = self.recent.lock().get(&at).cloned();
+        let frame = match known {
+            Some(frame) => frame,
+            None => self.read_frame(at)?.ok_or(StoreError::NoUndo { at, item })?,
+        };
+        frame.get(usize::from(item)).cloned().ok_or(StoreError::NoUndo { at, item })
+    }
+
+    /// The undo records of a frame, kept for the next who asks; `None` if it has another kind of record.
+    fn read_frame(&self, at: Address) -> StoreResult<Option<Arc<Vec<Undo>>>> {
+        let Record::Undo { undo, .. } = self.journal.read(at)? else { return Ok(None) };
+        let frame = Arc::new(undo);
+        if frame.len() <= RECENT_ITEMS_MAX {
+            let mut recent = self.recent.lock();
+            if recent.len() >= RECENT_FRAMES_MAX {
+                recent.clear();
+            }
+            recent.insert(at, Arc::clone(&frame));
         }
+        Ok(Some(frame))
     }
 }
 

@@ -69,9 +69,7 @@ struct Planner<'a> {
 
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
-    pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Plan> {
-        let mut touched = engine.timeline().touched(target, None)?;
-        touched.add_unseen_links(engine.timeline(), &engine.view(State::At(target)))?;
+    pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>], touched: Touched) -> SysResult<Plan> {
         let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new() };
         let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, plan };
         if paths.is_empty() {
