@@ -9,8 +9,6 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
-
 use super::Live;
 use super::attrs::Change;
 use super::find::At;
@@ -18,6 +16,7 @@ use super::names::{Made, Make};
 use super::nodes::IoMode;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
+use crate::sys::lock::RwLock;
 use crate::sys::{self, Errno, Open, SysResult};
 
 /// Number of an open handle.

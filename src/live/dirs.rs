@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::store::ids::Slot;
+use crate::sys::lock::Mutex;
 
 /// Descriptors kept. The limit of a process is often 20,000, and open files need theirs.
 const DESCRIPTORS_MAX: usize = 4096;
