@@ -6,6 +6,7 @@
 pub mod api;
 mod checkpoint;
 mod control;
+pub mod counts;
 mod error;
 mod files;
 mod listing;
@@ -81,6 +82,7 @@ pub struct Engine {
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     started: String,
+    counts: Arc<counts::RequestCounts>,
     stop: Arc<AtomicBool>,
     warnings: Vec<String>,
 }
@@ -129,6 +131,7 @@ impl Engine {
             asked_by_kernel: Mutex::new(()),
             unserved: Mutex::default(),
             started: jiff::Timestamp::now().to_string(),
+            counts: Arc::default(),
             stop: Arc::new(AtomicBool::new(false)),
             warnings,
         });
