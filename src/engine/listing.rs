@@ -36,6 +36,11 @@ impl Listings {
         self.open.lock().remove(&fh.0);
     }
 
+    /// Number of open directories.
+    pub(super) fn count(&self) -> usize {
+        self.open.lock().len()
+    }
+
     /// The names from `offset` on; they are made anew when read from the beginning (rewinddir(3)).
     pub(super) fn read(&self, fh: Fh, offset: u64, make: impl FnOnce() -> SysResult<Vec<Listed>>) -> SysResult<Vec<Listed>> {
         let listing = self.open.lock().get(&fh.0).cloned().ok_or(Errno::EBADF)?;

@@ -6,6 +6,7 @@
 pub mod api;
 mod checkpoint;
 mod control;
+pub mod counts;
 mod error;
 mod files;
 mod listing;
@@ -80,6 +81,7 @@ pub struct Engine {
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     started: String,
+    counts: Arc<counts::RequestCounts>,
     stop: Arc<AtomicBool>,
     warnings: Vec<String>,
 }
@@ -128,6 +130,7 @@ impl Engine {
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
             started: jiff::Timestamp::now().to_string(),
+            counts: Arc::default(),
             stop: Arc::new(AtomicBool::new(false)),
             warnings,
         });

@@ -102,6 +102,16 @@ impl Past {
         self.handles.write().remove(&fh.0);
     }
 
+    /// Number of open files.
+    pub(super) fn open_handles(&self) -> usize {
+        self.handles.read().len()
+    }
+
+    /// Number of inodes that the kernel knows.
+    pub(super) fn known(&self) -> usize {
+        self.nodes.lock().len()
+    }
+
     /// An open file of a view.
     pub(super) fn handle(&self, fh: Fh) -> SysResult<Arc<PastHandle>> {
         self.handles.read().get(&fh.0).cloned().ok_or(Errno::EBADF)

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME};
+use super::counts::RequestCounts;
 use super::files::Open;
 use super::listing::numbered;
 use super::past::{PAST, PAST_HANDLE, Past, PastNode};
@@ -146,6 +147,10 @@ impl Engine {
 }
 
 impl Service for Engine {
+    fn counts(&self) -> &Arc<RequestCounts> {
+        &self.counts
+    }
+
     fn started(&self, passthrough: bool) {
         self.live.set_passthrough(passthrough && self.config.wants_passthrough);
     }

@@ -86,6 +86,11 @@ impl Live {
         self.handles.map.read().get(&id.0).cloned().ok_or(Errno::EBADF)
     }
 
+    /// Number of open handles.
+    pub fn open_handles(&self) -> usize {
+        self.handles.map.read().len()
+    }
+
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
     fn io_mode(&self, slot: Slot, special: bool) -> IoMode {
         let nodes = self.nodes.lock();
