@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME};
+use super::counts::RequestCounts;
 use super::files::Open;
 use super::listing::numbered;
 use super::past::{PAST, PAST_HANDLE, Past, PastNode};
@@ -38,7 +39,6 @@ fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
     OpenFlags {
         read: access != libc_flags::WRONLY,
         write: access != libc_flags::RDONLY,
-        append: flags & libc_flags::APPEND != 0,
         truncate: flags & libc_flags::TRUNC != 0,
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
@@ -147,6 +147,10 @@ impl Engine {
 }
 
 impl Service for Engine {
+    fn counts(&self) -> &Arc<RequestCounts> {
+        &self.counts
+    }
+
     fn started(&self, passthrough: bool) {
         self.live.set_passthrough(passthrough && self.config.wants_passthrough);
     }
