@@ -5,5 +5,6 @@ mod common;
 
 mod cases;
 mod exclusions;
+mod fsx;
 mod pjdfstest;
 mod support;
