@@ -1,0 +1,1 @@
+//! Memory of the daemon for each inode that the kernel knows.
