@@ -24,8 +24,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
-
 use api::{VerbError, VerbResult};
 use request::Caches;
 
@@ -35,6 +33,7 @@ use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
+use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
 /// Who does reads and writes of live files.
@@ -127,8 +126,8 @@ impl Engine {
             past: past::Past::default(),
             listings: listing::Listings::default(),
             links: control::Links::default(),
-            checkpointing: Mutex::new(()),
-            asked_by_kernel: Mutex::new(()),
+            checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
+            asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),

@@ -39,7 +39,6 @@ fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
     OpenFlags {
         read: access != libc_flags::WRONLY,
         write: access != libc_flags::RDONLY,
-        append: flags & libc_flags::APPEND != 0,
         truncate: flags & libc_flags::TRUNC != 0,
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,

@@ -11,7 +11,7 @@
 //! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]; only macOS's two for "not supported" become one);
 //! what a system does not have is `ENOSYS` or `EOPNOTSUPP`.
 //!
-//! **Locking.** None, and no state: every function may be called from any thread. What belongs to the calling thread
+//! **Locking.** None, and no state (the locks of the layers above are in [`lock`], with their order): every function may be called from any thread. What belongs to the calling thread
 //! only ([`set_thread_idle`], [`drop_cap_fsetid_for`]) or to the process ([`umask0`], [`block_terminate`]) says so.
 //!
 //! What the systems share is in this directory; what they do not is in `linux/` and `macos/`, two modules with the same
@@ -21,6 +21,7 @@ mod args;
 mod copy;
 mod data;
 pub mod host;
+pub mod lock;
 mod name;
 mod path;
 mod process;
