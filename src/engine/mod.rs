@@ -72,7 +72,9 @@ pub struct Engine {
     store_dir: OwnedFd,
     caches: OnceLock<Arc<dyn Caches>>,
     past: past::Past,
-    listings: listing::Listings,
+    kept_listings: listing::Kept,
+    /// The kernel may have cached a listing of `.snapshots`.
+    snapdir_read: AtomicBool,
     links: control::Links,
     /// Held while a checkpoint or a restore is made: one at a time.
     checkpointing: Mutex<()>,
@@ -124,7 +126,8 @@ impl Engine {
             store_dir,
             caches: OnceLock::new(),
             past: past::Past::default(),
-            listings: listing::Listings::default(),
+            kept_listings: listing::Kept::default(),
+            snapdir_read: AtomicBool::new(false),
             links: control::Links::default(),
             checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),

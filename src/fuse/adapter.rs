@@ -40,7 +40,7 @@ const COPY_BYTES_MAX: u64 = 0xffff_f000;
 /// - WRITEBACK_CACHE: its dirty pages die with the daemon, and it excludes passthrough;
 /// - POSIX_LOCKS, FLOCK_LOCKS: without them the kernel keeps locks itself;
 /// - EXPORT_SUPPORT: needs look-ups of `.` in nodes long forgotten;
-/// - NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT: every open is wanted;
+/// - NO_OPEN_SUPPORT: every open of a file is wanted;
 /// - SETXATTR_EXT, SECURITY_CTX, CREATE_SUPP_GROUP, ALLOW_IDMAP, OVER_IO_URING: `fuser` 0.18.0 accepts them and does not serve them.
 ///
 /// DONT_MASK with POSIX_ACL: the mode comes as asked for, with the umask beside it, because a default ACL takes the umask's place.
@@ -54,6 +54,7 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
     .union(InitFlags::FUSE_ASYNC_DIO)
     .union(InitFlags::FUSE_PARALLEL_DIROPS)
+    .union(InitFlags::FUSE_NO_OPENDIR_SUPPORT)
     .union(InitFlags::FUSE_POSIX_ACL)
     .union(InitFlags::FUSE_MAX_PAGES)
     .union(InitFlags::FUSE_CACHE_SYMLINKS)
@@ -72,6 +73,8 @@ pub struct Adapter {
     server: Arc<Server>,
     dispatcher: Arc<Dispatcher>,
     passthrough: bool,
+    /// The kernel opens directories without asking once it was told to.
+    dirs_unasked: bool,
     started: bool,
 }
 
@@ -132,7 +135,7 @@ impl Adapter {
     /// `readers`: threads that will read requests.
     pub fn new(service: Arc<dyn Service>, passthrough: bool, readers: usize) -> Self {
         let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts()), readers));
-        Self { server: Arc::new(Server { service, backings: Backings::new() }), dispatcher, passthrough, started: false }
+        Self { server: Arc::new(Server { service, backings: Backings::new() }), dispatcher, passthrough, dirs_unasked: false, started: false }
     }
 
     /// Serves a request, here or on another thread.
@@ -163,6 +166,7 @@ impl Filesystem for Adapter {
         let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
         let _ = config.set_time_granularity(Duration::from_nanos(1));
         tracing::debug!(offered = ?offered, passthrough, "the kernel's greeting");
+        self.dirs_unasked = offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.started = true;
         self.server.service.started(passthrough);
         Ok(())
@@ -376,41 +380,39 @@ impl Filesystem for Adapter {
         self.serve(Kind::Fsync, request, move |server| answer_empty(server.service.fsync(node(ino), handle(fh), datasync), reply));
     }
 
-    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.serve(Kind::Opendir, request, move |server| match server.service.opendir(node(ino)) {
-            Ok(opened) => reply.opened(FileHandle(opened.fh.0), convert::dir_flags(&opened)),
-            Err(error) => reply.error(errno(error)),
+    /// ENOSYS where the kernel understands it: directories are opened without asking from then on, as with [`convert::dir_flags`].
+    fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let unasked = self.dirs_unasked;
+        self.serve(Kind::Opendir, request, move |_| {
+            if unasked { reply.error(errno(Errno::ENOSYS)) } else { reply.opened(FileHandle(0), convert::dir_flags()) }
         });
     }
 
-    fn readdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         self.serve(Kind::Readdir, request, move |server| {
-            match listing::fill(&*server.service, node(ino), handle(fh), offset, |listed| listing::add(&mut reply, listed)) {
+            match listing::fill(&*server.service, node(ino), offset, |listed| listing::add(&mut reply, listed)) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),
             }
         });
     }
 
-    fn readdirplus(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         self.serve(Kind::Readdirplus, request, move |server| {
             let add = |listed: &_| listing::add_plus(&*server.service, node(ino), &mut reply, listed);
-            match listing::fill(&*server.service, node(ino), handle(fh), offset, add) {
+            match listing::fill(&*server.service, node(ino), offset, add) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),
             }
         });
     }
 
-    fn releasedir(&self, request: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.serve(Kind::Releasedir, request, move |server| {
-            server.service.releasedir(handle(fh));
-            reply.ok();
-        });
+    fn releasedir(&self, request: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.serve(Kind::Releasedir, request, move |_| reply.ok());
     }
 
-    fn fsyncdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.serve(Kind::Fsyncdir, request, move |server| answer_empty(server.service.fsyncdir(node(ino), handle(fh), datasync), reply));
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.serve(Kind::Fsyncdir, request, move |server| answer_empty(server.service.fsyncdir(node(ino), datasync), reply));
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {

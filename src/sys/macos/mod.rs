@@ -11,7 +11,7 @@ mod open;
 mod process;
 mod xattr;
 
-pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
+pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, read_dir, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use data::{
     clone_file, clone_to, copy_file_range, dirty_pages, fallocate, finish_writeback, lease_free, shares_extents, start_writeback, syncfs,
 };
