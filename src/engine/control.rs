@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Engine;
-use super::api::CheckpointOptions;
+use super::api::{CheckpointInfo, CheckpointOptions};
 use super::checkpoint::{check_tag, verb_errno};
 use super::past::PastNode;
 use super::request::{Entry, Listed, Looked, NodeId};
@@ -137,10 +137,32 @@ impl Engine {
         matches!(checkpoint.map(|checkpoint| checkpoint.reason), Some(Reason::Directory { name }) if name == tag)
     }
 
+    /// The kernel may remember it: every path into a view goes by it, and [`Engine::forget_view`] tells when it is gone.
     fn view_root(&self, id: CheckpointId, named: bool, lookups: u64) -> SysResult<Looked> {
         let child = Child { slot: Slot::ROOT, kind: Kind::Dir };
         let node = self.past.learn(id, named, child, Trail::root(), lookups)?;
-        Ok(Looked::Found(Entry { ttl: Duration::ZERO, ..self.past_entry(&node)? }))
+        Ok(Looked::Found(self.past_entry(&node)?))
+    }
+
+    /// Makes the kernel forget the view of a checkpoint that was deleted. May be called by a thread that serves requests: only attributes are
+    /// forgotten at once, which waits for nothing; the next path that leads there asks for them, hears ESTALE, looks the name up again and finds it
+    /// gone. A look-up that is under way meanwhile could still leave the name behind, so names are forgotten too, from a thread of their own: that
+    /// waits for the look-up, and for the rmdir(2) that this may be part of.
+    pub(super) fn forget_view(&self, checkpoint: &CheckpointInfo) {
+        let Some(caches) = self.caches.get() else { return };
+        let root = Child { slot: Slot::ROOT, kind: Kind::Dir };
+        for named in [false, true] {
+            caches.forget_attributes(super::past::Past::number(checkpoint.id, named, root));
+        }
+        let mut names = vec![checkpoint.id.to_string()];
+        if let Reason::Directory { name } = &checkpoint.reason {
+            names.push(name.clone());
+        }
+        let caches = std::sync::Arc::clone(caches);
+        let forget = move || names.iter().for_each(|name| caches.forget_entry(SNAPDIR, name.as_bytes()));
+        if let Err(error) = std::thread::Builder::new().name("forget-view".into()).spawn(forget) {
+            tracing::warn!(%error, "the kernel may remember the name of a deleted checkpoint");
+        }
     }
 
     /// What `.snapshots` lists: numbers, `latest`, tags. An offset comes from the name, so it stays right while checkpoints come and go.

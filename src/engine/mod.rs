@@ -211,7 +211,7 @@ impl Engine {
 
     /// Puts the journal on disk once a second, if something was written.
     fn start_syncer(&self) -> std::io::Result<()> {
-        let (stop, timeline) = (Arc::clone(&self.stop), Arc::clone(self.timeline()));
+        let (stop, timeline, live) = (Arc::clone(&self.stop), Arc::clone(self.timeline()), Arc::clone(&self.live));
         let store = Arc::clone(timeline.store());
         std::thread::Builder::new()
             .name("syncer".into())
@@ -229,6 +229,9 @@ impl Engine {
                         epoch = store.layers.dir(open).is_ok().then_some(open);
                     }
                     std::thread::sleep(std::time::Duration::from_secs(1));
+                    if live.take_shrunk() {
+                        sys::release_memory();
+                    }
                     let position = store.journal.position();
                     if position == synced {
                         continue;

@@ -94,7 +94,7 @@ impl Live {
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
     fn io_mode(&self, slot: Slot, special: bool) -> IoMode {
         let nodes = self.nodes.lock();
-        match nodes.get(slot).filter(|node| node.handles > 0).and_then(|node| node.io) {
+        match nodes.get(slot).filter(|node| node.handles() > 0).and_then(|node| node.io()) {
             Some(mode) => mode,
             None if self.passthrough() && !special => IoMode::Passthrough,
             None => IoMode::Daemon,
@@ -182,7 +182,7 @@ impl Live {
     pub fn demote(&self, id: HandleId) {
         let Ok(handle) = self.handle(id) else { return };
         if let Some(node) = self.nodes.lock().get_mut(handle.slot) {
-            node.io = Some(IoMode::Daemon);
+            node.set_io(IoMode::Daemon);
         }
         let demoted = Handle { slot: handle.slot, file: Arc::clone(&handle.file), flags: handle.flags, io: IoMode::Daemon };
         self.handles.map.write().insert(id.0, Arc::new(demoted));

@@ -46,7 +46,7 @@ pub(super) struct Found {
 impl Live {
     /// The names under which an inode may be found, the likeliest first.
     pub(super) fn places(&self, at: At<'_>) -> Vec<Place> {
-        let mut places = self.nodes.lock().get(at.slot).map(|node| node.links.clone()).unwrap_or_default();
+        let mut places: Vec<Place> = self.nodes.lock().get(at.slot).map(|node| node.links().cloned().collect()).unwrap_or_default();
         if places.is_empty() {
             places.extend(self.timeline.place(at.slot));
             if let Some(Trail { name, up: Some(up), .. }) = at.trail.map(|trail| &**trail) {
@@ -117,7 +117,7 @@ impl Live {
     }
 
     pub(super) fn orphan(&self, slot: Slot) -> Option<Arc<OwnedFd>> {
-        self.nodes.lock().get(slot).and_then(|node| node.orphan.clone())
+        self.nodes.lock().get(slot).and_then(|node| node.orphan().cloned())
     }
 
     /// Attributes of an inode; `ino` is the backing filesystem's.
@@ -179,7 +179,7 @@ impl Live {
     /// What `open` opens at the name by which the kernel knows an inode, if it is the inode that is meant: the quick way, which asks once and not
     /// before.
     fn at_known_name<T: AsFd>(&self, at: At<'_>, open: impl FnOnce(&OwnedFd, &[u8]) -> SysResult<T>) -> Option<(T, Stat)> {
-        let place = self.nodes.lock().get(at.slot)?.links.first()?.clone();
+        let place = self.nodes.lock().get(at.slot)?.links().next()?.clone();
         let dir = self.dir(place.parent).ok()?;
         let opened = open(&dir, place.name.as_bytes()).ok()?;
         let stat = sys::stat_fd(&opened).ok()?;

@@ -133,7 +133,7 @@ impl Live {
     fn settle(&self, slot: Slot) -> bool {
         let _stripe = self.stripe(slot);
         let Some(hot) = self.hot.lock().get(&slot).cloned() else { return true };
-        if self.nodes.lock().get(slot).is_some_and(|node| node.writers > 0) {
+        if self.nodes.lock().get(slot).is_some_and(|node| node.writers() > 0) {
             return true;
         }
         // What cannot be mapped is written to by its handles alone: with the last of them closed, nobody does.
@@ -174,7 +174,7 @@ impl Live {
     pub fn settle_mapped(&self) {
         let idle: Vec<Slot> = {
             let nodes = self.nodes.lock();
-            self.hot.lock().keys().copied().filter(|slot| nodes.get(*slot).is_none_or(|node| node.writers == 0)).collect()
+            self.hot.lock().keys().copied().filter(|slot| nodes.get(*slot).is_none_or(|node| node.writers() == 0)).collect()
         };
         if idle.is_empty() {
             return;

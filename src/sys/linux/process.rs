@@ -97,6 +97,13 @@ fn parse_memory(status: &str) -> Option<OwnMemory> {
     Some(OwnMemory { rss_bytes: field("VmRSS")?.checked_mul(1024)?, threads: field("Threads")? })
 }
 
+/// Gives memory that the allocator holds and nobody uses back to the system (malloc_trim(3)); nothing where there is no such call.
+pub fn release_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes an integer and may be called from any thread at any time.
+    let _ = unsafe { libc::malloc_trim(0) };
+}
+
 /// Who is at the other end of a socket: user, group and process at the time of connect(2) (`SO_PEERCRED`).
 pub fn peer_cred(stream: &UnixStream) -> SysResult<(u32, u32, i32)> {
     let cred = rustix::net::sockopt::socket_peercred(stream)?;
