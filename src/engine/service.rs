@@ -40,6 +40,7 @@ fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
         truncate: flags & libc_flags::TRUNC != 0,
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
+        noatime: flags & libc_flags::NOATIME != 0,
         privileged: caller.uid == 0,
     }
 }

@@ -48,6 +48,10 @@ pub mod open_flags {
     pub const TRUNC: i32 = libc::O_TRUNC;
     pub const SYNC: i32 = libc::O_SYNC;
     pub const DSYNC: i32 = libc::O_DSYNC;
+    #[cfg(target_os = "linux")]
+    pub const NOATIME: i32 = libc::O_NOATIME;
+    #[cfg(not(target_os = "linux"))]
+    pub const NOATIME: i32 = 0;
     pub const W_OK: i32 = libc::W_OK;
 }
 
