@@ -209,6 +209,8 @@ pub trait Service: Send + Sync {
     /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is `None`) is served by the daemon.
     fn no_passthrough(&self, fh: Fh);
 
+    /// A change below `parent` may wait until other requests have been answered: it must not keep the thread that reads them.
+    fn waits(&self, parent: NodeId) -> bool;
     fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
     fn forget(&self, node: NodeId, lookups: u64);
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr>;

@@ -165,6 +165,11 @@ impl Service for Engine {
         self.live.set_passthrough(false);
     }
 
+    fn waits(&self, parent: NodeId) -> bool {
+        // A checkpoint waits until the kernel has written dirty pages back, which it does with requests.
+        parent == SNAPDIR
+    }
+
     fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
         if Engine::is_reserved(parent, name) {
             return self.lookup_reserved(name);

@@ -104,11 +104,15 @@ impl Live {
     /// Opens a regular file.
     ///
     /// # Errors
-    /// Those of open(2); ENOSPC or EIO if the past could not be kept.
+    /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that can be executed through an open to read.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
         if !flags.write {
             if flags.truncate {
-                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write.
+                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that runs. The kernel knows which do and tells
+                // nobody: it looks only after this request (handle_truncate in fs/namei.c), when the program would be empty already.
+                if self.stat(slot)?.mode & 0o111 != 0 {
+                    return Err(Errno::ETXTBSY);
+                }
                 self.set_attr(slot, None, &Change { size: Some(0), privileged: flags.privileged, ..Change::default() })?;
             }
             let _tree = self.tree.read();
