@@ -124,10 +124,11 @@ impl Live {
         }
         let _gate = self.enter();
         let _tree = self.tree.read();
+        // Before the open: while somebody settles the file it has a lease, and our open, which never waits, would be refused (EAGAIN).
+        let _stripe = self.stripe(slot);
         // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
         let (file, stat) = self.open_backing(slot, flags)?;
         // The kernel caches set-id bits; where it writes by itself they would stay.
-        let _stripe = self.stripe(slot);
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
         self.prepare_write(slot, &file, flags, io)?;
