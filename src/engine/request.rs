@@ -7,6 +7,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::counts::RequestCounts;
 use crate::sys::{Kind, Stat, SysResult, Time};
 
 /// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
@@ -199,6 +200,8 @@ pub trait Caches: Send + Sync {
 /// An error is the errno for the caller. `flags` of [`Service::open`] and [`Service::create`] are open(2)'s.
 #[allow(missing_docs, clippy::too_many_arguments)]
 pub trait Service: Send + Sync {
+    /// Where requests are to be counted.
+    fn counts(&self) -> &Arc<RequestCounts>;
     /// The session is up. `passthrough`: the kernel granted it.
     fn started(&self, passthrough: bool);
     /// The session has ended; nothing more will be asked.
@@ -206,6 +209,8 @@ pub trait Service: Send + Sync {
     /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is `None`) is served by the daemon.
     fn no_passthrough(&self, fh: Fh);
 
+    /// A change below `parent` may wait until other requests have been answered: it must not keep the thread that reads them.
+    fn waits(&self, parent: NodeId) -> bool;
     fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
     fn forget(&self, node: NodeId, lookups: u64);
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr>;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME};
+use super::counts::RequestCounts;
 use super::files::Open;
 use super::listing::numbered;
 use super::past::{PAST, PAST_HANDLE, Past, PastNode};
@@ -38,7 +39,6 @@ fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
     OpenFlags {
         read: access != libc_flags::WRONLY,
         write: access != libc_flags::RDONLY,
-        append: flags & libc_flags::APPEND != 0,
         truncate: flags & libc_flags::TRUNC != 0,
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
@@ -147,6 +147,10 @@ impl Engine {
 }
 
 impl Service for Engine {
+    fn counts(&self) -> &Arc<RequestCounts> {
+        &self.counts
+    }
+
     fn started(&self, passthrough: bool) {
         self.live.set_passthrough(passthrough && self.config.wants_passthrough);
     }
@@ -159,6 +163,11 @@ impl Service for Engine {
         tracing::warn!("the kernel refused to do the I/O of a file; files opened from now on are served by the daemon");
         self.live.demote(HandleId(fh.0));
         self.live.set_passthrough(false);
+    }
+
+    fn waits(&self, parent: NodeId) -> bool {
+        // A checkpoint waits until the kernel has written dirty pages back, which it does with requests.
+        parent == SNAPDIR
     }
 
     fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {

@@ -21,5 +21,7 @@ pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use probe::{dirty_pages, lease_free, shares_extents};
-pub use process::{drop_cap_fsetid_for, has_sys_admin, peer_cred, process_starttime, set_thread_idle};
+pub use process::{
+    cpu_of_thread, drop_cap_fsetid_for, has_sys_admin, move_to_cpu, own_cpu, own_memory, peer_cred, process_starttime, set_thread_idle,
+};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};
