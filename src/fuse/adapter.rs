@@ -154,8 +154,8 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        guarded("lookup", || match self.service.lookup(node(parent), name.as_bytes()) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        guarded("lookup", || match self.service.lookup(caller(request), node(parent), name.as_bytes()) {
             Ok(Looked::Found(entry)) => answer_entry(Ok(entry), reply),
             Ok(Looked::Absent(ttl)) => reply.entry(&ttl, &convert::absent_attr(), fuser::Generation(0)),
             Err(error) => reply.error(errno(error)),
@@ -218,12 +218,12 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("unlink", || answer_empty(self.service.unlink(node(parent), name.as_bytes()), reply));
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        guarded("unlink", || answer_empty(self.service.unlink(caller(request), node(parent), name.as_bytes()), reply));
     }
 
-    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("rmdir", || answer_empty(self.service.rmdir(node(parent), name.as_bytes()), reply));
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        guarded("rmdir", || answer_empty(self.service.rmdir(caller(request), node(parent), name.as_bytes()), reply));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {

@@ -11,6 +11,7 @@ mod mount;
 mod open;
 mod probe;
 mod process;
+mod watch;
 mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
@@ -22,4 +23,5 @@ pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use probe::{dirty_pages, lease_free, shares_extents};
 pub use process::{drop_cap_fsetid_for, has_sys_admin, peer_cred, process_starttime, set_thread_idle};
+pub use watch::{leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};

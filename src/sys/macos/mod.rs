@@ -9,6 +9,7 @@ mod data;
 mod mount;
 mod open;
 mod process;
+mod watch;
 mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
@@ -19,4 +20,5 @@ pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use process::{drop_cap_fsetid_for, has_sys_admin, peer_cred, process_starttime, set_thread_idle};
+pub use watch::{leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};
