@@ -10,10 +10,11 @@ use std::process::Command;
 const LAYERS: [&[&str]; 7] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "plugin"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 7] = [
+const HOMES: [(&str, &[&str]); 8] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
+    ("parking_lot", &["src/sys"]),
     ("clap", &["src/cli", "src/main.rs"]),
     ("clap_complete", &["src/cli", "src/main.rs"]),
     ("indicatif", &["src/cli", "src/main.rs"]),

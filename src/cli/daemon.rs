@@ -277,6 +277,9 @@ impl Verbs for Served {
     fn status(&self) -> VerbResult<Status> {
         self.verbs.status()
     }
+    fn stats(&self) -> VerbResult<Stats> {
+        self.verbs.stats()
+    }
     fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
         self.verbs.log()
     }

@@ -22,6 +22,7 @@ mod output;
 mod progress;
 mod restore;
 mod show;
+mod stats;
 mod status;
 mod time;
 mod tree_path;
@@ -73,6 +74,7 @@ enum Verb {
     Restore(restore::Args),
     Delete(delete::Args),
     Doctor(doctor::Args),
+    Stats(stats::Args),
     Completion(completion::Args),
     #[command(hide = true)]
     Daemon(daemon::Args),
@@ -118,6 +120,7 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Restore(args) => restore::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
         Verb::Doctor(args) => doctor::run(args, context),
+        Verb::Stats(args) => stats::run(args, context),
         Verb::Completion(args) => completion::run(args, context),
         Verb::Daemon(args) => daemon::run(args),
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError, VerbResult};
+use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult};
 use crate::sys::host;
 
 /// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
@@ -39,6 +39,14 @@ impl Client {
     pub fn status(&mut self) -> VerbResult<Status> {
         match self.call(Request::Status)? {
             Response::Status(status) => Ok(*status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What the daemon has done and holds.
+    pub fn stats(&mut self) -> VerbResult<Stats> {
+        match self.call(Request::Stats)? {
+            Response::Stats(stats) => Ok(*stats),
             other => Err(unexpected(&other)),
         }
     }

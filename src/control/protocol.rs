@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError};
+use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError};
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 1;
@@ -29,6 +29,8 @@ pub enum Request {
     Checkpoint(CheckpointOptions),
     /// What is mounted and what is dirty.
     Status,
+    /// What the daemon has done and holds.
+    Stats,
     /// Every checkpoint, newest first.
     Log,
     /// One checkpoint.
@@ -71,6 +73,8 @@ pub enum Response {
     Checkpoints(Vec<CheckpointInfo>),
     /// To `status`.
     Status(Box<Status>),
+    /// To `stats`.
+    Stats(Box<Stats>),
     /// To `diff`, and part of a longer answer.
     Changes(Vec<Change>),
     /// To `restore`.
@@ -194,7 +198,7 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
-        Response::Checkpoint(_) | Response::Done => Vec::new(),
+        Response::Checkpoint(_) | Response::Stats(_) | Response::Done => Vec::new(),
     };
     parts.push(response);
     parts
@@ -221,7 +225,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             *list = std::mem::take(&mut checkpoints);
             None
         }
-        Response::Checkpoint(_) | Response::Done => None,
+        Response::Checkpoint(_) | Response::Stats(_) | Response::Done => None,
     };
     if let Some(list) = list {
         changes.append(list);

@@ -153,6 +153,7 @@ impl Server {
         let answer = catch_unwind(AssertUnwindSafe(|| match request {
             Request::Checkpoint(options) => verbs.checkpoint(&options).map(Response::Checkpoint),
             Request::Status => verbs.status().map(|status| Response::Status(Box::new(status))),
+            Request::Stats => verbs.stats().map(|stats| Response::Stats(Box::new(stats))),
             Request::Log => verbs.log().map(Response::Checkpoints),
             Request::Show { state } => verbs.show(&state).map(Response::Checkpoint),
             Request::Diff { from, to } => verbs.diff(&from, to.as_ref()).map(Response::Changes),

@@ -55,12 +55,31 @@ fn status(count: usize) -> Status {
     }
 }
 
+fn stats() -> Stats {
+    Stats {
+        mount: "/m".into(),
+        daemon: status(0).daemon,
+        io: "passthrough".into(),
+        writes: "daemon".into(),
+        requests: [("lookup".to_owned(), 3), ("open".to_owned(), u64::MAX)].into(),
+        rss_bytes: 1 << 40,
+        threads: 5,
+        open_files: 1,
+        open_dirs: 2,
+        inodes: 3,
+        past_inodes: 4,
+    }
+}
+
 impl Verbs for Fake {
     fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
         Ok(CheckpointInfo { note: options.note.clone(), tags: options.tags.clone(), ..info(7) })
     }
     fn status(&self) -> VerbResult<Status> {
         Ok(status(self.changes))
+    }
+    fn stats(&self) -> VerbResult<Stats> {
+        Ok(stats())
     }
     fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
         Ok((1..=self.changes as u64).rev().map(info).collect())
@@ -110,6 +129,7 @@ fn every_verb_arrives_and_its_answer_comes_back() {
     let made = client.checkpoint(options.clone()).expect("checkpoint");
     assert_eq!((made.note, made.tags), (options.note, options.tags));
     assert_eq!(client.status().expect("status"), status(3));
+    assert_eq!(client.stats().expect("stats"), stats());
     assert_eq!(client.log().expect("log").iter().map(|c| c.id.0).collect::<Vec<_>>(), [3, 2, 1]);
     assert_eq!(client.diff(StateName("1".into()), None).expect("diff"), changes(3));
     let restore = RestoreOptions { to: StateName("1".into()), paths: vec![TreePath(vec![0xfe])], dry_run: true };

@@ -1,5 +1,6 @@
 //! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/` carries over the socket and `--json` prints.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -177,6 +178,33 @@ pub struct Status {
     pub warnings: Vec<String>,
 }
 
+/// What `stats` says: numbers of a running daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Where the tree is mounted.
+    pub mount: PathBuf,
+    /// The daemon.
+    pub daemon: DaemonInfo,
+    /// Who does reads, as in [`Status`].
+    pub io: String,
+    /// How writes reach the files, as in [`Status`].
+    pub writes: String,
+    /// Requests of the kernel since the mount, by kind: every kind, also those never asked for.
+    pub requests: BTreeMap<String, u64>,
+    /// Memory of the daemon that is in use, in bytes (resident set size).
+    pub rss_bytes: u64,
+    /// Threads of the daemon.
+    pub threads: u64,
+    /// Open files, of the tree and of views.
+    pub open_files: u64,
+    /// Open directories.
+    pub open_dirs: u64,
+    /// Inodes of the tree that the kernel knows, and the directories that lead to them.
+    pub inodes: u64,
+    /// Inodes of views that the kernel knows.
+    pub past_inodes: u64,
+}
+
 /// The daemon that serves a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonInfo {
@@ -239,6 +267,8 @@ pub trait Verbs: Send + Sync {
     fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo>;
     /// What is mounted, and what differs from the newest checkpoint.
     fn status(&self) -> VerbResult<Status>;
+    /// What the daemon has done and holds; changes nothing.
+    fn stats(&self) -> VerbResult<Stats>;
     /// Every checkpoint kept, newest first.
     fn log(&self) -> VerbResult<Vec<CheckpointInfo>>;
     /// One checkpoint.

@@ -2,14 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLockWriteGuard;
-
 use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::request::NodeId;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Checkpoint, Reason};
+use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 
 /// Rounds of flushing mapped files after which the freeze comes although stores may be missing.

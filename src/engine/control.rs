@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::Engine;
 use super::api::CheckpointOptions;
 use super::checkpoint::{check_tag, verb_errno};
@@ -13,6 +11,7 @@ use super::request::{Entry, Looked, NodeId};
 use crate::history::present::Trail;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Child, Reason};
+use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, Stat, SysResult};
 
 /// Set in the number of every control node.

@@ -90,6 +90,6 @@ impl Engine {
 
     /// How long the kernel may remember the attributes of a live node: not at all while it may change without a request.
     pub(super) fn live_ttl(&self, slot: crate::store::ids::Slot) -> Duration {
-        if self.live.is_hot_now(slot) { Duration::ZERO } else { FOR_EVER }
+        if self.live.is_mappable_now(slot) { Duration::ZERO } else { FOR_EVER }
     }
 }

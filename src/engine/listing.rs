@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-
 use super::request::{Fh, Listed, NodeId};
+use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{Errno, SysResult};
 
 /// Names handed out at once: more than fit into one reply of the kernel's.
@@ -28,13 +27,18 @@ impl Listings {
     /// Opens one.
     pub(super) fn open(&self) -> Fh {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        self.open.lock().insert(id, Arc::new(Listing { names: Mutex::new(None) }));
+        self.open.lock().insert(id, Arc::new(Listing { names: Mutex::ranked(Rank::Listing, None) }));
         Fh(id)
     }
 
     /// Closes it.
     pub(super) fn close(&self, fh: Fh) {
         self.open.lock().remove(&fh.0);
+    }
+
+    /// Number of open directories.
+    pub(super) fn count(&self) -> usize {
+        self.open.lock().len()
     }
 
     /// The names from `offset` on; they are made anew when read from the beginning (rewinddir(3)).

@@ -7,6 +7,7 @@ mod announce;
 pub mod api;
 mod checkpoint;
 mod control;
+pub mod counts;
 mod error;
 mod files;
 mod listing;
@@ -24,8 +25,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
-
 use api::{VerbError, VerbResult};
 use request::Caches;
 
@@ -35,6 +34,7 @@ use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
+use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
 /// Who does reads and writes of live files.
@@ -83,6 +83,7 @@ pub struct Engine {
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     started: String,
+    counts: Arc<counts::RequestCounts>,
     stop: Arc<AtomicBool>,
     warnings: Vec<String>,
 }
@@ -129,10 +130,11 @@ impl Engine {
             listings: listing::Listings::default(),
             links: control::Links::default(),
             announcer,
-            checkpointing: Mutex::new(()),
-            asked_by_kernel: Mutex::new(()),
+            checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
+            asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
             started: jiff::Timestamp::now().to_string(),
+            counts: Arc::default(),
             stop: Arc::new(AtomicBool::new(false)),
             warnings,
         });

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use super::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Status, VerbError, VerbResult, Verbs};
+use super::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult, Verbs};
 use super::error;
 use crate::store;
 
@@ -33,6 +33,10 @@ impl Verbs for Offline {
     }
 
     fn status(&self) -> VerbResult<Status> {
+        not_mounted()
+    }
+
+    fn stats(&self) -> VerbResult<Stats> {
         not_mounted()
     }
 

@@ -8,13 +8,12 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
-
 use super::request::{Fh, NodeId};
 use crate::history::present::Trail;
 use crate::history::view::{Source, State, View};
 use crate::store::ids::CheckpointId;
 use crate::store::record::Child;
+use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{self, Errno, SysResult};
 
 /// Set in the number of every past node.
@@ -101,6 +100,16 @@ impl Past {
     /// Closes one.
     pub(super) fn release(&self, fh: Fh) {
         self.handles.write().remove(&fh.0);
+    }
+
+    /// Number of open files.
+    pub(super) fn open_handles(&self) -> usize {
+        self.handles.read().len()
+    }
+
+    /// Number of inodes that the kernel knows.
+    pub(super) fn known(&self) -> usize {
+        self.nodes.lock().len()
     }
 
     /// An open file of a view.

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::counts::RequestCounts;
 use crate::sys::{Kind, Stat, SysResult, Time};
 
 /// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
@@ -201,6 +202,8 @@ pub trait Caches: Send + Sync {
 /// An error is the errno for the caller. `flags` of [`Service::open`] and [`Service::create`] are open(2)'s.
 #[allow(missing_docs, clippy::too_many_arguments)]
 pub trait Service: Send + Sync {
+    /// Where requests are to be counted.
+    fn counts(&self) -> &Arc<RequestCounts>;
     /// The session is up. `passthrough`: the kernel granted it.
     fn started(&self, passthrough: bool);
     /// The session has ended; nothing more will be asked.

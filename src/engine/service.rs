@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Engine;
 use super::announce::{self, is_ghost};
 use super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME};
+use super::counts::RequestCounts;
 use super::files::Open;
 use super::listing::numbered;
 use super::past::{PAST, PAST_HANDLE, Past, PastNode};
@@ -39,7 +40,6 @@ fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
     OpenFlags {
         read: access != libc_flags::WRONLY,
         write: access != libc_flags::RDONLY,
-        append: flags & libc_flags::APPEND != 0,
         truncate: flags & libc_flags::TRUNC != 0,
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
@@ -165,6 +165,10 @@ impl Engine {
 }
 
 impl Service for Engine {
+    fn counts(&self) -> &Arc<RequestCounts> {
+        &self.counts
+    }
+
     fn started(&self, passthrough: bool) {
         self.live.set_passthrough(passthrough && self.config.wants_passthrough);
     }

@@ -2,8 +2,8 @@
 
 use super::Engine;
 use super::api::{
-    Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, StateName, Status, TreePath, VerbError, VerbResult,
-    Verbs,
+    Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, StateName, Stats, Status, TreePath, VerbError,
+    VerbResult, Verbs,
 };
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
@@ -92,6 +92,10 @@ impl Engine {
         warnings
     }
 
+    fn daemon_info(&self) -> DaemonInfo {
+        DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
+    }
+
     fn io_name(&self) -> &'static str {
         if self.live.passthrough() { "passthrough" } else { "daemon" }
     }
@@ -143,12 +147,30 @@ impl Verbs for Engine {
             capture: if self.live.reflink() { "reflink" } else { "copy" }.to_owned(),
             io: io.to_owned(),
             writes: writes.to_owned(),
-            daemon: DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() },
+            daemon: self.daemon_info(),
             epoch: self.timeline().epoch().0,
             latest,
             checkpoints: self.timeline().checkpoint_count() as u64,
             dirty,
             warnings,
+        })
+    }
+
+    fn stats(&self) -> VerbResult<Stats> {
+        let memory = sys::own_memory().map_err(|errno| error::failed("the daemon's memory cannot be asked for", errno))?;
+        let (io, writes) = self.io();
+        Ok(Stats {
+            mount: self.config.mount.clone(),
+            daemon: self.daemon_info(),
+            io: io.to_owned(),
+            writes: writes.to_owned(),
+            requests: self.counts.by_kind(),
+            rss_bytes: memory.rss_bytes,
+            threads: memory.threads,
+            open_files: (self.live.open_handles() + self.past.open_handles()) as u64,
+            open_dirs: self.listings.count() as u64,
+            inodes: self.live.known() as u64,
+            past_inodes: self.past.known() as u64,
         })
     }
 

@@ -21,6 +21,7 @@ use fuser::{
 use super::backing::Backings;
 use super::convert::{self, caller, errno, handle, node};
 use super::listing;
+use crate::engine::counts::{RequestCounts, RequestKind as Kind};
 use crate::engine::request::{Attr, Entry, Looked, NodeId, Opened, Service};
 use crate::sys::{Errno, SysResult};
 
@@ -62,16 +63,10 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
 /// Serves a [`Service`] to the kernel.
 pub struct Adapter {
     service: Arc<dyn Service>,
+    counts: Arc<RequestCounts>,
     passthrough: bool,
     started: bool,
     backings: Backings<BackingId>,
-}
-
-/// Runs a handler. If it panics the reply that it owned has answered EIO by the time this returns.
-fn guarded(request: &'static str, handler: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(handler)).is_err() {
-        tracing::error!(request, "a request panicked and was answered with EIO");
-    }
 }
 
 fn answer_empty(result: SysResult<()>, reply: ReplyEmpty) {
@@ -114,7 +109,16 @@ fn answer_xattr(result: SysResult<Vec<u8>>, size: u32, reply: ReplyXattr) {
 
 impl Adapter {
     pub fn new(service: Arc<dyn Service>, passthrough: bool) -> Self {
-        Self { service, passthrough, started: false, backings: Backings::new() }
+        let counts = Arc::clone(service.counts());
+        Self { service, counts, passthrough, started: false, backings: Backings::new() }
+    }
+
+    /// Counts a request and runs its handler. If that panics the reply that it owned has answered EIO by the time this returns.
+    fn guarded(&self, kind: Kind, handler: impl FnOnce()) {
+        self.counts.count(kind);
+        if catch_unwind(AssertUnwindSafe(handler)).is_err() {
+            tracing::error!(request = kind.name(), "a request panicked and was answered with EIO");
+        }
     }
 
     /// The backing id for an open that the engine wants passed through; `None` if it does not, or if the kernel refuses the file.
@@ -150,12 +154,12 @@ impl Filesystem for Adapter {
 
     fn destroy(&mut self) {
         if self.started {
-            guarded("destroy", || self.service.ended());
+            self.guarded(Kind::Destroy, || self.service.ended());
         }
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        guarded("lookup", || match self.service.lookup(caller(request), node(parent), name.as_bytes()) {
+        self.guarded(Kind::Lookup, || match self.service.lookup(caller(request), node(parent), name.as_bytes()) {
             Ok(Looked::Found(entry)) => answer_entry(Ok(entry), reply),
             Ok(Looked::Absent(ttl)) => reply.entry(&ttl, &convert::absent_attr(), fuser::Generation(0)),
             Err(error) => reply.error(errno(error)),
@@ -165,12 +169,12 @@ impl Filesystem for Adapter {
     /// BATCH_FORGET comes here too, through the trait's own `batch_forget`.
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
         if let Some(node) = convert::forgotten(ino) {
-            guarded("forget", || self.service.forget(node, nlookup));
+            self.guarded(Kind::Forget, || self.service.forget(node, nlookup));
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        guarded("getattr", || answer_attr(self.service.getattr(node(ino), fh.map(handle)), reply));
+        self.guarded(Kind::Getattr, || answer_attr(self.service.getattr(node(ino), fh.map(handle)), reply));
     }
 
     fn setattr(
@@ -191,50 +195,50 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        guarded("setattr", || {
+        self.guarded(Kind::Setattr, || {
             let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
             answer_attr(self.service.setattr(caller(request), node(ino), fh.map(handle), set), reply);
         });
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        guarded("readlink", || match self.service.readlink(node(ino)) {
+        self.guarded(Kind::Readlink, || match self.service.readlink(node(ino)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(error)),
         });
     }
 
     fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
-        guarded("mknod", || {
+        self.guarded(Kind::Mknod, || {
             let new = convert::new_node(mode, umask, rdev).ok_or(Errno::EINVAL);
             answer_entry(new.and_then(|new| self.service.make(caller(request), node(parent), name.as_bytes(), new)), reply);
         });
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        guarded("mkdir", || {
+        self.guarded(Kind::Mkdir, || {
             let new = convert::new_dir(mode, umask);
             answer_entry(self.service.make(caller(request), node(parent), name.as_bytes(), new), reply);
         });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("unlink", || answer_empty(self.service.unlink(caller(request), node(parent), name.as_bytes()), reply));
+        self.guarded(Kind::Unlink, || answer_empty(self.service.unlink(caller(request), node(parent), name.as_bytes()), reply));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("rmdir", || answer_empty(self.service.rmdir(caller(request), node(parent), name.as_bytes()), reply));
+        self.guarded(Kind::Rmdir, || answer_empty(self.service.rmdir(caller(request), node(parent), name.as_bytes()), reply));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        guarded("symlink", || {
+        self.guarded(Kind::Symlink, || {
             let target = target.as_os_str().as_bytes();
             answer_entry(self.service.symlink(caller(request), node(parent), name.as_bytes(), target), reply);
         });
     }
 
     fn rename(&self, _: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
-        guarded("rename", || {
+        self.guarded(Kind::Rename, || {
             let how = convert::rename_how(flags).ok_or(Errno::EINVAL);
             let rename = |how| self.service.rename(node(parent), name.as_bytes(), node(new_parent), new_name.as_bytes(), how);
             answer_empty(how.and_then(rename), reply);
@@ -242,11 +246,11 @@ impl Filesystem for Adapter {
     }
 
     fn link(&self, _: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
-        guarded("link", || answer_entry(self.service.link(node(ino), node(new_parent), new_name.as_bytes()), reply));
+        self.guarded(Kind::Link, || answer_entry(self.service.link(node(ino), node(new_parent), new_name.as_bytes()), reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        guarded("open", || match self.service.open(caller(request), node(ino), flags.0) {
+        self.guarded(Kind::Open, || match self.service.open(caller(request), node(ino), flags.0) {
             Ok(opened) => {
                 let fh = FileHandle(opened.fh.0);
                 match self.backing_id(node(ino), &opened, |file| reply.open_backing(file)) {
@@ -260,7 +264,7 @@ impl Filesystem for Adapter {
 
     fn create(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
         let mode = convert::create_mode(mode);
-        guarded("create", || match self.service.create(caller(request), node(parent), name.as_bytes(), mode, umask, flags) {
+        self.guarded(Kind::Create, || match self.service.create(caller(request), node(parent), name.as_bytes(), mode, umask, flags) {
             Ok((entry, opened)) => {
                 let (attr, generation, fh) = (convert::file_attr(&entry.stat), convert::generation(&entry), FileHandle(opened.fh.0));
                 match self.backing_id(entry.node, &opened, |file| reply.open_backing(file)) {
@@ -283,7 +287,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        guarded("read", || match self.service.read(node(ino), handle(fh), offset, size) {
+        self.guarded(Kind::Read, || match self.service.read(node(ino), handle(fh), offset, size) {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(errno(error)),
         });
@@ -301,18 +305,18 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        guarded("write", || {
+        self.guarded(Kind::Write, || {
             let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
             answer_written(self.service.write(caller(request), node(ino), handle(fh), offset, data, from_cache), reply);
         });
     }
 
     fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        guarded("flush", || answer_empty(self.service.flush(node(ino), handle(fh)), reply));
+        self.guarded(Kind::Flush, || answer_empty(self.service.flush(node(ino), handle(fh)), reply));
     }
 
     fn release(&self, _: &Request, ino: INodeNo, fh: FileHandle, _flags: OpenFlags, _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty) {
-        guarded("release", || {
+        self.guarded(Kind::Release, || {
             self.backings.detach(handle(fh));
             self.service.release(node(ino), handle(fh));
             reply.ok();
@@ -320,25 +324,27 @@ impl Filesystem for Adapter {
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        guarded("fsync", || answer_empty(self.service.fsync(node(ino), handle(fh), datasync), reply));
+        self.guarded(Kind::Fsync, || answer_empty(self.service.fsync(node(ino), handle(fh), datasync), reply));
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        guarded("opendir", || match self.service.opendir(node(ino)) {
+        self.guarded(Kind::Opendir, || match self.service.opendir(node(ino)) {
             Ok(opened) => reply.opened(FileHandle(opened.fh.0), convert::dir_flags(&opened)),
             Err(error) => reply.error(errno(error)),
         });
     }
 
     fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        guarded("readdir", || match listing::fill(&*self.service, node(ino), handle(fh), offset, |listed| listing::add(&mut reply, listed)) {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno(error)),
+        self.guarded(Kind::Readdir, || {
+            match listing::fill(&*self.service, node(ino), handle(fh), offset, |listed| listing::add(&mut reply, listed)) {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(errno(error)),
+            }
         });
     }
 
     fn readdirplus(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        guarded("readdirplus", || {
+        self.guarded(Kind::Readdirplus, || {
             let add = |listed: &_| listing::add_plus(&*self.service, node(ino), &mut reply, listed);
             match listing::fill(&*self.service, node(ino), handle(fh), offset, add) {
                 Ok(()) => reply.ok(),
@@ -348,52 +354,52 @@ impl Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        guarded("releasedir", || {
+        self.guarded(Kind::Releasedir, || {
             self.service.releasedir(handle(fh));
             reply.ok();
         });
     }
 
     fn fsyncdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        guarded("fsyncdir", || answer_empty(self.service.fsyncdir(node(ino), handle(fh), datasync), reply));
+        self.guarded(Kind::Fsyncdir, || answer_empty(self.service.fsyncdir(node(ino), handle(fh), datasync), reply));
     }
 
     fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        guarded("statfs", || match self.service.statfs(node(ino)) {
+        self.guarded(Kind::Statfs, || match self.service.statfs(node(ino)) {
             Ok(s) => reply.statfs(s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, s.namelen, s.frsize),
             Err(error) => reply.error(errno(error)),
         });
     }
 
     fn setxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, position: u32, reply: ReplyEmpty) {
-        guarded("setxattr", || {
+        self.guarded(Kind::Setxattr, || {
             let how = convert::xattr_how(flags, position).ok_or(Errno::EINVAL);
             answer_empty(how.and_then(|how| self.service.setxattr(caller(request), node(ino), name.as_bytes(), value, how)), reply);
         });
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        guarded("getxattr", || answer_xattr(self.service.getxattr(node(ino), name.as_bytes()), size, reply));
+        self.guarded(Kind::Getxattr, || answer_xattr(self.service.getxattr(node(ino), name.as_bytes()), size, reply));
     }
 
     fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        guarded("listxattr", || answer_xattr(self.service.listxattr(node(ino)).map(|names| convert::joined(&names)), size, reply));
+        self.guarded(Kind::Listxattr, || answer_xattr(self.service.listxattr(node(ino)).map(|names| convert::joined(&names)), size, reply));
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded("removexattr", || answer_empty(self.service.removexattr(caller(request), node(ino), name.as_bytes()), reply));
+        self.guarded(Kind::Removexattr, || answer_empty(self.service.removexattr(caller(request), node(ino), name.as_bytes()), reply));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
-        guarded("access", || answer_empty(self.service.access(caller(request), node(ino), mask.bits()), reply));
+        self.guarded(Kind::Access, || answer_empty(self.service.access(caller(request), node(ino), mask.bits()), reply));
     }
 
     fn fallocate(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
-        guarded("fallocate", || answer_empty(self.service.fallocate(caller(request), node(ino), handle(fh), offset, length, mode), reply));
+        self.guarded(Kind::Fallocate, || answer_empty(self.service.fallocate(caller(request), node(ino), handle(fh), offset, length, mode), reply));
     }
 
     fn lseek(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        guarded("lseek", || {
+        self.guarded(Kind::Lseek, || {
             let from = u64::try_from(offset).map_err(|_| Errno::ENXIO);
             let seek = convert::seek(whence).ok_or(Errno::EINVAL);
             let found = seek.and_then(|seek| self.service.lseek(node(ino), handle(fh), from?, seek));
@@ -417,7 +423,7 @@ impl Filesystem for Adapter {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        guarded("copy_file_range", || {
+        self.guarded(Kind::CopyFileRange, || {
             let from = (node(ino_in), handle(fh_in), offset_in);
             let to = (node(ino_out), handle(fh_out), offset_out);
             let copied = self.service.copy_file_range(caller(request), from, to, length.min(COPY_BYTES_MAX));
@@ -426,16 +432,16 @@ impl Filesystem for Adapter {
     }
 
     fn ioctl(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _flags: IoctlFlags, _command: u32, _data: &[u8], _out_size: u32, reply: ReplyIoctl) {
-        reply.error(errno(Errno::ENOTTY));
+        self.guarded(Kind::Ioctl, || reply.error(errno(Errno::ENOTTY)));
     }
 
     /// ENOSYS: the kernel does not ask again.
     fn bmap(&self, _: &Request, _ino: INodeNo, _block_size: u32, _block: u64, reply: ReplyBmap) {
-        reply.error(errno(Errno::ENOSYS));
+        self.guarded(Kind::Bmap, || reply.error(errno(Errno::ENOSYS)));
     }
 
     /// ENOSYS: the kernel does not ask again, and every file is ready at all times.
     fn poll(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _notifier: PollNotifier, _events: PollEvents, _flags: PollFlags, reply: ReplyPoll) {
-        reply.error(errno(Errno::ENOSYS));
+        self.guarded(Kind::Poll, || reply.error(errno(Errno::ENOSYS)));
     }
 }

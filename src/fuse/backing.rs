@@ -6,9 +6,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::engine::request::{Fh, NodeId};
+use crate::sys::lock::Mutex;
 
 /// Ids in use; `Id` is [`fuser::BackingId`] but in tests.
 pub struct Backings<Id> {

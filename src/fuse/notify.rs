@@ -8,9 +8,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 
 use fuser::{INodeNo, Notifier};
-use parking_lot::Mutex;
 
 use crate::engine::request::{Caches, NodeId};
+use crate::sys::lock::Mutex;
 
 /// The kernel's caches of one session.
 pub struct KernelCaches {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
-use parking_lot::Mutex;
 
 use super::adapter::Adapter;
 use super::notify::KernelCaches;
 use crate::engine::request::{Caches, Service};
 use crate::sys;
+use crate::sys::lock::Mutex;
 
 /// How to mount.
 #[derive(Clone, Debug)]

@@ -6,13 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::table::Table;
 use super::timeline::Timeline;
 use crate::store::ids::Epoch;
 use crate::store::{Address, Batch, StoreError};
 use crate::sys;
+use crate::sys::lock::{Condvar, Mutex};
 
 /// Keys that are put into the index at once.
 const PIECE_KEYS_MAX: usize = 64;

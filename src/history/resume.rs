@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::RwLock;
-
 use super::absence::Absence;
 use super::indexer::{self, Wake};
 use super::timeline::{Aftermath, Inner, Timeline, fault};
@@ -11,6 +9,7 @@ use crate::store::ids::Epoch;
 use crate::store::record::Record;
 use crate::store::{Address, Store};
 use crate::sys::SysResult;
+use crate::sys::lock::{Rank, RwLock};
 
 impl Timeline {
     /// Opens the history that is in `store`. Costs what changed since the index last took over, not what there is.
@@ -40,7 +39,7 @@ impl Timeline {
             }
         }
         let Replay { inner, aftermath } = replay;
-        let timeline = Timeline { store, inner: RwLock::new(inner), wake: Wake::default() };
+        let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), wake: Wake::default() };
         Ok((timeline, aftermath))
     }
 

@@ -10,13 +10,12 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
-
 use super::absence::Absence;
 use super::table::Table;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::record::{AttrState, Checkpoint, DataState, Key, Place, Record, Undo};
 use crate::store::{Address, Store, StoreError};
+use crate::sys::lock::RwLock;
 use crate::sys::{Errno, SysResult};
 
 /// Undo records in one frame at most, where there can be many.

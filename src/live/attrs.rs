@@ -137,6 +137,7 @@ impl Live {
         let _stripe = self.stripe(at.slot);
         let fd = self.fd(at)?;
         self.check_not_kept(at.slot, &fd)?;
+        self.dirs.set_plain(at.slot, false);
         self.keep_inode(at, &fd, false)?;
         if !self.is_dead(at.slot) {
             let mut undo = Vec::new();
@@ -182,6 +183,7 @@ impl Live {
         if now == *wanted {
             return Ok(false);
         }
+        self.dirs.set_plain(at.slot, false);
         self.keep_inode(at, &fd, false)?;
         let mut undo = Vec::new();
         self.keep_xattrs(at.slot, &fd, &mut undo)?;

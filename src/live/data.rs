@@ -6,11 +6,8 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::RwLock;
 
 use super::Live;
 use super::attrs::Change;
@@ -19,6 +16,7 @@ use super::names::{Made, Make};
 use super::nodes::IoMode;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
+use crate::sys::lock::RwLock;
 use crate::sys::{self, Errno, Open, SysResult};
 
 /// Number of an open handle.
@@ -32,8 +30,6 @@ pub struct OpenFlags {
     pub read: bool,
     /// For writing.
     pub write: bool,
-    /// Every write goes to the end.
-    pub append: bool,
     /// The content is dropped.
     pub truncate: bool,
     /// Writes are on disk when they return.
@@ -45,10 +41,10 @@ pub struct OpenFlags {
 }
 
 impl OpenFlags {
-    /// How the backing file is opened. Where writes pass the daemon they come with their offset, and an append flag would send them elsewhere.
-    fn backing(self, io: IoMode) -> Open {
-        let append = self.append && io == IoMode::Passthrough;
-        Open { read: self.read, write: self.write, append, sync: self.sync, dsync: self.dsync, ..Open::default() }
+    /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
+    /// that do not, the kernel opens the backing file anew, as the caller asked.
+    fn backing(self) -> Open {
+        Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, ..Open::default() }
     }
 }
 
@@ -90,6 +86,11 @@ impl Live {
         self.handles.map.read().get(&id.0).cloned().ok_or(Errno::EBADF)
     }
 
+    /// Number of open handles.
+    pub fn open_handles(&self) -> usize {
+        self.handles.map.read().len()
+    }
+
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
     fn io_mode(&self, slot: Slot, special: bool) -> IoMode {
         let nodes = self.nodes.lock();
@@ -111,31 +112,26 @@ impl Live {
                 self.set_attr(slot, None, &Change { size: Some(0), privileged: flags.privileged, ..Change::default() })?;
             }
             let _tree = self.tree.read();
-            let (file, stat) = self.open_to_read(slot.into())?;
+            let (file, stat) = self.open_file(slot.into(), Open::READ)?;
             let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
-            return Ok(self.opened(slot, file, flags, io));
+            return self.opened(slot, file, flags, io);
         }
         let _gate = self.enter();
         let _tree = self.tree.read();
-        let fd = self.fd(slot)?;
-        let stat = sys::stat_fd(&fd)?;
-        if stat.kind != sys::Kind::File {
-            return Err(Errno::EINVAL);
-        }
+        // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
+        let (file, stat) = self.open_file(slot.into(), flags.backing())?;
         // The kernel caches set-id bits; where it writes by itself they would stay.
         let _stripe = self.stripe(slot);
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
-        self.check_not_kept(slot, &fd)?;
-        self.prepare_write(slot, &fd, flags, io)?;
-        let how = flags.backing(io);
-        let file = sys::reopen(&fd, how)?;
+        self.check_not_kept(slot, &file)?;
+        self.prepare_write(slot, &file, flags, io)?;
         if flags.truncate && stat.size > 0 {
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
         }
-        Ok(self.opened(slot, file, flags, io))
+        self.opened(slot, file, flags, io)
     }
 
-    fn prepare_write(&self, slot: Slot, fd: &OwnedFd, flags: OpenFlags, io: IoMode) -> SysResult<()> {
+    fn prepare_write(&self, slot: Slot, file: &File, flags: OpenFlags, io: IoMode) -> SysResult<()> {
         let ahead = io == IoMode::Passthrough;
         if !(ahead || flags.truncate) || !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) {
             if flags.truncate {
@@ -143,8 +139,10 @@ impl Live {
             }
             return Ok(());
         }
-        let source = sys::reopen(fd, Open::READ)?;
-        self.capture(slot.into(), &source, !flags.truncate)
+        if flags.read {
+            return self.capture(slot.into(), file, !flags.truncate);
+        }
+        self.capture(slot.into(), &sys::reopen(file, Open::READ)?, !flags.truncate)
     }
 
     /// Makes and opens a regular file; the kernel's table learns of it with one look-up.
@@ -156,22 +154,24 @@ impl Live {
         let _tree = self.tree.write();
         let special = make.mode & 0o6000 != 0;
         let io = if self.passthrough() && !special { IoMode::Passthrough } else { IoMode::Daemon };
-        let open = flags.backing(io);
+        let open = flags.backing();
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        let (id, handle) = self.opened(made.slot, file, flags, io);
+        let (id, handle) = self.opened(made.slot, file, flags, io)?;
         Ok((made, id, handle))
     }
 
     /// Enters a new handle into the tables. The caller holds the gate if it writes.
-    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> (HandleId, Arc<Handle>) {
-        self.nodes.lock().opened(slot, flags.read, flags.write, io);
-        match io {
-            IoMode::Passthrough if flags.write => self.note_hot(slot, &file, flags.read),
-            IoMode::Daemon if flags.write => self.touch(slot),
-            IoMode::Passthrough | IoMode::Daemon => {}
+    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> SysResult<(HandleId, Arc<Handle>)> {
+        let file = Arc::new(file);
+        if io == IoMode::Passthrough && flags.write {
+            self.note_hot(slot, &file, flags.read)?;
         }
-        self.handles.put(Handle { slot, file: Arc::new(file), flags, io })
+        self.nodes.lock().opened(slot, flags.read, flags.write, io);
+        if io == IoMode::Daemon && flags.write {
+            self.touch(slot);
+        }
+        Ok(self.handles.put(Handle { slot, file, flags, io }))
     }
 
     /// The kernel refused to do the I/O of a handle: the daemon will.

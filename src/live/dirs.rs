@@ -4,16 +4,24 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::store::ids::Slot;
+use crate::sys::lock::Mutex;
 
 /// Descriptors kept. The limit of a process is often 20,000, and open files need theirs.
 const DESCRIPTORS_MAX: usize = 4096;
 
+#[derive(Debug)]
+struct Kept {
+    fd: Arc<OwnedFd>,
+    /// What the clock was when it was last used.
+    used: u64,
+    /// It is known to have no default ACL.
+    plain: bool,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    map: HashMap<Slot, (Arc<OwnedFd>, u64)>,
+    map: HashMap<Slot, Kept>,
     clock: u64,
 }
 
@@ -29,23 +37,35 @@ impl Dirs {
         let mut inner = self.inner.lock();
         inner.clock += 1;
         let clock = inner.clock;
-        let (fd, used) = inner.map.get_mut(&slot)?;
-        *used = clock;
-        Some(Arc::clone(fd))
+        let kept = inner.map.get_mut(&slot)?;
+        kept.used = clock;
+        Some(Arc::clone(&kept.fd))
     }
 
     /// Keeps a descriptor; when there is no room, lets go of the half not used for longest.
     pub fn put(&self, slot: Slot, fd: Arc<OwnedFd>) {
         let mut inner = self.inner.lock();
         if inner.map.len() >= DESCRIPTORS_MAX {
-            let mut uses: Vec<u64> = inner.map.values().map(|(_, used)| *used).collect();
+            let mut uses: Vec<u64> = inner.map.values().map(|kept| kept.used).collect();
             let (_, median, _) = uses.select_nth_unstable(DESCRIPTORS_MAX / 2);
             let median = *median;
-            inner.map.retain(|_, (_, used)| *used > median);
+            inner.map.retain(|_, kept| kept.used > median);
         }
         inner.clock += 1;
-        let clock = inner.clock;
-        inner.map.insert(slot, (fd, clock));
+        let used = inner.clock;
+        inner.map.insert(slot, Kept { fd, used, plain: false });
+    }
+
+    /// The directory is known to have no default ACL.
+    pub fn is_plain(&self, slot: Slot) -> bool {
+        self.inner.lock().map.get(&slot).is_some_and(|kept| kept.plain)
+    }
+
+    /// Notes whether a directory has no default ACL, as far as is known.
+    pub fn set_plain(&self, slot: Slot, plain: bool) {
+        if let Some(kept) = self.inner.lock().map.get_mut(&slot) {
+            kept.plain = plain;
+        }
     }
 
     /// Lets go of a directory that is gone.

@@ -1,6 +1,7 @@
 //! Finding an inode by its slot, and verifying that it is the one.
 
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::Live;
@@ -149,6 +150,9 @@ impl Live {
         if let Some(fd) = self.orphan(at.slot).or_else(|| self.dirs.get(at.slot)) {
             return Ok(fd);
         }
+        if let Some((fd, _)) = self.at_known_name(at, |dir, name| sys::open_path_at(dir, name)) {
+            return Ok(Arc::new(fd));
+        }
         let found = self.find(at)?;
         let fd = Arc::new(sys::open_path_at(&found.dir, found.name.as_bytes())?);
         if self.slot_of(&sys::stat_fd(&fd)?)? != at.slot {
@@ -159,30 +163,43 @@ impl Live {
 
     /// Refuses to change an inode that has lost its last name and was moved into a layer: it is a version of the past now. ESTALE makes the kernel
     /// look the name up again.
-    pub(super) fn check_not_kept(&self, slot: Slot, fd: &OwnedFd) -> SysResult<()> {
+    pub(super) fn check_not_kept(&self, slot: Slot, fd: impl AsFd) -> SysResult<()> {
         if self.is_dead(slot) && sys::stat_fd(fd)?.nlink > 0 {
             return Err(Errno::ESTALE);
         }
         Ok(())
     }
 
-    /// Opens a regular file for reading, apart from every handle.
+    /// What `open` opens at the name by which the kernel knows an inode, if it is the inode that is meant: the quick way, which asks once and not
+    /// before.
+    fn at_known_name<T: AsFd>(&self, at: At<'_>, open: impl FnOnce(&OwnedFd, &[u8]) -> SysResult<T>) -> Option<(T, Stat)> {
+        let place = self.nodes.lock().get(at.slot)?.links.first()?.clone();
+        let dir = self.dir(place.parent).ok()?;
+        let opened = open(&dir, place.name.as_bytes()).ok()?;
+        let stat = sys::stat_fd(&opened).ok()?;
+        (self.slot_of(&stat) == Ok(at.slot)).then_some((opened, stat))
+    }
+
+    /// Opens a regular file, apart from every handle.
     ///
     /// # Errors
-    /// ESTALE if it cannot be found; those of open(2).
-    pub(super) fn open_to_read(&self, at: At<'_>) -> SysResult<(std::fs::File, Stat)> {
+    /// ESTALE if it cannot be found, EINVAL if it is no regular file; those of open(2).
+    pub(super) fn open_file(&self, at: At<'_>, how: Open) -> SysResult<(File, Stat)> {
         let regular = |stat: &Stat| if stat.kind == Kind::File { Ok(()) } else { Err(Errno::EINVAL) };
-        let file = match self.orphan(at.slot) {
-            Some(orphan) => {
-                regular(&sys::stat_fd(&orphan)?)?;
-                sys::reopen(&orphan, Open::READ)?
-            }
-            None => {
-                let found = self.find(at)?;
-                regular(&found.stat)?;
-                sys::open_file_at(&found.dir, found.name.as_bytes(), Open::READ)?
-            }
-        };
+        if let Some(orphan) = self.orphan(at.slot) {
+            let stat = sys::stat_fd(&orphan)?;
+            regular(&stat)?;
+            return Ok((sys::reopen(&orphan, how)?, stat));
+        }
+        if self.nodes.lock().get(at.slot).is_some_and(|node| node.kind == Kind::File)
+            && let Some((file, stat)) = self.at_known_name(at, |dir, name| sys::open_file_at(dir, name, how))
+        {
+            regular(&stat)?;
+            return Ok((file, stat));
+        }
+        let found = self.find(at)?;
+        regular(&found.stat)?;
+        let file = sys::open_file_at(&found.dir, found.name.as_bytes(), how)?;
         let stat = sys::stat_fd(&file)?;
         if self.slot_of(&stat)? != at.slot {
             return Err(Errno::ESTALE);

@@ -37,9 +37,10 @@ const RESETTLED_AT_ONCE: usize = 2;
 /// A hot file.
 #[derive(Clone, Debug)]
 pub(super) struct Hot {
-    /// Open for reading only: a descriptor open for writing would itself stand in the way of the lease.
+    /// Where it may be mapped, open for reading only: a descriptor open for writing would itself stand in the way of the lease. Else that of a
+    /// handle, open for writing only.
     file: Arc<File>,
-    /// It was open for reading and writing, so that it may be mapped to be written.
+    /// It was open for reading and writing, so that it may be mapped to be written (mmap(2) wants both).
     mappable: bool,
     /// When it was last opened for writing.
     opened: Instant,
@@ -65,19 +66,20 @@ struct Taken {
 
 impl Live {
     /// A file was opened for the kernel to write to. The caller holds the gate, so that no checkpoint misses it.
-    pub(super) fn note_hot(&self, slot: Slot, file: &File, mappable: bool) {
+    ///
+    /// # Errors
+    /// EMFILE: the file is not watched, and must not be written to.
+    pub(super) fn note_hot(&self, slot: Slot, file: &Arc<File>, mappable: bool) -> SysResult<()> {
         let mut hot = self.hot.lock();
         if let Some(known) = hot.get_mut(&slot) {
-            known.mappable |= mappable;
             known.opened = Instant::now();
-            return;
-        }
-        match sys::reopen(file, Open::READ) {
-            Ok(file) => {
-                hot.insert(slot, Hot { file: Arc::new(file), mappable, opened: Instant::now() });
+            if known.mappable || !mappable {
+                return Ok(());
             }
-            Err(error) => tracing::error!(%error, slot = slot.0, "a file open for writing cannot be watched"),
         }
+        let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
+        hot.insert(slot, Hot { file, mappable, opened: Instant::now() });
+        Ok(())
     }
 
     /// The file to be given to the kernel as the backing of a handle: it is open for reading only. The kernel opens it anew as the handle was
@@ -88,8 +90,14 @@ impl Live {
     }
 
     /// The file may be written to without a request.
-    pub fn is_hot_now(&self, slot: Slot) -> bool {
+    pub(super) fn is_hot_now(&self, slot: Slot) -> bool {
         self.hot.lock().contains_key(&slot)
+    }
+
+    /// The attributes of the file may change without the kernel's knowing: stores through a mapping do that. After a write that it has passed on it
+    /// asks anew by itself (`fuse_write_update_attr` in fs/fuse/file.c).
+    pub fn is_mappable_now(&self, slot: Slot) -> bool {
+        self.hot.lock().get(&slot).is_some_and(|hot| hot.mappable)
     }
 
     /// The last handle for writing is closed: what that leaves to do. The caller holds the gate and the tree.
@@ -123,7 +131,8 @@ impl Live {
         if self.nodes.lock().get(slot).is_some_and(|node| node.writers > 0) {
             return true;
         }
-        if !sys::lease_free(&*hot.file).unwrap_or(false) {
+        // What cannot be mapped is written to by its handles alone: with the last of them closed, nobody does.
+        if hot.mappable && !sys::lease_free(&*hot.file).unwrap_or(false) {
             return false;
         }
         self.hot.lock().remove(&slot);
@@ -247,6 +256,9 @@ impl Live {
     fn take(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
         if let Some(old) = taken.object.take() {
             self.drop_object(old);
+        }
+        if !taken.hot.mappable && taken.stat.is_none() {
+            taken.hot.file = Arc::new(sys::reopen(&*taken.hot.file, Open::READ)?);
         }
         let stat = sys::stat_fd(&*taken.hot.file)?;
         taken.object = self.capture_object_in(epoch, taken.slot, &taken.hot.file, stat.size)?;

@@ -10,11 +10,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::RwLockReadGuard;
-
 use super::Live;
 use super::nodes::IoMode;
 use crate::store::ids::Slot;
+use crate::sys::lock::RwLockReadGuard;
 
 /// No touch yet.
 const NONE: u64 = u64::MAX;

@@ -3,11 +3,11 @@
 //! Every node is named by its slot and found by one of its names, relative to a descriptor of its directory; what is found is verified by its inode
 //! number. No path is ever followed, so no link leads out of the tree.
 //!
-//! **Locking**, in this order:
+//! **Locking**, in this order, which [`crate::sys::lock`] enforces in debug builds:
 //! 1. `gate`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
 //! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
 //! 3. a stripe by slot: held while an inode is captured and changed;
-//! 4. leaves, never held across a system call that can wait: `nodes`, `dirs`, `hot`, `unsettled`, `handles`, the timeline.
+//! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `durable`.
 
 mod attrs;
 mod capture;
@@ -28,8 +28,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Mutex, RwLock};
-
 pub use attrs::Change;
 pub use data::{Handle, HandleId, OpenFlags};
 pub use find::At;
@@ -39,6 +37,7 @@ pub use nodes::IoMode;
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
+use crate::sys::lock::{Mutex, MutexGuard, Rank, RwLock};
 use crate::sys::{self, Errno, Stat, SysResult};
 
 /// Number of locks that captures are spread over.
@@ -55,6 +54,7 @@ pub struct Live {
     pub gate: RwLock<()>,
     /// Lock 2: see the module.
     pub tree: RwLock<()>,
+    /// Lock 3: see the module.
     stripes: Vec<Mutex<()>>,
     nodes: Mutex<nodes::Nodes>,
     dirs: dirs::Dirs,
@@ -90,13 +90,13 @@ impl Live {
             device: stat.dev,
             root_ino: stat.ino,
             timeline,
-            gate: RwLock::new(()),
-            tree: RwLock::new(()),
-            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
-            nodes: Mutex::new(nodes),
+            gate: RwLock::ranked(Rank::Gate, ()),
+            tree: RwLock::ranked(Rank::Tree, ()),
+            stripes: (0..STRIPES).map(|_| Mutex::ranked(Rank::Stripe, ())).collect(),
+            nodes: Mutex::ranked(Rank::Nodes, nodes),
             dirs: dirs::Dirs::default(),
             handles: data::Handles::default(),
-            hot: Mutex::new(HashMap::new()),
+            hot: Mutex::ranked(Rank::Hot, HashMap::new()),
             unsettled: Mutex::new(VecDeque::new()),
             watch: mapped::Watch::default(),
             durable: Mutex::new(HashSet::new()),
@@ -162,7 +162,7 @@ impl Live {
         self.nodes.lock().count()
     }
 
-    fn stripe(&self, slot: Slot) -> parking_lot::MutexGuard<'_, ()> {
+    fn stripe(&self, slot: Slot) -> MutexGuard<'_, ()> {
         let index = (slot.0 as usize) % self.stripes.len();
         self.stripes[index].lock()
     }

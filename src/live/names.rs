@@ -63,11 +63,7 @@ impl Live {
         }
         let dir = self.dir(parent)?;
         self.record_new_name(parent, &dir, name, Vec::new(), Vec::new())?;
-        let mode = if make.umask & make.mode != 0 && sys::getxattr(&dir, b"system.posix_acl_default").is_err() {
-            make.mode & !make.umask
-        } else {
-            make.mode
-        };
+        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir) { make.mode & !make.umask } else { make.mode };
         let file = create(&dir, name, make, mode)?;
         let made = self.own(parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {
@@ -75,6 +71,16 @@ impl Live {
             tracing::debug!(?removed, "an inode that could not be given to its owner");
         }
         made
+    }
+
+    /// New inodes in the directory get its default ACL, and the umask does not count.
+    fn has_default_acl(&self, slot: Slot, dir: &OwnedFd) -> bool {
+        if self.dirs.is_plain(slot) {
+            return false;
+        }
+        let has = sys::getxattr(dir, b"system.posix_acl_default").is_ok();
+        self.dirs.set_plain(slot, !has);
+        has
     }
 
     /// A name is to appear: it must not be there, and that it is not is recorded.

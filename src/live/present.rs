@@ -57,6 +57,6 @@ impl Present for Live {
     }
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
-        self.open_to_read(At::from(node)).map(|(file, _)| file)
+        self.open_file(At::from(node), sys::Open::READ).map(|(file, _)| file)
     }
 }

@@ -20,7 +20,7 @@ impl Live {
         }
         self.strike_unmade()?;
         self.verify_moved(&aftermath.moved)?;
-        self.watch_mapped();
+        self.watch_mapped()?;
         self.sweep_objects();
         Ok(())
     }
@@ -84,13 +84,14 @@ impl Live {
     }
 
     /// A mapping outlives the daemon that served its file: a file that was open for writing and is still mapped is watched again.
-    fn watch_mapped(&self) {
+    fn watch_mapped(&self) -> SysResult<()> {
         for (slot, _) in self.timeline.data_records() {
-            let Ok((file, _)) = self.open_to_read(slot.into()) else { continue };
+            let Ok((file, _)) = self.open_file(slot.into(), sys::Open::READ) else { continue };
             if sys::lease_free(&file) == Ok(false) {
-                self.note_hot(slot, &file, true);
+                self.note_hot(slot, &std::sync::Arc::new(file), true)?;
             }
         }
+        Ok(())
     }
 
     /// Some checkpoint reads this object of the open epoch. If the newest one kept does not, none does; the one that did may have been deleted.

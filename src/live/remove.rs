@@ -3,6 +3,7 @@
 //! The last name of an inode with a past is not removed: the inode is **moved** into the layer, which touches no data and keeps its number from
 //! being given away. Where somebody still has it open it is captured like a change instead, and its name is removed.
 
+use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -28,9 +29,19 @@ pub(super) struct Target<'a> {
     pub(super) name: &'a Name,
     pub(super) stat: Stat,
     pub(super) slot: Slot,
+    fd: OnceCell<Arc<OwnedFd>>,
 }
 
 impl Target<'_> {
+    /// A descriptor that names it (`O_PATH`), opened when it is first asked for.
+    fn fd(&self) -> SysResult<&Arc<OwnedFd>> {
+        if let Some(fd) = self.fd.get() {
+            return Ok(fd);
+        }
+        let fd = Arc::new(sys::open_path_at(self.dir, self.name.as_bytes())?);
+        Ok(self.fd.get_or_init(|| fd))
+    }
+
     pub(super) fn place(&self) -> Place {
         Live::place(self.parent.slot, self.name)
     }
@@ -50,7 +61,7 @@ impl Live {
     pub(super) fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> SysResult<Target<'a>> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
-        Ok(Target { parent, dir, name, stat, slot })
+        Ok(Target { parent, dir, name, stat, slot, fd: OnceCell::new() })
     }
 
     /// Collects what must be recorded before an inode loses this name, and decides what becomes of it. `more` gets the records that are no undo.
@@ -59,9 +70,8 @@ impl Live {
         if self.timeline.is_born(slot) {
             return Ok(Fate::Free);
         }
-        let fd = sys::open_path_at(target.dir, target.name.as_bytes())?;
         self.keep_attr(slot, &target.stat, Self::target_of(&target.stat, target.dir, target.name)?, undo);
-        self.keep_xattrs(slot, &fd, undo)?;
+        self.keep_xattrs(slot, target.fd()?, undo)?;
         if self.timeline.needs(&Key::Home(slot)) {
             undo.push(Undo::Home { slot, before: target.place() });
             self.keep_homes(target.parent, undo);
@@ -138,7 +148,7 @@ impl Live {
         if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.lookups > 0 || node.handles > 0) {
             return None;
         }
-        sys::open_path_at(target.dir, target.name.as_bytes()).ok().map(Arc::new)
+        target.fd().ok().cloned()
     }
 
     /// After an inode has lost a name: the tables follow.

@@ -24,7 +24,6 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
 use rustix::fs::{AtFlags, FileType, OFlags};
 use rustix::io::Errno;
 
@@ -32,6 +31,7 @@ use super::at;
 use super::error::{StoreError, StoreResult};
 use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use super::layout::Layout;
+use crate::sys::lock::{Mutex, RwLock};
 
 /// Directories that are kept open.
 const OPEN_EPOCHS_MAX: usize = 64;

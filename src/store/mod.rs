@@ -23,8 +23,6 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 pub use self::error::{StoreError, StoreResult};
 pub use self::index::Batch;
 use self::index::{Doubt, Index};
@@ -33,6 +31,7 @@ use self::journal::Journal;
 use self::layers::Layers;
 use self::layout::Layout;
 use self::record::{Checkpoint, Record, Undo};
+use crate::sys::lock::Mutex;
 
 /// An open store. Shared by reference between threads; its lock is given back when it is dropped.
 #[derive(Debug)]

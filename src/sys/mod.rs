@@ -11,7 +11,7 @@
 //! **Errors.** Each call gives the kernel's number unchanged ([`Errno`]; only macOS's two for "not supported" become one);
 //! what a system does not have is `ENOSYS` or `EOPNOTSUPP`.
 //!
-//! **Locking.** None, and no state: every function may be called from any thread. What belongs to the calling thread
+//! **Locking.** None, and no state (the locks of the layers above are in [`lock`], with their order): every function may be called from any thread. What belongs to the calling thread
 //! only ([`set_thread_idle`], [`drop_cap_fsetid_for`]) or to the process ([`umask0`], [`block_terminate`]) says so.
 //!
 //! What the systems share is in this directory; what they do not is in `linux/` and `macos/`, two modules with the same
@@ -21,6 +21,7 @@ mod args;
 mod copy;
 mod data;
 pub mod host;
+pub mod lock;
 mod name;
 mod path;
 mod process;
@@ -57,10 +58,10 @@ pub use name::{NAME_LEN_MAX, device_major, device_minor, make_device, mode_bits}
 pub use os::{
     all_xattrs, chmod_fd, chown_fd, clone_file, clone_to, copy_file_range, create_file_at, dirty_pages, drop_cap_fsetid_for, fallocate,
     finish_writeback, fs_name, fuse_abort, fusermount_unmount, getxattr, has_sys_admin, lease_free, leave_descriptors, link_fd, list_dir, listxattr,
-    mknod_at, mounts, open_beneath, open_path_at, peer_cred, process_starttime, removexattr, reopen, set_thread_idle, setxattr, shares_extents,
-    start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, unmount, utimens_fd, watched,
+    mknod_at, mounts, open_beneath, open_path_at, own_memory, peer_cred, process_starttime, removexattr, reopen, set_thread_idle, setxattr,
+    shares_extents, start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, unmount, utimens_fd, watched,
 };
 pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at, rmdir_at, symlink_at, unlink_at};
 pub use process::{ids, kill, now, pid_alive, raise_nofile, setsid, stamp_now, umask0, wait_for_tick};
 pub use signal::{block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, wait_terminate};
-pub use types::{Errno, Kind, Stat, SysResult, Time, Xattrs};
+pub use types::{Errno, Kind, OwnMemory, Stat, SysResult, Time, Xattrs};

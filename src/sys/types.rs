@@ -137,6 +137,15 @@ pub enum Kind {
     BlockDev,
 }
 
+/// What a process takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnMemory {
+    /// Memory in use, in bytes (resident set size).
+    pub rss_bytes: u64,
+    /// Number of threads.
+    pub threads: u64,
+}
+
 /// Seconds and nanoseconds since 1970 (`struct timespec`); `nsec` is below 1,000,000,000 also where `sec` is negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Time {

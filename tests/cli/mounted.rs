@@ -80,6 +80,32 @@ fn json_has_the_documented_shapes() {
 }
 
 #[test]
+fn stats_count_each_kind_of_request() {
+    let sandbox = project();
+    sandbox.file("m/.keep", "");
+    sandbox.ckptfs(&["mount", "p", "m"]).ok();
+    // The backing directory is not below the mount: asking there is no request.
+    let stats = || sandbox.ckptfs(&["stats", "p", "--json"]).ok().json();
+    let before = stats();
+    assert_eq!(stats()["requests"], before["requests"], "asking is no request");
+    for number in 0..10 {
+        fs::create_dir(sandbox.path.join(format!("m/d{number}"))).expect("mkdir");
+    }
+    let file = fs::File::open(sandbox.path.join("m/README.md")).expect("open");
+    let after = stats();
+    let more = |kind: &str| after["requests"][kind].as_u64().expect("a count") - before["requests"][kind].as_u64().expect("a count");
+    assert_eq!((more("mkdir"), more("open"), more("rmdir"), more("setxattr")), (10, 1, 0, 0), "{after}");
+    assert_eq!(after["open_files"].as_u64(), before["open_files"].as_u64().map(|open| open + 1));
+    // The ten directories and the file.
+    assert!(after["inodes"].as_u64() >= Some(12) && after["rss_bytes"].as_u64() > Some(1 << 20) && after["threads"].as_u64() > Some(2), "{after}");
+    assert!(after["daemon"]["pid"].is_u64() && after["io"].is_string() && after["past_inodes"] == 0, "{after}");
+    drop(file);
+    let text = sandbox.ckptfs_in("m", &["stats"]).ok().out();
+    assert!(text.contains(" mkdir\n") && !text.contains(" setxattr\n") && text.contains("\nmemory "), "{text}");
+    sandbox.ckptfs(&["umount", "m"]).ok();
+}
+
+#[test]
 fn odd_names_survive_z_and_json() {
     let sandbox = mounted();
     sandbox.ckptfs_in("p", &["checkpoint"]).ok();

@@ -2,7 +2,7 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 11] = ["mount", "umount", "checkpoint", "status", "log", "show", "diff", "restore", "delete", "doctor", "completion"];
+const VERBS: [&str; 12] = ["mount", "umount", "checkpoint", "status", "stats", "log", "show", "diff", "restore", "delete", "doctor", "completion"];
 
 #[test]
 fn every_verb_has_help_and_is_in_the_overview() {
@@ -72,7 +72,8 @@ fn version_is_data() {
 #[test]
 fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
     let sandbox = Sandbox::new();
-    let verbs: [&[&str]; 7] = [&["checkpoint"], &["status"], &["log"], &["show", "1"], &["diff", "1"], &["restore", "1"], &["delete", "1"]];
+    let verbs: [&[&str]; 8] =
+        [&["checkpoint"], &["status"], &["stats"], &["log"], &["show", "1"], &["diff", "1"], &["restore", "1"], &["delete", "1"]];
     for verb in verbs {
         sandbox.ckptfs(verb).is(1, "", "Error: [DIR] is in no directory that ckptfs serves\nHint: ckptfs mount DIR\n");
     }

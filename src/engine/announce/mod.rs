@@ -24,13 +24,12 @@ use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-
-use parking_lot::{Condvar, Mutex};
+use std::time::{Duration, Instant};
 
 use super::request::{Caches, NodeId};
 use crate::live::{At, Live};
 use crate::store::ids::{Name, Slot};
+use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Kind, Watched};
 
 pub(super) use answers::{attr, is_ghost, opened};
@@ -120,7 +119,7 @@ impl Announcer {
             expected: Mutex::new(None),
             ghosts: AtomicU64::new(0),
             queue: Mutex::default(),
-            quiet: Condvar::new(),
+            quiet: Condvar::default(),
             hushed: AtomicBool::new(false),
         }
     }
@@ -159,9 +158,10 @@ impl Announcer {
     pub(super) fn hush(&self) {
         let mut queue = self.queue.lock();
         queue.jobs.clear();
-        if queue.running {
-            self.hushed.store(true, Ordering::Relaxed);
-            self.quiet.wait_while_for(&mut queue, |queue| queue.running, HUSH_TIMEOUT);
+        self.hushed.store(queue.running, Ordering::Relaxed);
+        let end = Instant::now() + HUSH_TIMEOUT;
+        while queue.running && Instant::now() < end {
+            self.quiet.wait_for(&mut queue, end.saturating_duration_since(Instant::now()));
         }
     }
 

@@ -36,8 +36,6 @@ mod keys;
 use std::fmt;
 use std::ops::Bound;
 
-use parking_lot::{Mutex, RwLock};
-
 use self::batch::{Change, CheckpointChange};
 use self::files::{Home, guarded};
 use super::error::{StoreError, StoreResult};
@@ -45,6 +43,7 @@ use super::ids::{CheckpointId, Epoch, Name, Slot};
 use super::journal::{Address, Journal, codec};
 use super::layout::{Layout, StoreId};
 use super::record::{Checkpoint, Key, Place};
+use crate::sys::lock::{Mutex, Rank, RwLock};
 
 pub use self::batch::Batch;
 
@@ -116,7 +115,10 @@ impl Index {
                     if let Err(error) = home.delete_asides() {
                         tracing::debug!(error = &error as &dyn std::error::Error, "an old index cannot be deleted");
                     }
-                    return Ok((Index { home, id, applying: Mutex::default(), db: RwLock::new(Some(db)) }, Opening::Ready));
+                    return Ok((
+                        Index { home, id, applying: Mutex::ranked(Rank::Applying, ()), db: RwLock::ranked(Rank::Database, Some(db)) },
+                        Opening::Ready,
+                    ));
                 }
                 Ok((Some(doubt), db)) => {
                     close(db);
@@ -133,7 +135,7 @@ impl Index {
         };
         home.set_aside()?;
         let db = begin(&home, id)?;
-        Ok((Index { home, id, applying: Mutex::default(), db: RwLock::new(Some(db)) }, Opening::Rebuild(doubt)))
+        Ok((Index { home, id, applying: Mutex::ranked(Rank::Applying, ()), db: RwLock::ranked(Rank::Database, Some(db)) }, Opening::Rebuild(doubt)))
     }
 
     /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers wait meanwhile.

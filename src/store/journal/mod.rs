@@ -55,7 +55,6 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use self::frame::{Link, Seen};
@@ -63,6 +62,7 @@ use self::segment::SEGMENT_HEADER;
 use super::error::{CodecError, StoreError, StoreResult};
 use super::layout::{Layout, StoreId};
 use super::record::Record;
+use crate::sys::lock::{Mutex, Rank};
 
 pub use self::scan::Scan;
 
@@ -176,9 +176,9 @@ impl Journal {
             segment_bytes,
             first: found.first,
             latched: AtomicBool::new(false),
-            syncing: Mutex::new(()),
-            writer: Mutex::new(writer),
-            making: Mutex::new(()),
+            syncing: Mutex::ranked(Rank::Syncing, ()),
+            writer: Mutex::ranked(Rank::Writer, writer),
+            making: Mutex::ranked(Rank::Making, ()),
             readers: Mutex::new(BTreeMap::new()),
         };
         Ok((journal, Opening { torn: found.torn, end }))

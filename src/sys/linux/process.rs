@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::super::name::check;
-use super::super::types::{Errno, SysResult};
+use super::super::types::{Errno, OwnMemory, SysResult};
 
 /// Lets the calling thread run only when nothing else wants to (`SCHED_IDLE` of sched(7)).
 pub fn set_thread_idle() -> SysResult<()> {
@@ -62,6 +62,19 @@ fn parse_starttime(stat: &[u8]) -> Option<u64> {
     rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
 }
 
+/// Memory and threads of this process (`VmRSS` and `Threads` of proc_pid_status(5)).
+pub fn own_memory() -> SysResult<OwnMemory> {
+    parse_memory(&std::fs::read_to_string("/proc/self/status")?).ok_or(Errno::EIO)
+}
+
+fn parse_memory(status: &str) -> Option<OwnMemory> {
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        value.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some(OwnMemory { rss_bytes: field("VmRSS")?.checked_mul(1024)?, threads: field("Threads")? })
+}
+
 /// Who is at the other end of a socket: user, group and process at the time of connect(2) (`SO_PEERCRED`).
 pub fn peer_cred(stream: &UnixStream) -> SysResult<(u32, u32, i32)> {
     let cred = rustix::net::sockopt::socket_peercred(stream)?;
@@ -77,6 +90,15 @@ mod tests {
         let stat = b"12 (a) b) c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 10";
         assert_eq!(parse_starttime(stat), Some(98_765));
         assert_eq!(parse_starttime(b"12 (x"), None);
+    }
+
+    #[test]
+    fn memory_is_read_in_kibibytes() {
+        let status = "Name:\tVmRSS: 1\nVmHWM:\t   900 kB\nVmRSS:\t   512 kB\nThreads:\t7\n";
+        assert_eq!(parse_memory(status), Some(OwnMemory { rss_bytes: 512 << 10, threads: 7 }));
+        assert_eq!(parse_memory("Threads:\t7\n"), None);
+        let own = own_memory().expect("memory");
+        assert!(own.rss_bytes > 100_000 && own.threads > 0, "{own:?}");
     }
 
     #[test]

@@ -19,6 +19,6 @@ pub use data::{
 pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
-pub use process::{drop_cap_fsetid_for, has_sys_admin, peer_cred, process_starttime, set_thread_idle};
+pub use process::{drop_cap_fsetid_for, has_sys_admin, own_memory, peer_cred, process_starttime, set_thread_idle};
 pub use watch::{leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
 use super::super::name::{check, last_errno};
-use super::super::types::{Errno, SysResult};
+use super::super::types::{Errno, OwnMemory, SysResult};
 
 /// Lets the calling thread run in the background only, for processor and disk (`PRIO_DARWIN_BG` of setpriority(2)).
 pub fn set_thread_idle() -> SysResult<()> {
@@ -37,6 +37,20 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
     // SAFETY: it was zeroed, which is valid for its integers, and then filled.
     let info = unsafe { info.assume_init() };
     Ok(info.pbi_start_tvsec.saturating_mul(1_000_000).saturating_add(info.pbi_start_tvusec))
+}
+
+/// Memory and threads of this process (proc_pidinfo, `PROC_PIDTASKINFO`).
+pub fn own_memory() -> SysResult<OwnMemory> {
+    let mut info = MaybeUninit::<libc::proc_taskinfo>::zeroed();
+    let len = size_of::<libc::proc_taskinfo>() as libc::c_int;
+    // SAFETY: getpid(2) takes nothing; `info` has room for `len` bytes and lives through the call.
+    let written = unsafe { libc::proc_pidinfo(libc::getpid(), libc::PROC_PIDTASKINFO, 0, info.as_mut_ptr().cast(), len) };
+    if written != len {
+        return Err(last_errno());
+    }
+    // SAFETY: it was zeroed, which is valid for its integers, and then filled.
+    let info = unsafe { info.assume_init() };
+    Ok(OwnMemory { rss_bytes: info.pti_resident_size, threads: u64::try_from(info.pti_threadnum).unwrap_or(0) })
 }
 
 /// Who is at the other end of a socket: user, group and process (getpeereid(3), `LOCAL_PEERPID`).

@@ -1,0 +1,53 @@
+//! `ckptfs stats`.
+
+use std::path::PathBuf;
+
+use super::error::Outcome;
+use super::output::Role;
+use super::{Context, locate, time};
+use crate::engine::api::Stats;
+
+/// Show what the daemon has done and holds: requests by kind, memory, open files
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A directory in the mount, or the directory that it serves; the working directory if not given
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let dir = match args.path {
+        Some(path) => Some(locate::start(context.dir())?.join(path)),
+        None => context.dir().map(PathBuf::from),
+    };
+    let stats = locate::served(dir.as_deref())?.client.stats()?;
+    if context.out.json {
+        return Ok(context.out.json(&stats)?);
+    }
+    print(&stats, context)
+}
+
+fn print(stats: &Stats, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    let daemon = &stats.daemon;
+    let total: u64 = stats.requests.values().sum();
+    let lines = [
+        ("mount", stats.mount.display().to_string()),
+        ("io", format!("{}, writes {}", stats.io, stats.writes)),
+        ("daemon", format!("pid {}, version {}, since {}", daemon.pid, daemon.version, time::local(&daemon.started))),
+        ("memory", format!("{:.1} MiB, {} threads", stats.rss_bytes as f64 / f64::from(1 << 20), stats.threads)),
+        ("open", format!("{} files, {} directories", stats.open_files, stats.open_dirs)),
+        ("inodes", format!("{} of the tree, {} of the past", stats.inodes, stats.past_inodes)),
+        ("requests", total.to_string()),
+    ];
+    for (label, value) in lines {
+        let line = format!("{} {}", out.paint(Role::Faint, &format!("{label:<8}")), out.text(&value));
+        out.line(&line)?;
+    }
+    let mut asked: Vec<(&String, u64)> = stats.requests.iter().map(|(kind, &count)| (kind, count)).filter(|&(_, count)| count > 0).collect();
+    asked.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+    for (kind, count) in asked {
+        out.line(&format!("{count:>10} {kind}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! How many requests of each kind the kernel has made since the session began.
+//!
+//! It depends on what was asked and on what the kernel may remember, not on the machine: `tests/counts` holds on to it. One relaxed addition
+//! per request costs nothing beside the request.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! request_kinds {
+    ($($kind:ident $name:literal,)*) => {
+        /// A kind of request, named as in FUSE's protocol.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub enum RequestKind {
+            $($kind,)*
+        }
+
+        impl RequestKind {
+            /// Every kind.
+            pub const ALL: [RequestKind; [$($name),*].len()] = [$(RequestKind::$kind),*];
+
+            /// Its name: FUSE's opcode, in lower case.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(RequestKind::$kind => $name,)*
+                }
+            }
+        }
+    };
+}
+
+request_kinds! {
+    Lookup "lookup",
+    Forget "forget",
+    Getattr "getattr",
+    Setattr "setattr",
+    Readlink "readlink",
+    Symlink "symlink",
+    Mknod "mknod",
+    Mkdir "mkdir",
+    Unlink "unlink",
+    Rmdir "rmdir",
+    Rename "rename",
+    Link "link",
+    Open "open",
+    Create "create",
+    Read "read",
+    Write "write",
+    Flush "flush",
+    Release "release",
+    Fsync "fsync",
+    Opendir "opendir",
+    Readdir "readdir",
+    Readdirplus "readdirplus",
+    Releasedir "releasedir",
+    Fsyncdir "fsyncdir",
+    Statfs "statfs",
+    Setxattr "setxattr",
+    Getxattr "getxattr",
+    Listxattr "listxattr",
+    Removexattr "removexattr",
+    Access "access",
+    Fallocate "fallocate",
+    Lseek "lseek",
+    CopyFileRange "copy_file_range",
+    Ioctl "ioctl",
+    Bmap "bmap",
+    Poll "poll",
+    Destroy "destroy",
+}
+
+/// The counters.
+#[derive(Debug)]
+pub struct RequestCounts {
+    counters: [AtomicU64; RequestKind::ALL.len()],
+}
+
+impl Default for RequestCounts {
+    fn default() -> Self {
+        Self { counters: [const { AtomicU64::new(0) }; RequestKind::ALL.len()] }
+    }
+}
+
+impl RequestCounts {
+    /// Counts a request. A FORGET is counted once for each inode that it names, for how many go into one is the kernel's mood.
+    pub fn count(&self, kind: RequestKind) {
+        if let Some(counter) = self.counters.get(kind as usize) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Every kind by name, also those never asked for.
+    pub fn by_kind(&self) -> BTreeMap<String, u64> {
+        let count = |kind: RequestKind| self.counters.get(kind as usize).map_or(0, |counter| counter.load(Ordering::Relaxed));
+        RequestKind::ALL.iter().map(|&kind| (kind.name().to_owned(), count(kind))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_own_counter_and_name() {
+        let counts = RequestCounts::default();
+        for (times, kind) in RequestKind::ALL.into_iter().enumerate() {
+            for _ in 0..times {
+                counts.count(kind);
+            }
+        }
+        let by_kind = counts.by_kind();
+        assert_eq!(by_kind.len(), RequestKind::ALL.len());
+        for (times, kind) in RequestKind::ALL.into_iter().enumerate() {
+            assert_eq!(by_kind.get(kind.name()), Some(&(times as u64)), "{}", kind.name());
+        }
+    }
+}
