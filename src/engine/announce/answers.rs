@@ -75,7 +75,7 @@ impl Announcer {
         }
         let there = self.live.kind_at(Slot(dir.0), &Name::new(name));
         let ghost = match what {
-            What::Gone { dir, replaced } => (there == Err(Errno::ENOENT) || replaced).then_some(dir),
+            What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
             What::Written => (there == Ok(Kind::File)).then_some(false),
             What::Come(_) | What::Hello => None,
             What::Content | What::Attributes => return None,
@@ -89,8 +89,7 @@ impl Announcer {
             return None;
         }
         let is_so = match self.expected(dir, name) {
-            Some(What::Gone { replaced: true, .. }) => true,
-            Some(What::Gone { replaced: false, .. }) => self.live.kind_at(Slot(dir.0), &Name::new(name)) == Err(Errno::ENOENT),
+            Some(What::Gone { now, .. }) => self.live.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT),
             _ => false,
         };
         Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })

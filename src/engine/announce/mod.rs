@@ -59,8 +59,8 @@ pub(super) struct Step {
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// The name went. `replaced`: something else has come in its place.
-    Gone { dir: bool, replaced: bool },
+    /// The name went, from a directory or something else; `now`: what has come in its place.
+    Gone { dir: bool, now: Option<Kind> },
     /// The name came.
     Come(Kind),
     /// The name leads to another file.

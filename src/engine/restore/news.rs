@@ -30,7 +30,7 @@ fn steps_of(plan: &Plan, dir: Slot, planned: &NamePlan, steps: &mut Vec<Step>) {
     let (have, want) = match (planned.have, want) {
         (None, None) => return,
         (None, Some(want)) => return add(None, What::Come(want.kind)),
-        (Some(have), None) => return add(None, What::Gone { dir: have.kind == Kind::Dir, replaced: false }),
+        (Some(have), None) => return add(None, What::Gone { dir: have.kind == Kind::Dir, now: None }),
         (Some(have), Some(want)) => (have, want),
     };
     if have.slot == want.slot && plan.keeps(want) {
@@ -45,7 +45,7 @@ fn steps_of(plan: &Plan, dir: Slot, planned: &NamePlan, steps: &mut Vec<Step>) {
     } else if have.kind == Kind::File && want.kind == Kind::File {
         add(None, What::Written);
     } else {
-        add(None, What::Gone { dir: have.kind == Kind::Dir, replaced: true });
+        add(None, What::Gone { dir: have.kind == Kind::Dir, now: Some(want.kind) });
         add(None, What::Come(want.kind));
     }
 }
