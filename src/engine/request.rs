@@ -26,7 +26,7 @@ pub struct Caller {
     pub uid: u32,
     /// Filesystem group id.
     pub gid: u32,
-    /// Process id; 0 if the kernel does not tell.
+    /// Id of the calling thread; 0 if the kernel does not tell.
     pub pid: u32,
 }
 
@@ -189,6 +189,8 @@ pub enum Seek {
 pub trait Caches: Send + Sync {
     /// Forgets what `name` in `parent` leads to, and that it does not exist.
     fn forget_entry(&self, parent: NodeId, name: &[u8]);
+    /// As [`Caches::forget_entry`], for a name that led to `child`, which has lost its last name: whoever watches it is told.
+    fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]);
     /// Forgets the attributes of `node`.
     fn forget_attributes(&self, node: NodeId);
     /// Writes back and forgets the cached data (and listing) of `node`, and its attributes.
@@ -211,7 +213,7 @@ pub trait Service: Send + Sync {
 
     /// A change below `parent` may wait until other requests have been answered: it must not keep the thread that reads them.
     fn waits(&self, parent: NodeId) -> bool;
-    fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
+    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
     fn forget(&self, node: NodeId, lookups: u64);
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr>;
     fn setattr(&self, caller: Caller, node: NodeId, fh: Option<Fh>, set: SetAttr) -> SysResult<Attr>;
@@ -219,8 +221,8 @@ pub trait Service: Send + Sync {
     fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry>;
     fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry>;
     fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry>;
-    fn unlink(&self, parent: NodeId, name: &[u8]) -> SysResult<()>;
-    fn rmdir(&self, parent: NodeId, name: &[u8]) -> SysResult<()>;
+    fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
+    fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
     fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()>;
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened>;
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)>;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
+use super::announce::{self, is_ghost};
 use super::control::{CONTROL, SNAPDIR};
 use super::counts::RequestCounts;
 use super::files::Open;
@@ -56,6 +57,8 @@ impl Engine {
     fn node(&self, node: NodeId) -> SysResult<Node> {
         if node.0 & PAST != 0 {
             self.past.get(node).map(Node::Past)
+        } else if is_ghost(node) {
+            Err(Errno::ESTALE)
         } else if node.0 & CONTROL != 0 {
             Ok(Node::Control(node))
         } else {
@@ -113,6 +116,21 @@ impl Engine {
         }
         Opened { fh: Fh(id.0), keep_cache: passthrough.is_none(), direct_io: false, no_flush: true, passthrough }
     }
+
+    fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+        if Engine::is_reserved(parent, name) {
+            return self.lookup_reserved(name);
+        }
+        match self.node(parent)? {
+            Node::Control(_) => self.lookup_snapshot(name),
+            Node::Past(dir) => self.past_lookup(&dir, &name_of(name)?),
+            Node::Live(slot) => match self.live.lookup(slot, &name_of(name)?) {
+                Ok((slot, generation, stat)) => Ok(Looked::Found(self.live_entry(slot, generation, stat))),
+                Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
+                Err(errno) => Err(errno),
+            },
+        }
+    }
 }
 
 impl Service for Engine {
@@ -139,19 +157,8 @@ impl Service for Engine {
         parent == SNAPDIR
     }
 
-    fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
-        if Engine::is_reserved(parent, name) {
-            return self.lookup_reserved(name);
-        }
-        match self.node(parent)? {
-            Node::Control(_) => self.lookup_snapshot(name),
-            Node::Past(dir) => self.past_lookup(&dir, &name_of(name)?),
-            Node::Live(slot) => match self.live.lookup(slot, &name_of(name)?) {
-                Ok((slot, generation, stat)) => Ok(Looked::Found(self.live_entry(slot, generation, stat))),
-                Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
-                Err(errno) => Err(errno),
-            },
-        }
+    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+        self.announcer.lookup(caller, parent, name).unwrap_or_else(|| self.look_up(parent, name))
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
@@ -165,6 +172,9 @@ impl Service for Engine {
     }
 
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr> {
+        if is_ghost(node) {
+            return Ok(announce::attr(node));
+        }
         match self.node(node)? {
             Node::Past(past) => Ok(Attr { stat: self.past_stat(&past)?, ttl: FOR_EVER }),
             Node::Control(id) => Ok(Attr { stat: self.control_stat(id)?, ttl: Duration::ZERO }),
@@ -181,6 +191,9 @@ impl Service for Engine {
     }
 
     fn setattr(&self, caller: Caller, node: NodeId, fh: Option<Fh>, set: SetAttr) -> SysResult<Attr> {
+        if self.announcer.sets_nothing(caller, node) {
+            return self.getattr(node, None);
+        }
         let slot = self.writable(node)?;
         let handle = match fh {
             Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handle(HandleId(fh.0)).ok(),
@@ -212,6 +225,9 @@ impl Service for Engine {
     }
 
     fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry> {
+        if let Some(answer) = self.announcer.make(caller, parent, name) {
+            return answer;
+        }
         if parent == SNAPDIR {
             return if new.kind == Kind::Dir { self.mkdir_snapshot(name) } else { Err(Errno::EROFS) };
         }
@@ -230,6 +246,9 @@ impl Service for Engine {
     }
 
     fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry> {
+        if let Some(answer) = self.announcer.make(caller, parent, name) {
+            return answer;
+        }
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None };
         Ok(self.made(&self.live.make(slot, &name, &make)?))
@@ -244,7 +263,10 @@ impl Service for Engine {
         Ok(self.made(&self.live.link(slot, parent, &name)?))
     }
 
-    fn unlink(&self, parent: NodeId, name: &[u8]) -> SysResult<()> {
+    fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
+        if let Some(answer) = self.announcer.remove(caller, parent, name) {
+            return answer;
+        }
         if parent == SNAPDIR {
             return self.unlink_snapshot(name);
         }
@@ -252,7 +274,10 @@ impl Service for Engine {
         self.live.unlink(slot, &name).map(drop)
     }
 
-    fn rmdir(&self, parent: NodeId, name: &[u8]) -> SysResult<()> {
+    fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
+        if let Some(answer) = self.announcer.remove(caller, parent, name) {
+            return answer;
+        }
         if parent == SNAPDIR {
             return self.rmdir_snapshot(name);
         }
@@ -272,6 +297,9 @@ impl Service for Engine {
     }
 
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened> {
+        if let Some(answer) = self.announcer.open(caller, node) {
+            return answer;
+        }
         let flags = open_flags(flags, caller);
         match self.node(node)? {
             Node::Control(_) => Err(Errno::EINVAL),
@@ -289,6 +317,9 @@ impl Service for Engine {
     }
 
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)> {
+        if let Some(answer) = self.announcer.make(caller, parent, name) {
+            return answer.map(|ghost| (ghost, announce::opened()));
+        }
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make { kind: Kind::File, mode: mode & 0o7777, umask, rdev: 0, target: b"", uid: caller.uid, gid: caller.gid, open: None };
         let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller))?;
@@ -335,7 +366,7 @@ impl Service for Engine {
     }
 
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
-        match self.lookup(parent, &listed.name) {
+        match self.look_up(parent, &listed.name) {
             Ok(Looked::Found(entry)) => Some(entry),
             Ok(Looked::Absent(_)) | Err(_) => None,
         }

@@ -179,8 +179,8 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let name = name.as_bytes().to_vec();
-        self.serve(Kind::Lookup, request, move |server| match server.service.lookup(node(parent), &name) {
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve(Kind::Lookup, request, move |server| match server.service.lookup(caller, node(parent), &name) {
             Ok(Looked::Found(entry)) => answer_entry(Ok(entry), reply),
             Ok(Looked::Absent(ttl)) => reply.entry(&ttl, &convert::absent_attr(), fuser::Generation(0)),
             Err(error) => reply.error(errno(error)),
@@ -249,13 +249,13 @@ impl Filesystem for Adapter {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.as_bytes().to_vec();
-        self.serve_change(Kind::Unlink, request, parent, move |server| answer_empty(server.service.unlink(node(parent), &name), reply));
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve_change(Kind::Unlink, request, parent, move |server| answer_empty(server.service.unlink(caller, node(parent), &name), reply));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.as_bytes().to_vec();
-        self.serve_change(Kind::Rmdir, request, parent, move |server| answer_empty(server.service.rmdir(node(parent), &name), reply));
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve_change(Kind::Rmdir, request, parent, move |server| answer_empty(server.service.rmdir(caller, node(parent), &name), reply));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {

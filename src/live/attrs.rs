@@ -180,12 +180,12 @@ impl Live {
         sys::readlink_at(&found.dir, found.name.as_bytes())
     }
 
-    /// Makes the extended attributes of an inode exactly `wanted`. The caller holds the locks.
-    pub fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<()> {
+    /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The caller holds the locks.
+    pub fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
         let fd = self.fd(at)?;
         let now = sys::all_xattrs(&fd)?;
         if now == *wanted {
-            return Ok(());
+            return Ok(false);
         }
         self.dirs.set_plain(at.slot, false);
         self.keep_inode(at, &fd, false)?;
@@ -201,6 +201,6 @@ impl Live {
         for (name, value) in wanted.iter().filter(|pair| !now.contains(pair)) {
             sys::setxattr(&fd, name, value, XattrMode::Any)?;
         }
-        Ok(())
+        Ok(true)
     }
 }

@@ -236,6 +236,16 @@ impl Live {
         Ok((names, last))
     }
 
+    /// What kind of inode is at a name now.
+    ///
+    /// # Errors
+    /// ENOENT.
+    pub fn kind_at(&self, parent: Slot, name: &Name) -> SysResult<Kind> {
+        let _tree = self.tree.read();
+        let dir = self.dir(parent)?;
+        sys::stat_at(&dir, name.as_bytes()).map(|stat| stat.kind)
+    }
+
     /// Finds a name in a directory, tells the kernel's table of it, and counts one look-up.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ mod mount;
 mod open;
 mod probe;
 mod process;
+mod watch;
 mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
@@ -25,4 +26,5 @@ pub use process::{
     cpu_of_thread, drop_cap_fsetid_for, has_sys_admin, move_to_cpu, own_cpu, own_memory, peer_cred, process_starttime, release_memory,
     set_thread_idle,
 };
+pub use watch::{leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};
