@@ -32,7 +32,8 @@ the way from one to the other decides small requests.
 - **floor**: libfuse's example `passthrough_ll`, from Debian's libfuse3-dev, with all caches on; it keeps no history and opens no file by passthrough. With one
   thread or with many, whichever was faster in this row (named). It looks for each inode in a list, which grows with the tree.
 
-Requests are counted by the kernel's tracepoint `fuse_request_send`, forgets included, and divided by the files (or operations) of the run.
+Requests are counted by the kernel's tracepoint `fuse_request_send` and divided by the files (or operations) of the run. Forgets, for which nobody waits, are
+not counted; otherwise `ckptfs stats` says the same.
 ";
 
 /// What is written as JSON.
