@@ -31,6 +31,8 @@ const LOOK_EVERY: u64 = 64;
 const LOOKS_TO_FOLLOW: u32 = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
+/// One queue, from which whoever is free takes the next job.
+type Queue = Arc<Mutex<Receiver<Job>>>;
 
 /// Decides, counts, and serves.
 pub struct Dispatcher {
@@ -71,7 +73,7 @@ impl Dispatcher {
     pub fn here(&self, kind: Kind, caller: u32, handler: impl FnOnce()) {
         self.counts.count(kind);
         self.timed(kind, handler);
-        if self.readers == 1 && !moves_data(kind) && self.served.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == 0 {
+        if self.readers == 1 && !moves_data(kind) && self.served.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
             self.look_for(caller);
         }
     }
@@ -124,7 +126,7 @@ fn moves_data(kind: Kind) -> bool {
 /// Threads that serve what is handed to them. They end when this is dropped, after what was handed to them before.
 #[derive(Default)]
 struct Helpers {
-    queue: OnceLock<(Sender<Job>, Arc<Mutex<Receiver<Job>>>)>,
+    queue: OnceLock<(Sender<Job>, Queue)>,
     /// Jobs given and not done: each has a helper of its own, as far as there may be so many.
     under_way: Arc<AtomicUsize>,
     made: AtomicUsize,
@@ -150,7 +152,7 @@ impl Helpers {
         }
     }
 
-    fn make(&self, receiver: Arc<Mutex<Receiver<Job>>>) {
+    fn make(&self, receiver: Queue) {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         let under_way = Arc::clone(&self.under_way);
         let work = move || {
