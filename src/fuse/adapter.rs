@@ -179,6 +179,7 @@ impl Filesystem for Adapter {
 
     fn destroy(&mut self) {
         if self.started {
+            self.dispatcher.wait_idle();
             self.dispatcher.here(Kind::Destroy, 0, || self.server.service.ended());
         }
     }
