@@ -18,10 +18,10 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-store check-macos install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store check-macos install uninstall image
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 deps: ## Install what the tests and the demo need (apt), load fuse
 	@tests/deps.sh
@@ -35,8 +35,8 @@ check: ## Format, lints, docs, feature sets, unit tests: what to run before each
 test: ## Every test, on real filesystems; ends with counts
 	@tests/run.sh
 
-test-posix: ## The POSIX tests in their long form
-	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,posix mounted)
+test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
+	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-2700} tests/run.sh deps tools build $(call present,posix mounted)
 
 test-crash: ## The kill and power-cut tests in their long form
 	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,crash cut)
@@ -51,8 +51,14 @@ demo: deps build ## The main job on real input: make demo [DIR=~/project]
 demo-clean: ## Unmount and remove what `make demo` left
 	@benches/demo.sh clean
 
-bench: deps ## The latency benchmark, as root: make bench [ARGS="--quick --fs xfs --only checkpoint --write-docs"]
+bench: bench-latency bench-native ## Both benchmarks on real mounts, as root: make bench [ARGS="--quick --fs xfs --write-docs"]
+
+bench-latency: deps ## How long the verbs take: make bench-latency [ARGS="--only checkpoint --write-docs"]
 	cargo bench --bench latency -- $(ARGS)
+
+bench-native: ## Real work beside a plain directory and the floor: make bench-native [ARGS="--only small,git --write-docs"]
+	@tests/deps.sh bench
+	cargo bench --bench native -- $(ARGS)
 
 bench-store: ## The store alone: what an append, a look-up, a batch cost
 	cargo bench --bench store

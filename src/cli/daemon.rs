@@ -28,9 +28,6 @@ use crate::fuse::{MountConfig, Session};
 use crate::sys::host;
 use crate::sys::{self, Errno};
 
-/// Threads that serve requests of the kernel, at least and at most.
-const THREADS: std::ops::RangeInclusive<usize> = 2..=16;
-
 /// Name of the log in the store.
 const LOG_NAME: &str = "daemon.log";
 
@@ -164,7 +161,7 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         passthrough: engine.wants_passthrough(),
         allow_other: args.allow_other,
         read_only: false,
-        threads: std::thread::available_parallelism().map_or(1, usize::from).clamp(*THREADS.start(), *THREADS.end()),
+        readers: args.serving.readers.into(),
     }
 }
 

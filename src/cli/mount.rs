@@ -51,6 +51,9 @@ pub struct Serving {
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub snapdir: Snapdir,
+    /// How many threads read the kernel's requests; one is the quickest for one caller at a time, more can be for many on many CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub readers: u8,
 }
 
 /// `--io`.
@@ -92,7 +95,7 @@ impl Serving {
             let value = value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
             format!("--{name}={value}").into()
         }
-        vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir)]
+        vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), format!("--readers={}", self.readers).into()]
     }
 }
 

@@ -127,7 +127,9 @@ impl Engine {
                 Ok(()) => {}
             }
         }
-        Ok(CheckpointInfo::new(&checkpoint))
+        let deleted = CheckpointInfo::new(&checkpoint);
+        self.forget_view(&deleted);
+        Ok(deleted)
     }
 }
 

@@ -73,7 +73,9 @@ pub struct Engine {
     store_dir: OwnedFd,
     caches: OnceLock<Arc<dyn Caches>>,
     past: past::Past,
-    listings: listing::Listings,
+    kept_listings: listing::Kept,
+    /// The kernel may have cached a listing of `.snapshots`.
+    snapdir_read: AtomicBool,
     links: control::Links,
     announcer: Arc<announce::Announcer>,
     /// Held while a checkpoint or a restore is made: one at a time.
@@ -127,7 +129,8 @@ impl Engine {
             store_dir,
             caches: OnceLock::new(),
             past: past::Past::default(),
-            listings: listing::Listings::default(),
+            kept_listings: listing::Kept::default(),
+            snapdir_read: AtomicBool::new(false),
             links: control::Links::default(),
             announcer,
             checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
@@ -218,7 +221,7 @@ impl Engine {
 
     /// Puts the journal on disk once a second, if something was written.
     fn start_syncer(&self) -> std::io::Result<()> {
-        let (stop, timeline) = (Arc::clone(&self.stop), Arc::clone(self.timeline()));
+        let (stop, timeline, live) = (Arc::clone(&self.stop), Arc::clone(self.timeline()), Arc::clone(&self.live));
         let store = Arc::clone(timeline.store());
         std::thread::Builder::new()
             .name("syncer".into())
@@ -236,6 +239,9 @@ impl Engine {
                         epoch = store.layers.dir(open).is_ok().then_some(open);
                     }
                     std::thread::sleep(std::time::Duration::from_secs(1));
+                    if live.take_shrunk() {
+                        sys::release_memory();
+                    }
                     let position = store.journal.position();
                     if position == synced {
                         continue;

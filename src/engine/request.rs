@@ -104,13 +104,13 @@ pub struct Opened {
     pub passthrough: Option<Arc<File>>,
 }
 
-/// A directory that was opened.
-#[derive(Clone, Copy, Debug)]
-pub struct OpenedDir {
-    /// The handle.
-    pub fh: Fh,
-    /// The kernel may cache the listing (`FOPEN_CACHE_DIR`), and keep what it has (`FOPEN_KEEP_CACHE`).
-    pub cache: bool,
+/// A part of a listing.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    /// The names, in order.
+    pub names: Vec<Listed>,
+    /// None comes after them.
+    pub last: bool,
 }
 
 /// One name of a listing.
@@ -211,6 +211,8 @@ pub trait Service: Send + Sync {
     /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is `None`) is served by the daemon.
     fn no_passthrough(&self, fh: Fh);
 
+    /// A change below `parent` may wait until other requests have been answered: it must not keep the thread that reads them.
+    fn waits(&self, parent: NodeId) -> bool;
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
     fn forget(&self, node: NodeId, lookups: u64);
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr>;
@@ -230,14 +232,13 @@ pub trait Service: Send + Sync {
     fn flush(&self, node: NodeId, fh: Fh) -> SysResult<()>;
     fn release(&self, node: NodeId, fh: Fh);
     fn fsync(&self, node: NodeId, fh: Fh, data_only: bool) -> SysResult<()>;
-    fn opendir(&self, node: NodeId) -> SysResult<OpenedDir>;
-    /// The names from `offset` on, as many as the engine likes (at least one unless at the end).
-    fn readdir(&self, node: NodeId, fh: Fh, offset: u64) -> SysResult<Vec<Listed>>;
+    /// The names from `offset` on, as many as the engine likes (at least one unless at the end). An offset stays right while names come and go, and
+    /// whoever asks: directories have no handles, for the kernel caches listings and need not tell of each opendir(3).
+    fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names>;
     /// The entry of one listed name, for readdirplus; counts as a look-up when the adapter hands it to the kernel (it calls [`Service::forget`]
     /// for an entry that did not fit). `None`: it cannot be told (gone, or another filesystem); list it without attributes.
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry>;
-    fn releasedir(&self, fh: Fh);
-    fn fsyncdir(&self, node: NodeId, fh: Fh, data_only: bool) -> SysResult<()>;
+    fn fsyncdir(&self, node: NodeId, data_only: bool) -> SysResult<()>;
     fn statfs(&self, node: NodeId) -> SysResult<Space>;
     fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()>;
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>>;

@@ -62,6 +62,7 @@ impl Engine {
         let applied = self.carry_out(&plan, guard.id, &paths);
         drop(tree);
         drop(gate);
+        self.snapdir_changed();
         match applied {
             Ok(stale) => {
                 self.forget(&stale);
@@ -164,14 +165,15 @@ impl Engine {
     /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
     fn forget(&self, stale: &Stale) {
         let Some(caches) = self.caches.get() else { return };
-        for slot in &stale.nodes {
-            caches.forget_data(NodeId(slot.0));
-        }
+        // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
         for (parent, name, child) in &stale.dead {
             caches.delete_entry(NodeId(parent.0), NodeId(child.0), name.as_bytes());
         }
         for (parent, name) in &stale.names {
             caches.forget_entry(NodeId(parent.0), name.as_bytes());
+        }
+        for slot in &stale.nodes {
+            caches.forget_data(NodeId(slot.0));
         }
     }
 }

@@ -5,15 +5,13 @@ use std::time::Duration;
 
 use super::Engine;
 use super::announce::{self, is_ghost};
-use super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME};
+use super::control::{CONTROL, SNAPDIR};
 use super::counts::RequestCounts;
 use super::files::Open;
-use super::listing::numbered;
-use super::past::{PAST, PAST_HANDLE, Past, PastNode};
+use super::past::{PAST, PAST_HANDLE, PastNode};
 use super::request::{
-    Attr, Caller, Entry, Fh, Listed, Looked, NewNode, NewTime, NodeId, Opened, OpenedDir, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
+    Attr, Caller, Entry, Fh, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
 };
-use crate::history::present::{Present, Trail};
 use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags};
 use crate::store::ids::{Name, Slot};
 use crate::sys::open_flags as libc_flags;
@@ -43,6 +41,7 @@ fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
         truncate: flags & libc_flags::TRUNC != 0,
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
+        noatime: flags & libc_flags::NOATIME != 0,
         privileged: caller.uid == 0,
     }
 }
@@ -132,36 +131,6 @@ impl Engine {
             },
         }
     }
-
-    fn list_live(&self, node: NodeId, slot: Slot) -> SysResult<Vec<Listed>> {
-        let trail = Arc::new(Trail { slot, name: Name::new(b""), up: None });
-        let up = self.live.parent(slot).map_or(node, |parent| NodeId(parent.0));
-        let mut names = vec![(b".".to_vec(), node, Kind::Dir), (b"..".to_vec(), up, Kind::Dir)];
-        for (name, child) in self.live.list(&trail)? {
-            if slot != Slot::ROOT || name.as_bytes() != SNAPDIR_NAME {
-                names.push((name.as_bytes().to_vec(), NodeId(child.slot.0), child.kind));
-            }
-        }
-        if slot == Slot::ROOT && self.config.snapdir_visible {
-            names.push((SNAPDIR_NAME.to_vec(), SNAPDIR, Kind::Dir));
-        }
-        Ok(numbered(names))
-    }
-
-    fn list_past(&self, dir: &PastNode) -> SysResult<Vec<Listed>> {
-        self.check_kept(dir)?;
-        let mut names = vec![(b".".to_vec(), dir.id, Kind::Dir), (b"..".to_vec(), dir.id, Kind::Dir)];
-        for (name, child) in self.view(dir.state()).list(&dir.trail)? {
-            names.push((name.as_bytes().to_vec(), Past::number(dir.checkpoint, dir.named, child), child.kind));
-        }
-        Ok(numbered(names))
-    }
-
-    fn list_control(&self) -> Vec<Listed> {
-        let mut names = vec![(b".".to_vec(), SNAPDIR, Kind::Dir), (b"..".to_vec(), NodeId(Slot::ROOT.0), Kind::Dir)];
-        names.extend(self.list_snapshots());
-        numbered(names)
-    }
 }
 
 impl Service for Engine {
@@ -181,6 +150,11 @@ impl Service for Engine {
         tracing::warn!("the kernel refused to do the I/O of a file; files opened from now on are served by the daemon");
         self.live.demote(HandleId(fh.0));
         self.live.set_passthrough(false);
+    }
+
+    fn waits(&self, parent: NodeId) -> bool {
+        // A checkpoint waits until the kernel has written dirty pages back, which it does with requests.
+        parent == SNAPDIR
     }
 
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
@@ -382,21 +356,13 @@ impl Service for Engine {
         if fh.0 & PAST_HANDLE != 0 { Ok(()) } else { self.live.fsync(HandleId(fh.0), data_only) }
     }
 
-    fn opendir(&self, node: NodeId) -> SysResult<OpenedDir> {
+    fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names> {
         match self.node(node)? {
-            Node::Control(id) if id != SNAPDIR => Err(Errno::ENOTDIR),
-            Node::Control(_) => Ok(OpenedDir { fh: self.listings.open(), cache: false }),
-            Node::Past(_) | Node::Live(_) => Ok(OpenedDir { fh: self.listings.open(), cache: true }),
+            Node::Live(slot) => self.list_live(node, slot, offset),
+            Node::Past(dir) => self.list_past(&dir, offset),
+            Node::Control(SNAPDIR) => Ok(self.list_control(offset)),
+            Node::Control(_) => Err(Errno::ENOTDIR),
         }
-    }
-
-    fn readdir(&self, node: NodeId, fh: Fh, offset: u64) -> SysResult<Vec<Listed>> {
-        let target = self.node(node)?;
-        self.listings.read(fh, offset, || match &target {
-            Node::Live(slot) => self.list_live(node, *slot),
-            Node::Past(dir) => self.list_past(dir),
-            Node::Control(_) => Ok(self.list_control()),
-        })
     }
 
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
@@ -406,11 +372,7 @@ impl Service for Engine {
         }
     }
 
-    fn releasedir(&self, fh: Fh) {
-        self.listings.close(fh);
-    }
-
-    fn fsyncdir(&self, node: NodeId, _fh: Fh, _data_only: bool) -> SysResult<()> {
+    fn fsyncdir(&self, node: NodeId, _data_only: bool) -> SysResult<()> {
         match self.node(node)? {
             Node::Live(slot) => self.live.fsync_dir(slot),
             Node::Past(_) | Node::Control(_) => Ok(()),

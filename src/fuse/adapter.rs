@@ -1,13 +1,13 @@
 //! The adapter between `fuser` and the engine: each handler decodes, calls, replies.
 //!
-//! A panic in a handler would end its thread without a word; it is caught, and the dropped reply answers EIO (`Drop for ReplyRaw` in `fuser`).
+//! Who serves a request is for the [`Dispatcher`] to say. A panic in a handler would end its thread without a word; it is caught there, and the
+//! dropped reply answers EIO (`Drop for ReplyRaw` in `fuser`).
 //! Locks: none here; [`Backings`] has its own.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -20,8 +20,9 @@ use fuser::{
 
 use super::backing::Backings;
 use super::convert::{self, caller, errno, handle, node};
+use super::dispatch::Dispatcher;
 use super::listing;
-use crate::engine::counts::{RequestCounts, RequestKind as Kind};
+use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::{Attr, Entry, Looked, NodeId, Opened, Service};
 use crate::sys::{Errno, SysResult};
 
@@ -39,7 +40,7 @@ const COPY_BYTES_MAX: u64 = 0xffff_f000;
 /// - WRITEBACK_CACHE: its dirty pages die with the daemon, and it excludes passthrough;
 /// - POSIX_LOCKS, FLOCK_LOCKS: without them the kernel keeps locks itself;
 /// - EXPORT_SUPPORT: needs look-ups of `.` in nodes long forgotten;
-/// - NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT: every open is wanted;
+/// - NO_OPEN_SUPPORT: every open of a file is wanted;
 /// - SETXATTR_EXT, SECURITY_CTX, CREATE_SUPP_GROUP, ALLOW_IDMAP, OVER_IO_URING: `fuser` 0.18.0 accepts them and does not serve them.
 ///
 /// DONT_MASK with POSIX_ACL: the mode comes as asked for, with the umask beside it, because a default ACL takes the umask's place.
@@ -53,6 +54,7 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
     .union(InitFlags::FUSE_ASYNC_DIO)
     .union(InitFlags::FUSE_PARALLEL_DIROPS)
+    .union(InitFlags::FUSE_NO_OPENDIR_SUPPORT)
     .union(InitFlags::FUSE_POSIX_ACL)
     .union(InitFlags::FUSE_MAX_PAGES)
     .union(InitFlags::FUSE_CACHE_SYMLINKS)
@@ -60,13 +62,20 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_HANDLE_KILLPRIV_V2)
     .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
 
+/// What serves a request, on whichever thread.
+struct Server {
+    service: Arc<dyn Service>,
+    backings: Backings<BackingId>,
+}
+
 /// Serves a [`Service`] to the kernel.
 pub struct Adapter {
-    service: Arc<dyn Service>,
-    counts: Arc<RequestCounts>,
+    server: Arc<Server>,
+    dispatcher: Arc<Dispatcher>,
     passthrough: bool,
+    /// The kernel opens directories without asking once it was told to.
+    dirs_unasked: bool,
     started: bool,
-    backings: Backings<BackingId>,
 }
 
 fn answer_empty(result: SysResult<()>, reply: ReplyEmpty) {
@@ -107,20 +116,7 @@ fn answer_xattr(result: SysResult<Vec<u8>>, size: u32, reply: ReplyXattr) {
     }
 }
 
-impl Adapter {
-    pub fn new(service: Arc<dyn Service>, passthrough: bool) -> Self {
-        let counts = Arc::clone(service.counts());
-        Self { service, counts, passthrough, started: false, backings: Backings::new() }
-    }
-
-    /// Counts a request and runs its handler. If that panics the reply that it owned has answered EIO by the time this returns.
-    fn guarded(&self, kind: Kind, handler: impl FnOnce()) {
-        self.counts.count(kind);
-        if catch_unwind(AssertUnwindSafe(handler)).is_err() {
-            tracing::error!(request = kind.name(), "a request panicked and was answered with EIO");
-        }
-    }
-
+impl Server {
     /// The backing id for an open that the engine wants passed through; `None` if it does not, or if the kernel refuses the file.
     fn backing_id(&self, node: NodeId, opened: &Opened, register: impl FnOnce(&File) -> io::Result<BackingId>) -> Option<Arc<BackingId>> {
         let file = opened.passthrough.as_ref()?;
@@ -132,6 +128,29 @@ impl Adapter {
                 None
             }
         }
+    }
+}
+
+impl Adapter {
+    /// `readers`: threads that will read requests.
+    pub fn new(service: Arc<dyn Service>, passthrough: bool, readers: usize) -> Self {
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts()), readers));
+        Self { server: Arc::new(Server { service, backings: Backings::new() }), dispatcher, passthrough, dirs_unasked: false, started: false }
+    }
+
+    /// Serves a request, here or on another thread.
+    fn serve(&self, kind: Kind, request: &Request, handler: impl FnOnce(&Server) + Send + 'static) {
+        if self.dispatcher.hands_on(kind) { self.apart(kind, handler) } else { self.dispatcher.here(kind, request.pid(), || handler(&self.server)) }
+    }
+
+    fn apart(&self, kind: Kind, handler: impl FnOnce(&Server) + Send + 'static) {
+        let server = Arc::clone(&self.server);
+        self.dispatcher.apart(kind, move || handler(&server));
+    }
+
+    /// As [`Adapter::serve`], for a change below `parent`, which may have to wait for other requests.
+    fn serve_change(&self, kind: Kind, request: &Request, parent: INodeNo, handler: impl FnOnce(&Server) + Send + 'static) {
+        if self.server.service.waits(node(parent)) { self.apart(kind, handler) } else { self.serve(kind, request, handler) }
     }
 }
 
@@ -147,19 +166,21 @@ impl Filesystem for Adapter {
         let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
         let _ = config.set_time_granularity(Duration::from_nanos(1));
         tracing::debug!(offered = ?offered, passthrough, "the kernel's greeting");
+        self.dirs_unasked = offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.started = true;
-        self.service.started(passthrough);
+        self.server.service.started(passthrough);
         Ok(())
     }
 
     fn destroy(&mut self) {
         if self.started {
-            self.guarded(Kind::Destroy, || self.service.ended());
+            self.dispatcher.here(Kind::Destroy, 0, || self.server.service.ended());
         }
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.guarded(Kind::Lookup, || match self.service.lookup(caller(request), node(parent), name.as_bytes()) {
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve(Kind::Lookup, request, move |server| match server.service.lookup(caller, node(parent), &name) {
             Ok(Looked::Found(entry)) => answer_entry(Ok(entry), reply),
             Ok(Looked::Absent(ttl)) => reply.entry(&ttl, &convert::absent_attr(), fuser::Generation(0)),
             Err(error) => reply.error(errno(error)),
@@ -167,14 +188,14 @@ impl Filesystem for Adapter {
     }
 
     /// BATCH_FORGET comes here too, through the trait's own `batch_forget`.
-    fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
+    fn forget(&self, request: &Request, ino: INodeNo, nlookup: u64) {
         if let Some(node) = convert::forgotten(ino) {
-            self.guarded(Kind::Forget, || self.service.forget(node, nlookup));
+            self.serve(Kind::Forget, request, move |server| server.service.forget(node, nlookup));
         }
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        self.guarded(Kind::Getattr, || answer_attr(self.service.getattr(node(ino), fh.map(handle)), reply));
+    fn getattr(&self, request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        self.serve(Kind::Getattr, request, move |server| answer_attr(server.service.getattr(node(ino), fh.map(handle)), reply));
     }
 
     fn setattr(
@@ -195,65 +216,78 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        self.guarded(Kind::Setattr, || {
+        let caller = caller(request);
+        self.serve(Kind::Setattr, request, move |server| {
             let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
-            answer_attr(self.service.setattr(caller(request), node(ino), fh.map(handle), set), reply);
+            answer_attr(server.service.setattr(caller, node(ino), fh.map(handle), set), reply);
         });
     }
 
-    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        self.guarded(Kind::Readlink, || match self.service.readlink(node(ino)) {
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        self.serve(Kind::Readlink, request, move |server| match server.service.readlink(node(ino)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(error)),
         });
     }
 
     fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
-        self.guarded(Kind::Mknod, || {
+        let name = name.as_bytes().to_vec();
+        let caller = caller(request);
+        self.serve_change(Kind::Mknod, request, parent, move |server| {
             let new = convert::new_node(mode, umask, rdev).ok_or(Errno::EINVAL);
-            answer_entry(new.and_then(|new| self.service.make(caller(request), node(parent), name.as_bytes(), new)), reply);
+            answer_entry(new.and_then(|new| server.service.make(caller, node(parent), &name, new)), reply);
         });
     }
 
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        self.guarded(Kind::Mkdir, || {
+        let name = name.as_bytes().to_vec();
+        let caller = caller(request);
+        self.serve_change(Kind::Mkdir, request, parent, move |server| {
             let new = convert::new_dir(mode, umask);
-            answer_entry(self.service.make(caller(request), node(parent), name.as_bytes(), new), reply);
+            answer_entry(server.service.make(caller, node(parent), &name, new), reply);
         });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.guarded(Kind::Unlink, || answer_empty(self.service.unlink(caller(request), node(parent), name.as_bytes()), reply));
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve_change(Kind::Unlink, request, parent, move |server| answer_empty(server.service.unlink(caller, node(parent), &name), reply));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.guarded(Kind::Rmdir, || answer_empty(self.service.rmdir(caller(request), node(parent), name.as_bytes()), reply));
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve_change(Kind::Rmdir, request, parent, move |server| answer_empty(server.service.rmdir(caller, node(parent), &name), reply));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        self.guarded(Kind::Symlink, || {
-            let target = target.as_os_str().as_bytes();
-            answer_entry(self.service.symlink(caller(request), node(parent), name.as_bytes(), target), reply);
+        let name = name.as_bytes().to_vec();
+        let target = target.as_os_str().as_bytes().to_vec();
+        let caller = caller(request);
+        self.serve_change(Kind::Symlink, request, parent, move |server| {
+            answer_entry(server.service.symlink(caller, node(parent), &name, &target), reply);
         });
     }
 
-    fn rename(&self, _: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
-        self.guarded(Kind::Rename, || {
+    fn rename(&self, request: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
+        let name = name.as_bytes().to_vec();
+        let new_name = new_name.as_bytes().to_vec();
+        self.serve_change(Kind::Rename, request, parent, move |server| {
             let how = convert::rename_how(flags).ok_or(Errno::EINVAL);
-            let rename = |how| self.service.rename(node(parent), name.as_bytes(), node(new_parent), new_name.as_bytes(), how);
+            let rename = |how| server.service.rename(node(parent), &name, node(new_parent), &new_name, how);
             answer_empty(how.and_then(rename), reply);
         });
     }
 
-    fn link(&self, _: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
-        self.guarded(Kind::Link, || answer_entry(self.service.link(node(ino), node(new_parent), new_name.as_bytes()), reply));
+    fn link(&self, request: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+        let new_name = new_name.as_bytes().to_vec();
+        self.serve(Kind::Link, request, move |server| answer_entry(server.service.link(node(ino), node(new_parent), &new_name), reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.guarded(Kind::Open, || match self.service.open(caller(request), node(ino), flags.0) {
+        let caller = caller(request);
+        self.serve(Kind::Open, request, move |server| match server.service.open(caller, node(ino), flags.0) {
             Ok(opened) => {
                 let fh = FileHandle(opened.fh.0);
-                match self.backing_id(node(ino), &opened, |file| reply.open_backing(file)) {
+                match server.backing_id(node(ino), &opened, |file| reply.open_backing(file)) {
                     Some(id) => reply.opened_passthrough(fh, convert::passthrough_flags(&opened), &id),
                     None => reply.opened(fh, convert::open_flags(&opened)),
                 }
@@ -264,10 +298,12 @@ impl Filesystem for Adapter {
 
     fn create(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
         let mode = convert::create_mode(mode);
-        self.guarded(Kind::Create, || match self.service.create(caller(request), node(parent), name.as_bytes(), mode, umask, flags) {
+        let name = name.as_bytes().to_vec();
+        let caller = caller(request);
+        self.serve(Kind::Create, request, move |server| match server.service.create(caller, node(parent), &name, mode, umask, flags) {
             Ok((entry, opened)) => {
                 let (attr, generation, fh) = (convert::file_attr(&entry.stat), convert::generation(&entry), FileHandle(opened.fh.0));
-                match self.backing_id(entry.node, &opened, |file| reply.open_backing(file)) {
+                match server.backing_id(entry.node, &opened, |file| reply.open_backing(file)) {
                     Some(id) => reply.created_passthrough(&entry.ttl, &attr, generation, fh, convert::passthrough_flags(&opened), &id),
                     None => reply.created(&entry.ttl, &attr, generation, fh, convert::open_flags(&opened)),
                 }
@@ -278,7 +314,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -287,7 +323,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.guarded(Kind::Read, || match self.service.read(node(ino), handle(fh), offset, size) {
+        self.serve(Kind::Read, request, move |server| match server.service.read(node(ino), handle(fh), offset, size) {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(errno(error)),
         });
@@ -305,104 +341,131 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.guarded(Kind::Write, || {
-            let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-            answer_written(self.service.write(caller(request), node(ino), handle(fh), offset, data, from_cache), reply);
-        });
+        let caller = caller(request);
+        let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let write = move |server: &Server, data: &[u8]| {
+            answer_written(server.service.write(caller, node(ino), handle(fh), offset, data, from_cache), reply);
+        };
+        if self.dispatcher.hands_on(Kind::Write) {
+            let data = data.to_vec();
+            self.apart(Kind::Write, move |server| write(server, &data));
+        } else {
+            // The data is still where it was read, and is not copied.
+            self.dispatcher.here(Kind::Write, request.pid(), || write(&self.server, data));
+        }
     }
 
-    fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        self.guarded(Kind::Flush, || answer_empty(self.service.flush(node(ino), handle(fh)), reply));
+    fn flush(&self, request: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        self.serve(Kind::Flush, request, move |server| answer_empty(server.service.flush(node(ino), handle(fh)), reply));
     }
 
-    fn release(&self, _: &Request, ino: INodeNo, fh: FileHandle, _flags: OpenFlags, _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty) {
-        self.guarded(Kind::Release, || {
-            self.backings.detach(handle(fh));
-            self.service.release(node(ino), handle(fh));
+    fn release(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.serve(Kind::Release, request, move |server| {
+            server.backings.detach(handle(fh));
+            server.service.release(node(ino), handle(fh));
             reply.ok();
         });
     }
 
-    fn fsync(&self, _: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.guarded(Kind::Fsync, || answer_empty(self.service.fsync(node(ino), handle(fh), datasync), reply));
+    fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.serve(Kind::Fsync, request, move |server| answer_empty(server.service.fsync(node(ino), handle(fh), datasync), reply));
     }
 
-    fn opendir(&self, _: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.guarded(Kind::Opendir, || match self.service.opendir(node(ino)) {
-            Ok(opened) => reply.opened(FileHandle(opened.fh.0), convert::dir_flags(&opened)),
-            Err(error) => reply.error(errno(error)),
+    /// ENOSYS where the kernel understands it: directories are opened without asking from then on, as with [`convert::dir_flags`].
+    fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let unasked = self.dirs_unasked;
+        self.serve(Kind::Opendir, request, move |_| {
+            if unasked { reply.error(errno(Errno::ENOSYS)) } else { reply.opened(FileHandle(0), convert::dir_flags()) }
         });
     }
 
-    fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        self.guarded(Kind::Readdir, || {
-            match listing::fill(&*self.service, node(ino), handle(fh), offset, |listed| listing::add(&mut reply, listed)) {
+    fn readdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        self.serve(Kind::Readdir, request, move |server| {
+            match listing::fill(&*server.service, node(ino), offset, |listed| listing::add(&mut reply, listed)) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),
             }
         });
     }
 
-    fn readdirplus(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        self.guarded(Kind::Readdirplus, || {
-            let add = |listed: &_| listing::add_plus(&*self.service, node(ino), &mut reply, listed);
-            match listing::fill(&*self.service, node(ino), handle(fh), offset, add) {
+    fn readdirplus(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        self.serve(Kind::Readdirplus, request, move |server| {
+            let add = |listed: &_| listing::add_plus(&*server.service, node(ino), &mut reply, listed);
+            match listing::fill(&*server.service, node(ino), offset, add) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),
             }
         });
     }
 
-    fn releasedir(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.guarded(Kind::Releasedir, || {
-            self.service.releasedir(handle(fh));
-            reply.ok();
-        });
+    fn releasedir(&self, request: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.serve(Kind::Releasedir, request, move |_| reply.ok());
     }
 
-    fn fsyncdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.guarded(Kind::Fsyncdir, || answer_empty(self.service.fsyncdir(node(ino), handle(fh), datasync), reply));
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.serve(Kind::Fsyncdir, request, move |server| answer_empty(server.service.fsyncdir(node(ino), datasync), reply));
     }
 
-    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        self.guarded(Kind::Statfs, || match self.service.statfs(node(ino)) {
+    fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        self.serve(Kind::Statfs, request, move |server| match server.service.statfs(node(ino)) {
             Ok(s) => reply.statfs(s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, s.namelen, s.frsize),
             Err(error) => reply.error(errno(error)),
         });
     }
 
     fn setxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, position: u32, reply: ReplyEmpty) {
-        self.guarded(Kind::Setxattr, || {
+        let name = name.as_bytes().to_vec();
+        let value = value.to_vec();
+        let caller = caller(request);
+        self.serve(Kind::Setxattr, request, move |server| {
             let how = convert::xattr_how(flags, position).ok_or(Errno::EINVAL);
-            answer_empty(how.and_then(|how| self.service.setxattr(caller(request), node(ino), name.as_bytes(), value, how)), reply);
+            answer_empty(how.and_then(|how| server.service.setxattr(caller, node(ino), &name, &value, how)), reply);
         });
     }
 
-    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        self.guarded(Kind::Getxattr, || answer_xattr(self.service.getxattr(node(ino), name.as_bytes()), size, reply));
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let name = name.as_bytes().to_vec();
+        self.serve(Kind::Getxattr, request, move |server| answer_xattr(server.service.getxattr(node(ino), &name), size, reply));
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.guarded(Kind::Listxattr, || answer_xattr(self.service.listxattr(node(ino)).map(|names| convert::joined(&names)), size, reply));
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.serve(Kind::Listxattr, request, move |server| {
+            answer_xattr(server.service.listxattr(node(ino)).map(|names| convert::joined(&names)), size, reply)
+        });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.guarded(Kind::Removexattr, || answer_empty(self.service.removexattr(caller(request), node(ino), name.as_bytes()), reply));
+        let name = name.as_bytes().to_vec();
+        let caller = caller(request);
+        self.serve(Kind::Removexattr, request, move |server| answer_empty(server.service.removexattr(caller, node(ino), &name), reply));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
-        self.guarded(Kind::Access, || answer_empty(self.service.access(caller(request), node(ino), mask.bits()), reply));
+        let caller = caller(request);
+        self.serve(Kind::Access, request, move |server| answer_empty(server.service.access(caller, node(ino), mask.bits()), reply));
     }
 
     fn fallocate(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
-        self.guarded(Kind::Fallocate, || answer_empty(self.service.fallocate(caller(request), node(ino), handle(fh), offset, length, mode), reply));
+        let caller = caller(request);
+        self.serve(Kind::Fallocate, request, move |server| {
+            answer_empty(server.service.fallocate(caller, node(ino), handle(fh), offset, length, mode), reply)
+        });
     }
 
-    fn lseek(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        self.guarded(Kind::Lseek, || {
+    fn lseek(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        self.serve(Kind::Lseek, request, move |server| {
             let from = u64::try_from(offset).map_err(|_| Errno::ENXIO);
             let seek = convert::seek(whence).ok_or(Errno::EINVAL);
-            let found = seek.and_then(|seek| self.service.lseek(node(ino), handle(fh), from?, seek));
+            let found = seek.and_then(|seek| server.service.lseek(node(ino), handle(fh), from?, seek));
             match found.and_then(|found| i64::try_from(found).map_err(|_| Errno::EOVERFLOW)) {
                 Ok(found) => reply.offset(found),
                 Err(error) => reply.error(errno(error)),
@@ -423,25 +486,45 @@ impl Filesystem for Adapter {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        self.guarded(Kind::CopyFileRange, || {
+        let caller = caller(request);
+        self.serve(Kind::CopyFileRange, request, move |server| {
             let from = (node(ino_in), handle(fh_in), offset_in);
             let to = (node(ino_out), handle(fh_out), offset_out);
-            let copied = self.service.copy_file_range(caller(request), from, to, length.min(COPY_BYTES_MAX));
+            let copied = server.service.copy_file_range(caller, from, to, length.min(COPY_BYTES_MAX));
             answer_written(copied.and_then(|bytes| u32::try_from(bytes).map_err(|_| Errno::EIO)), reply);
         });
     }
 
-    fn ioctl(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _flags: IoctlFlags, _command: u32, _data: &[u8], _out_size: u32, reply: ReplyIoctl) {
-        self.guarded(Kind::Ioctl, || reply.error(errno(Errno::ENOTTY)));
+    fn ioctl(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _command: u32,
+        _data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        self.serve(Kind::Ioctl, request, move |_| reply.error(errno(Errno::ENOTTY)));
     }
 
     /// ENOSYS: the kernel does not ask again.
-    fn bmap(&self, _: &Request, _ino: INodeNo, _block_size: u32, _block: u64, reply: ReplyBmap) {
-        self.guarded(Kind::Bmap, || reply.error(errno(Errno::ENOSYS)));
+    fn bmap(&self, request: &Request, _ino: INodeNo, _block_size: u32, _block: u64, reply: ReplyBmap) {
+        self.serve(Kind::Bmap, request, move |_| reply.error(errno(Errno::ENOSYS)));
     }
 
     /// ENOSYS: the kernel does not ask again, and every file is ready at all times.
-    fn poll(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _notifier: PollNotifier, _events: PollEvents, _flags: PollFlags, reply: ReplyPoll) {
-        self.guarded(Kind::Poll, || reply.error(errno(Errno::ENOSYS)));
+    fn poll(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _notifier: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        self.serve(Kind::Poll, request, move |_| reply.error(errno(Errno::ENOSYS)));
     }
 }

@@ -6,6 +6,7 @@
 mod adapter;
 mod backing;
 mod convert;
+mod dispatch;
 mod listing;
 mod notify;
 mod session;

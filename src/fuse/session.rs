@@ -26,11 +26,16 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// Mounts read-only.
     pub read_only: bool,
-    /// Threads that serve requests; at least 1, and 1 but on Linux. Each has a buffer of 16 MiB of address space, of which requests touch 1 MiB.
-    pub threads: usize,
+    /// Threads that read requests; at least 1, and 1 but on Linux. A single one hands what takes long to helpers. Each has a buffer of 16 MiB of
+    /// address space, of which requests touch 1 MiB.
+    pub readers: usize,
 }
 
 impl MountConfig {
+    fn readers(&self) -> usize {
+        if cfg!(target_os = "linux") { self.readers.max(1) } else { 1 }
+    }
+
     /// `dev,suid`: device nodes and set-id bits work as in the directory itself. An ordinary user may not ask for the two: fusermount would complain.
     fn fuser_config(&self) -> Config {
         let mut options = vec![
@@ -48,7 +53,7 @@ impl MountConfig {
         let mut config = Config::default();
         config.mount_options = options;
         config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
-        config.n_threads = Some(if cfg!(target_os = "linux") { self.threads.max(1) } else { 1 });
+        config.n_threads = Some(self.readers());
         config.clone_fd = cfg!(target_os = "linux");
         config
     }
@@ -81,7 +86,7 @@ impl Session {
     /// # Errors
     /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
     pub fn mount(service: Arc<dyn Service>, config: &MountConfig) -> io::Result<Session> {
-        let adapter = Adapter::new(service, config.passthrough);
+        let adapter = Adapter::new(service, config.passthrough, config.readers());
         let mut session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
         let caches = Arc::new(KernelCaches::new(session.notifier()));
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));

@@ -152,7 +152,11 @@ impl Live {
     /// # Errors
     /// Those of getxattr(2).
     pub fn get_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<Vec<u8>> {
-        sys::getxattr(self.fd(at)?, name)
+        let at = at.into();
+        match self.hot_file(at.slot) {
+            Some(file) => sys::getxattr(&*file, name),
+            None => sys::getxattr(self.fd(at)?, name),
+        }
     }
 
     /// Names of the extended attributes.

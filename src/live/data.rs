@@ -17,7 +17,7 @@ use super::nodes::IoMode;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLock;
-use crate::sys::{self, Errno, Open, SysResult};
+use crate::sys::{self, Errno, Open, Stat, SysResult};
 
 /// Number of an open handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +36,8 @@ pub struct OpenFlags {
     pub sync: bool,
     /// As `sync`, for the data alone.
     pub dsync: bool,
+    /// Reads leave the access time alone.
+    pub noatime: bool,
     /// The caller may keep set-id bits where it changes content (root).
     pub privileged: bool,
 }
@@ -44,7 +46,7 @@ impl OpenFlags {
     /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
     /// that do not, the kernel opens the backing file anew, as the caller asked.
     fn backing(self) -> Open {
-        Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, ..Open::default() }
+        Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, noatime: self.noatime, ..Open::default() }
     }
 }
 
@@ -94,7 +96,7 @@ impl Live {
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
     fn io_mode(&self, slot: Slot, special: bool) -> IoMode {
         let nodes = self.nodes.lock();
-        match nodes.get(slot).filter(|node| node.handles > 0).and_then(|node| node.io) {
+        match nodes.get(slot).filter(|node| node.handles() > 0).and_then(|node| node.io()) {
             Some(mode) => mode,
             None if self.passthrough() && !special => IoMode::Passthrough,
             None => IoMode::Daemon,
@@ -104,34 +106,53 @@ impl Live {
     /// Opens a regular file.
     ///
     /// # Errors
-    /// Those of open(2); ENOSPC or EIO if the past could not be kept.
+    /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that can be executed through an open to read.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
         if !flags.write {
             if flags.truncate {
-                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write.
+                // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that runs. The kernel knows which do and tells
+                // nobody: it looks only after this request (handle_truncate in fs/namei.c), when the program would be empty already.
+                if self.stat(slot)?.mode & 0o111 != 0 {
+                    return Err(Errno::ETXTBSY);
+                }
                 self.set_attr(slot, None, &Change { size: Some(0), privileged: flags.privileged, ..Change::default() })?;
             }
             let _tree = self.tree.read();
-            let (file, stat) = self.open_file(slot.into(), Open::READ)?;
+            let (file, stat, _) = self.open_backing(slot, flags)?;
             let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
             return self.opened(slot, file, flags, io);
         }
         let _gate = self.enter();
         let _tree = self.tree.read();
-        // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
-        let (file, stat) = self.open_file(slot.into(), flags.backing())?;
-        // The kernel caches set-id bits; where it writes by itself they would stay.
+        // Before the open: while somebody settles the file it has a lease, and our open, which never waits, would be refused (EAGAIN).
         let _stripe = self.stripe(slot);
+        // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
+        let (file, stat, readable) = self.open_backing(slot, flags)?;
+        // The kernel caches set-id bits; where it writes by itself they would stay.
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
-        self.prepare_write(slot, &file, flags, io)?;
-        if flags.truncate && stat.size > 0 {
+        self.prepare_write(slot, (&file, readable), flags, io)?;
+        if flags.truncate {
+            // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
         }
         self.opened(slot, file, flags, io)
     }
 
-    fn prepare_write(&self, slot: Slot, file: &File, flags: OpenFlags, io: IoMode) -> SysResult<()> {
+    /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
+    fn open_backing(&self, slot: Slot, flags: OpenFlags) -> SysResult<(File, Stat, bool)> {
+        let how = flags.backing();
+        let readable = how.read || ((self.passthrough() || flags.truncate) && self.timeline.needs(&Key::Data(slot)));
+        let open = |read: bool, noatime: bool| self.open_file(slot.into(), Open { read, noatime, ..how }).map(|(file, stat)| (file, stat, read));
+        match open(readable, how.noatime) {
+            // The kernel lets whoever owns a file leave its access time alone, or write what cannot be read; a daemon of another user may not.
+            Err(Errno::EPERM) if how.noatime => open(how.read, false),
+            Err(Errno::EACCES) if readable && !how.read => open(false, how.noatime),
+            result => result,
+        }
+    }
+
+    fn prepare_write(&self, slot: Slot, (file, readable): (&File, bool), flags: OpenFlags, io: IoMode) -> SysResult<()> {
         let ahead = io == IoMode::Passthrough;
         if !(ahead || flags.truncate) || !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) {
             if flags.truncate {
@@ -139,7 +160,7 @@ impl Live {
             }
             return Ok(());
         }
-        if flags.read {
+        if readable {
             return self.capture(slot.into(), file, !flags.truncate);
         }
         self.capture(slot.into(), &sys::reopen(file, Open::READ)?, !flags.truncate)
@@ -178,7 +199,7 @@ impl Live {
     pub fn demote(&self, id: HandleId) {
         let Ok(handle) = self.handle(id) else { return };
         if let Some(node) = self.nodes.lock().get_mut(handle.slot) {
-            node.io = Some(IoMode::Daemon);
+            node.set_io(IoMode::Daemon);
         }
         let demoted = Handle { slot: handle.slot, file: Arc::clone(&handle.file), flags: handle.flags, io: IoMode::Daemon };
         self.handles.map.write().insert(id.0, Arc::new(demoted));

@@ -89,6 +89,11 @@ impl Live {
         hot.get(&handle.slot).filter(|_| handle.flags.write).map_or_else(|| Arc::clone(&handle.file), |hot| Arc::clone(&hot.file))
     }
 
+    /// The file while it is hot: it need not be found.
+    pub(super) fn hot_file(&self, slot: Slot) -> Option<Arc<File>> {
+        self.hot.lock().get(&slot).map(|hot| Arc::clone(&hot.file))
+    }
+
     /// The file may be written to without a request.
     pub(super) fn is_hot_now(&self, slot: Slot) -> bool {
         self.hot.lock().contains_key(&slot)
@@ -128,7 +133,7 @@ impl Live {
     fn settle(&self, slot: Slot) -> bool {
         let _stripe = self.stripe(slot);
         let Some(hot) = self.hot.lock().get(&slot).cloned() else { return true };
-        if self.nodes.lock().get(slot).is_some_and(|node| node.writers > 0) {
+        if self.nodes.lock().get(slot).is_some_and(|node| node.writers() > 0) {
             return true;
         }
         // What cannot be mapped is written to by its handles alone: with the last of them closed, nobody does.
@@ -169,7 +174,7 @@ impl Live {
     pub fn settle_mapped(&self) {
         let idle: Vec<Slot> = {
             let nodes = self.nodes.lock();
-            self.hot.lock().keys().copied().filter(|slot| nodes.get(*slot).is_none_or(|node| node.writers == 0)).collect()
+            self.hot.lock().keys().copied().filter(|slot| nodes.get(*slot).is_none_or(|node| node.writers() == 0)).collect()
         };
         if idle.is_empty() {
             return;

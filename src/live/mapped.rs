@@ -44,7 +44,7 @@ impl Live {
 
     /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in the kernel's cache.
     pub fn mapped_through_daemon(&self) -> Vec<Slot> {
-        self.nodes.lock().matching(|node| node.mappable > 0 && node.io == Some(IoMode::Daemon))
+        self.nodes.lock().matching(|node| node.mappable() > 0 && node.io() == Some(IoMode::Daemon))
     }
 
     /// Begins a watch. The kernel must then be told to forget the data of all files that the daemon serves and that may be mapped.
@@ -70,7 +70,7 @@ impl Live {
         if !self.watch.on.load(Ordering::SeqCst) {
             return;
         }
-        if self.nodes.lock().get(slot).is_some_and(|node| node.mappable > 0) {
+        if self.nodes.lock().get(slot).is_some_and(|node| node.mappable() > 0) {
             let changes = self.watch.changes.load(Ordering::SeqCst);
             let _ = self.watch.first_touch.compare_exchange(NONE, changes, Ordering::SeqCst, Ordering::SeqCst);
         }

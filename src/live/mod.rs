@@ -154,7 +154,12 @@ impl Live {
 
     /// The directory that a directory is in, if the kernel was told of it.
     pub fn parent(&self, slot: Slot) -> Option<Slot> {
-        self.nodes.lock().get(slot).and_then(|node| node.links.first().map(|place| place.parent))
+        self.nodes.lock().get(slot).and_then(|node| node.links().next().map(|place| place.parent))
+    }
+
+    /// Whether the tables gave much memory back to the allocator since this was last asked.
+    pub fn take_shrunk(&self) -> bool {
+        self.nodes.lock().take_shrunk()
     }
 
     /// Number of nodes known to the kernel.

@@ -8,6 +8,9 @@ use crate::store::ids::Slot;
 use crate::store::record::Place;
 use crate::sys::Kind;
 
+/// A table with room for fewer nodes is not worth being made smaller.
+const SHRINK_ABOVE: usize = 8192;
+
 /// Who does the I/O of a node, for as long as it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoMode {
@@ -17,31 +20,134 @@ pub enum IoMode {
     Daemon,
 }
 
-/// One node.
+/// One node. There is one for each inode that the kernel knows, so what few of them have is kept apart.
 #[derive(Debug)]
 pub struct Node {
-    /// What it is.
-    pub kind: Kind,
+    /// The name by which it was seen first, of those that it still has; `None` only if it has none, or is the root.
+    first: Option<Place>,
     /// Tells apart inodes that had one number in turn.
     pub generation: u64,
-    /// The names by which it was seen.
-    pub links: Vec<Place>,
     /// How often the kernel was told of it and has not yet forgotten.
     pub lookups: u64,
+    /// What few nodes have; `None`: nothing of it.
+    rare: Option<Box<Rare>>,
     /// Nodes that have a name in it.
-    pub children: u32,
-    /// Open handles.
-    pub handles: u32,
-    /// Handles open for writing among them.
-    pub writers: u32,
-    /// Handles open for reading and writing, which can be mapped to be written.
-    pub mappable: u32,
-    /// Who does the I/O, while it is open.
-    pub io: Option<IoMode>,
-    /// It has lost its last name. The descriptor keeps its number from being given away while the kernel knows it.
-    pub orphan: Option<Arc<OwnedFd>>,
+    children: u32,
+    /// What it is.
+    pub kind: Kind,
     /// It has lost its last name.
     pub dead: bool,
+}
+
+/// What a node has that is open, has several names, or has lost its last one.
+#[derive(Debug, Default)]
+struct Rare {
+    /// Further names.
+    links: Vec<Place>,
+    /// Open handles.
+    handles: u32,
+    /// Handles open for writing among them.
+    writers: u32,
+    /// Handles open for reading and writing, which can be mapped to be written.
+    mappable: u32,
+    /// Who does the I/O, while it is open.
+    io: Option<IoMode>,
+    /// It has lost its last name. The descriptor keeps its number from being given away while the kernel knows it.
+    orphan: Option<Arc<OwnedFd>>,
+}
+
+impl Node {
+    fn new(kind: Kind, generation: u64) -> Node {
+        Node { first: None, generation, lookups: 0, rare: None, children: 0, kind, dead: false }
+    }
+
+    /// The names by which it was seen.
+    pub fn links(&self) -> impl Iterator<Item = &Place> {
+        self.first.iter().chain(self.rare.iter().flat_map(|rare| &rare.links))
+    }
+
+    /// Open handles.
+    pub fn handles(&self) -> u32 {
+        self.rare.as_ref().map_or(0, |rare| rare.handles)
+    }
+
+    /// Open handles for writing.
+    pub fn writers(&self) -> u32 {
+        self.rare.as_ref().map_or(0, |rare| rare.writers)
+    }
+
+    /// Open handles for reading and writing, which can be mapped to be written.
+    pub fn mappable(&self) -> u32 {
+        self.rare.as_ref().map_or(0, |rare| rare.mappable)
+    }
+
+    /// Who does the I/O, while it is open.
+    pub fn io(&self) -> Option<IoMode> {
+        self.rare.as_ref().and_then(|rare| rare.io)
+    }
+
+    /// The descriptor of an inode that has lost its last name.
+    pub fn orphan(&self) -> Option<&Arc<OwnedFd>> {
+        self.rare.as_ref().and_then(|rare| rare.orphan.as_ref())
+    }
+
+    /// From now on this does the I/O, while it is open.
+    pub fn set_io(&mut self, io: IoMode) {
+        self.rare().io = Some(io);
+    }
+
+    /// It has lost its last name; `orphan` keeps its number from being given away while the kernel knows it.
+    pub fn die(&mut self, orphan: Option<Arc<OwnedFd>>) {
+        self.dead = true;
+        if orphan.is_some() || self.rare.is_some() {
+            self.rare().orphan = orphan;
+        }
+    }
+
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Gives back what is kept apart, if nothing is in it.
+    fn tidy(&mut self) {
+        if self.rare.as_ref().is_some_and(|rare| rare.links.is_empty() && rare.handles == 0 && rare.io.is_none() && rare.orphan.is_none()) {
+            self.rare = None;
+        }
+    }
+
+    fn add_link(&mut self, place: &Place) {
+        if self.first.is_none() {
+            self.first = Some(place.clone());
+        } else {
+            self.rare().links.push(place.clone());
+        }
+    }
+
+    /// Whether it had that name.
+    fn remove_link(&mut self, place: &Place) -> bool {
+        let mut had = false;
+        if let Some(rare) = &mut self.rare {
+            let before = rare.links.len();
+            rare.links.retain(|link| link != place);
+            had = rare.links.len() < before;
+        }
+        if self.first.as_ref() == Some(place) {
+            let next = self.rare.as_mut().filter(|rare| !rare.links.is_empty()).map(|rare| rare.links.remove(0));
+            self.first = next;
+            had = true;
+        }
+        self.tidy();
+        had
+    }
+
+    /// Takes all names away.
+    fn take_links(&mut self) -> Vec<Place> {
+        let mut links: Vec<Place> = self.first.take().into_iter().collect();
+        if let Some(rare) = &mut self.rare {
+            links.append(&mut rare.links);
+        }
+        links
+    }
 }
 
 /// All nodes. Callers keep it behind one mutex, a leaf.
@@ -51,6 +157,8 @@ pub struct Nodes {
     /// Those with `mappable` above 0: every checkpoint asks for them, and its cost must not depend on how many nodes there are.
     mappable: HashSet<Slot>,
     generations: u64,
+    /// The table gave memory back.
+    shrunk: bool,
 }
 
 impl Nodes {
@@ -66,23 +174,12 @@ impl Nodes {
 
     /// Notes that `slot` was found at `place` (`None`: it is the root), counts `lookups` more, and returns its generation.
     pub fn learn(&mut self, slot: Slot, kind: Kind, place: Option<&Place>, lookups: u64) -> u64 {
+        let mut former = Vec::new();
         let generation = {
             let generations = &mut self.generations;
             let node = self.map.entry(slot).or_insert_with(|| {
                 *generations += 1;
-                Node {
-                    kind,
-                    generation: *generations,
-                    links: Vec::new(),
-                    lookups: 0,
-                    children: 0,
-                    handles: 0,
-                    writers: 0,
-                    mappable: 0,
-                    io: None,
-                    orphan: None,
-                    dead: false,
-                }
+                Node::new(kind, *generations)
             });
             if node.dead || node.kind != kind {
                 // The number belongs to another inode now; the kernel tells them apart by the generation.
@@ -90,8 +187,11 @@ impl Nodes {
                 node.generation = *generations;
                 node.kind = kind;
                 node.dead = false;
-                node.orphan = None;
-                node.links.clear();
+                former = node.take_links();
+                if let Some(rare) = &mut node.rare {
+                    rare.orphan = None;
+                }
+                node.tidy();
             }
             node.lookups += lookups;
             node.generation
@@ -99,16 +199,17 @@ impl Nodes {
         if let Some(place) = place {
             self.add_link(slot, place);
         }
+        former.into_iter().for_each(|place| self.leave(place.parent));
         generation
     }
 
     /// Notes one more name of a node.
     pub fn add_link(&mut self, slot: Slot, place: &Place) {
         let Some(node) = self.map.get_mut(&slot) else { return };
-        if node.links.contains(place) {
+        if node.links().any(|link| link == place) {
             return;
         }
-        node.links.push(place.clone());
+        node.add_link(place);
         if let Some(parent) = self.map.get_mut(&place.parent) {
             parent.children += 1;
         }
@@ -117,9 +218,7 @@ impl Nodes {
     /// Notes that a name of a node is gone.
     pub fn remove_link(&mut self, slot: Slot, place: &Place) {
         let Some(node) = self.map.get_mut(&slot) else { return };
-        let before = node.links.len();
-        node.links.retain(|link| link != place);
-        if node.links.len() < before {
+        if node.remove_link(place) {
             self.leave(place.parent);
         }
         self.reap(slot);
@@ -139,6 +238,21 @@ impl Nodes {
             node.lookups = node.lookups.saturating_sub(lookups);
         }
         self.reap(slot);
+        self.shrink();
+    }
+
+    /// Gives memory back once most nodes are gone: a table does not shrink by itself.
+    fn shrink(&mut self) {
+        let (used, room) = (self.map.len(), self.map.capacity());
+        if room > SHRINK_ABOVE && used < room / 8 {
+            self.map.shrink_to(used * 2);
+            self.shrunk = true;
+        }
+    }
+
+    /// Whether much memory was given back to the allocator since this was last asked.
+    pub fn take_shrunk(&mut self) -> bool {
+        std::mem::take(&mut self.shrunk)
     }
 
     fn leave(&mut self, parent: Slot) {
@@ -152,12 +266,12 @@ impl Nodes {
     pub fn reap(&mut self, slot: Slot) {
         let mut next = vec![slot];
         while let Some(slot) = next.pop() {
-            let idle = self.map.get(&slot).is_some_and(|node| node.lookups == 0 && node.children == 0 && node.handles == 0);
+            let idle = self.map.get(&slot).is_some_and(|node| node.lookups == 0 && node.children == 0 && node.handles() == 0);
             if !idle || slot == Slot::ROOT {
                 continue;
             }
-            let Some(node) = self.map.remove(&slot) else { continue };
-            for link in node.links {
+            let Some(mut node) = self.map.remove(&slot) else { continue };
+            for link in node.take_links() {
                 if let Some(parent) = self.map.get_mut(&link.parent) {
                     parent.children = parent.children.saturating_sub(1);
                     next.push(link.parent);
@@ -179,13 +293,14 @@ impl Nodes {
     /// Counts a handle of a node that was opened; `io`: who does its I/O.
     pub fn opened(&mut self, slot: Slot, read: bool, write: bool, io: IoMode) {
         let Some(node) = self.map.get_mut(&slot) else { return };
-        node.handles += 1;
-        node.io = Some(io);
+        let rare = node.rare();
+        rare.handles += 1;
+        rare.io = Some(io);
         if write {
-            node.writers += 1;
+            rare.writers += 1;
         }
         if read && write {
-            node.mappable += 1;
+            rare.mappable += 1;
             self.mappable.insert(slot);
         }
     }
@@ -193,20 +308,22 @@ impl Nodes {
     /// Takes back what [`Nodes::opened`] counted; says whether that was the last handle for writing.
     pub fn closed(&mut self, slot: Slot, read: bool, write: bool) -> bool {
         let Some(node) = self.map.get_mut(&slot) else { return false };
-        node.handles = node.handles.saturating_sub(1);
+        let rare = node.rare();
+        rare.handles = rare.handles.saturating_sub(1);
         if write {
-            node.writers = node.writers.saturating_sub(1);
+            rare.writers = rare.writers.saturating_sub(1);
         }
         if read && write {
-            node.mappable = node.mappable.saturating_sub(1);
-            if node.mappable == 0 {
+            rare.mappable = rare.mappable.saturating_sub(1);
+            if rare.mappable == 0 {
                 self.mappable.remove(&slot);
             }
         }
-        if node.handles == 0 {
-            node.io = None;
+        if rare.handles == 0 {
+            rare.io = None;
         }
-        let last_writer = write && node.writers == 0;
+        let last_writer = write && rare.writers == 0;
+        node.tidy();
         self.reap(slot);
         last_writer
     }
@@ -232,13 +349,67 @@ mod tests {
         nodes.opened(Slot(12), false, true, IoMode::Daemon);
         nodes.opened(Slot(13), true, false, IoMode::Daemon);
         nodes.opened(Slot(14), true, true, IoMode::Passthrough);
-        let by_daemon = |nodes: &Nodes| nodes.matching(|node| node.io == Some(IoMode::Daemon));
+        let by_daemon = |nodes: &Nodes| nodes.matching(|node| node.io() == Some(IoMode::Daemon));
         assert_eq!(by_daemon(&nodes), [Slot(11)]);
         assert!(!nodes.closed(Slot(11), true, true), "one writer is left");
         assert_eq!(by_daemon(&nodes), [Slot(11)]);
         assert!(nodes.closed(Slot(11), true, true));
         assert!(by_daemon(&nodes).is_empty());
         assert!(!nodes.closed(Slot(13), true, false), "it was no writer");
-        assert_eq!(nodes.get(Slot(13)).and_then(|node| node.io), None, "the next open may choose anew");
+        assert_eq!(nodes.get(Slot(13)).and_then(Node::io), None, "the next open may choose anew");
+    }
+    /// The bound of the project is 200 bytes for each inode that the kernel knows: a table may be half empty, and a short name takes 32.
+    #[test]
+    fn a_node_is_small() {
+        assert!(size_of::<(Slot, Node)>() <= 64, "{} bytes", size_of::<(Slot, Node)>());
+    }
+
+    #[test]
+    fn names_come_and_go_and_hold_their_directories() {
+        let mut nodes = Nodes::default();
+        nodes.learn(Slot::ROOT, Kind::Dir, None, 1);
+        let (dir, file) = (Slot(10), Slot(11));
+        let inside = |name: &str| Place { parent: dir, name: crate::store::ids::Name::new(name.as_bytes()) };
+        nodes.learn(dir, Kind::Dir, Some(&place("d")), 1);
+        nodes.learn(file, Kind::File, Some(&inside("a")), 1);
+        nodes.learn(file, Kind::File, Some(&inside("b")), 1);
+        nodes.learn(file, Kind::File, Some(&inside("a")), 1);
+        nodes.forget(dir, 1);
+        let names = |nodes: &Nodes| nodes.get(file).map(|node| node.links().cloned().collect::<Vec<_>>()).unwrap_or_default();
+        assert_eq!(names(&nodes), [inside("a"), inside("b")], "each name once, and the directory is held by it");
+        nodes.move_link(file, &inside("a"), &place("c"));
+        assert_eq!(names(&nodes), [inside("b"), place("c")]);
+        nodes.remove_link(file, &inside("b"));
+        assert!(nodes.get(dir).is_none(), "nothing holds the directory any more");
+        assert!(nodes.get(file).is_some_and(|node| node.rare.is_none()), "one name needs no more room");
+        nodes.forget(file, 3);
+        assert_eq!(nodes.count(), 1);
+    }
+
+    /// The names of the former inode were dropped without a word to their directories, which then stayed for ever.
+    #[test]
+    fn a_number_that_is_given_away_again_lets_go_of_its_former_directory() {
+        let mut nodes = Nodes::default();
+        nodes.learn(Slot::ROOT, Kind::Dir, None, 1);
+        nodes.learn(Slot(10), Kind::Dir, Some(&place("d")), 1);
+        let former = Place { parent: Slot(10), name: crate::store::ids::Name::new(b"f") };
+        let first = nodes.learn(Slot(11), Kind::File, Some(&former), 1);
+        nodes.forget(Slot(10), 1);
+        let second = nodes.learn(Slot(11), Kind::Symlink, Some(&place("s")), 1);
+        assert!(first != second && nodes.get(Slot(10)).is_none(), "{nodes:?}");
+    }
+
+    #[test]
+    fn the_table_shrinks_when_most_nodes_are_gone() {
+        let mut nodes = Nodes::default();
+        nodes.learn(Slot::ROOT, Kind::Dir, None, 1);
+        let slots = || (10..60_000).map(Slot);
+        for slot in slots() {
+            nodes.learn(slot, Kind::File, Some(&place(&slot.0.to_string())), 1);
+        }
+        assert!(!nodes.take_shrunk() && nodes.map.capacity() > SHRINK_ABOVE);
+        slots().for_each(|slot| nodes.forget(slot, 1));
+        assert!(nodes.take_shrunk() && !nodes.take_shrunk());
+        assert!(nodes.map.capacity() <= SHRINK_ABOVE && nodes.count() == 1);
     }
 }

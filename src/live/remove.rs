@@ -95,7 +95,7 @@ impl Live {
     /// One of several hard links goes: the others lead to the inode still, if we know one; if not, all of it is kept now.
     fn doom_one_of_many(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
         let gone = target.place();
-        let other = self.nodes.lock().get(target.slot).and_then(|node| node.links.iter().find(|link| **link != gone).cloned());
+        let other = self.nodes.lock().get(target.slot).and_then(|node| node.links().find(|link| **link != gone).cloned());
         match other {
             Some(other) => {
                 let mut places = Vec::new();
@@ -119,7 +119,7 @@ impl Live {
 
     /// Somebody has it open, or mapped to be written.
     fn in_use(&self, slot: Slot) -> bool {
-        self.nodes.lock().get(slot).is_some_and(|node| node.handles > 0) || self.hot.lock().contains_key(&slot)
+        self.nodes.lock().get(slot).is_some_and(|node| node.handles() > 0) || self.hot.lock().contains_key(&slot)
     }
 
     /// Moves an inode into the layer, from where it is.
@@ -145,7 +145,7 @@ impl Live {
 
     /// Before an inode loses its last name: takes hold of it, if the kernel knows it.
     pub(super) fn hold(&self, target: &Target<'_>) -> Option<Arc<OwnedFd>> {
-        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.lookups > 0 || node.handles > 0) {
+        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.lookups > 0 || node.handles() > 0) {
             return None;
         }
         target.fd().ok().cloned()
@@ -160,8 +160,7 @@ impl Live {
             if let Some(node) = nodes.get_mut(target.slot)
                 && last
             {
-                node.dead = true;
-                node.orphan = held;
+                node.die(held);
             }
             nodes.remove_link(target.slot, &place);
         }

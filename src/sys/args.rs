@@ -92,6 +92,8 @@ pub struct DirEntry {
     pub ino: u64,
     /// Kind, where the filesystem says it in the listing; otherwise stat it.
     pub kind: Option<Kind>,
+    /// Where the listing goes on after this name: stays right while other names come and go.
+    pub next: u64,
 }
 
 /// What statfs(2) says of a filesystem.

@@ -69,6 +69,7 @@ fn every_script_is_valid() {
     for name in [
         "tests/run.sh",
         "tests/deps.sh",
+        "tests/tools.sh",
         "tests/cleanup.sh",
         "tests/summary.sh",
         "tests/check-macos.sh",

@@ -22,6 +22,7 @@ for_each_variant! { one =>
     directories_renamed_and_deleted_stay_in_the_view,
     snapshots_is_hidden_and_has_latest_and_tags,
     a_checkpoint_is_made_with_mkdir_and_deleted_with_rmdir,
+    a_deleted_checkpoint_is_gone_at_once_under_all_its_names,
     stores_through_a_mapping_show_in_the_view_as_they_were,
 }
 
@@ -275,5 +276,29 @@ fn stores_through_a_mapping_show_in_the_view_as_they_were(v: Variant) {
     put(&path, "something else");
     for (id, bytes) in expected {
         assert!(fs::read(rig.view(id).join("m")).unwrap() == bytes, "checkpoint {id}");
+    }
+}
+
+/// The kernel remembers the way into a view, so it has to be told when it leads nowhere; also by a request that it waits for itself.
+fn a_deleted_checkpoint_is_gone_at_once_under_all_its_names(v: Variant) {
+    let rig = v.start();
+    put(rig.path().join("f"), "old");
+    let dir = rig.path().join(".snapshots");
+    for (round, way) in ["rmdir NAME", "rmdir NUMBER", "delete"].into_iter().cycle().take(12).enumerate() {
+        fs::create_dir(dir.join("named")).unwrap();
+        let number = (round + 1).to_string();
+        for name in ["named", &number] {
+            assert_eq!(get(dir.join(name).join("f")), "old", "{way}");
+            assert_eq!(names(&dir.join(name)), ["f"], "{way}");
+        }
+        match way {
+            "rmdir NAME" => fs::remove_dir(dir.join("named")).unwrap(),
+            "rmdir NUMBER" => fs::remove_dir(dir.join(&number)).unwrap(),
+            _ => drop(rig.mount.ok(&["delete", "--yes", &number])),
+        }
+        for name in ["named", &number] {
+            assert_eq!(errno(fs::symlink_metadata(dir.join(name))), libc::ENOENT, "{way}: {name}");
+            assert_eq!(errno(fs::read(dir.join(name).join("f"))), libc::ENOENT, "{way}: a file in {name}");
+        }
     }
 }

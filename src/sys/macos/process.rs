@@ -39,6 +39,19 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
     Ok(info.pbi_start_tvsec.saturating_mul(1_000_000).saturating_add(info.pbi_start_tvusec))
 }
 
+/// Not told here.
+pub fn cpu_of_thread(_tid: i32) -> Option<u32> {
+    None
+}
+
+/// Not told here.
+pub fn own_cpu() -> Option<u32> {
+    None
+}
+
+/// Threads are not bound to a CPU here.
+pub fn move_to_cpu(_cpu: u32) {}
+
 /// Memory and threads of this process (proc_pidinfo, `PROC_PIDTASKINFO`).
 pub fn own_memory() -> SysResult<OwnMemory> {
     let mut info = MaybeUninit::<libc::proc_taskinfo>::zeroed();
@@ -52,6 +65,9 @@ pub fn own_memory() -> SysResult<OwnMemory> {
     let info = unsafe { info.assume_init() };
     Ok(OwnMemory { rss_bytes: info.pti_resident_size, threads: u64::try_from(info.pti_threadnum).unwrap_or(0) })
 }
+
+/// Nothing: the allocator here gives memory back by itself.
+pub fn release_memory() {}
 
 /// Who is at the other end of a socket: user, group and process (getpeereid(3), `LOCAL_PEERPID`).
 pub fn peer_cred(stream: &UnixStream) -> SysResult<(u32, u32, i32)> {

@@ -1,0 +1,233 @@
+//! Which thread serves a request.
+//!
+//! On a machine of few cores a request costs what it takes to wake its server: some 7 us where both run on one CPU, 40 to 70 us across two, whatever
+//! is asked. So one thread, the **reader**, reads requests and serves them itself, and it goes to the CPU on which its callers are. What may take
+//! long would keep all others waiting: it is handed to a **helper**. That is what waits for the disk by its nature, what may wait for another request
+//! to be answered, and every kind of request that was slow lately (a cold cache): a kind that is quick again is served by the reader again.
+//!
+//! With more readers than one each serves what it reads.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::engine::counts::{RequestCounts, RequestKind as Kind};
+use crate::sys::{self, lock::Mutex};
+
+/// A kind of request that takes longer than this is handed on: about twice what it costs to wake a helper.
+const SLOW: Duration = Duration::from_micros(120);
+/// No single request counts for more, so that one that waited for the disk does not change the way of hundreds.
+const COUNTED_MAX: Duration = Duration::from_micros(600);
+/// How much of the pace of a kind is its latest request: one part in so many.
+const PACE_WEIGHT: u32 = 8;
+/// Helpers are made when they are needed, up to this many.
+const HELPERS_MAX: usize = 16;
+/// The reader looks where its caller is once in so many requests: it costs about what a request does.
+const LOOK_EVERY: u64 = 64;
+/// It follows a caller that was elsewhere on the same CPU so many times in a row.
+const LOOKS_TO_FOLLOW: u32 = 2;
+
+type Job = Box<dyn FnOnce() + Send>;
+/// One queue, from which whoever is free takes the next job.
+type Queue = Arc<Mutex<Receiver<Job>>>;
+
+/// Decides, counts, and serves.
+pub struct Dispatcher {
+    counts: Arc<RequestCounts>,
+    /// Readers that the session has.
+    readers: usize,
+    /// What requests of each kind took lately, in nanoseconds.
+    paces: [AtomicU32; Kind::ALL.len()],
+    helpers: Helpers,
+    /// Requests served by readers.
+    served: AtomicU64,
+    /// Where callers were seen: a CPU, and how often in a row.
+    seen: Mutex<(Option<u32>, u32)>,
+}
+
+impl Dispatcher {
+    pub fn new(counts: Arc<RequestCounts>, readers: usize) -> Self {
+        Self {
+            counts,
+            readers,
+            paces: [const { AtomicU32::new(0) }; Kind::ALL.len()],
+            helpers: Helpers::default(),
+            served: AtomicU64::new(0),
+            seen: Mutex::new((None, 0)),
+        }
+    }
+
+    /// Whether the next request of this kind is for a helper.
+    pub fn hands_on(&self, kind: Kind) -> bool {
+        self.readers == 1 && (waits_for_disk(kind) || self.pace(kind) > SLOW)
+    }
+
+    fn pace(&self, kind: Kind) -> Duration {
+        Duration::from_nanos(self.paces.get(kind as usize).map_or(0, |pace| pace.load(Ordering::Relaxed)).into())
+    }
+
+    /// Serves a request on this thread, which has read it. If the handler panics the reply that it owned has answered EIO by the time this returns.
+    pub fn here(&self, kind: Kind, caller: u32, handler: impl FnOnce()) {
+        self.counts.count(kind);
+        self.timed(kind, handler);
+        if self.readers == 1 && !moves_data(kind) && self.served.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
+            self.look_for(caller);
+        }
+    }
+
+    /// Has a helper serve a request, and returns at once.
+    pub fn apart(self: &Arc<Self>, kind: Kind, handler: impl FnOnce() + Send + 'static) {
+        self.counts.count(kind);
+        let this = Arc::clone(self);
+        self.helpers.give(Box::new(move || this.timed(kind, handler)));
+    }
+
+    fn timed(&self, kind: Kind, handler: impl FnOnce()) {
+        let began = Instant::now();
+        if catch_unwind(AssertUnwindSafe(handler)).is_err() {
+            tracing::error!(request = kind.name(), "a request panicked and was answered with EIO");
+        }
+        let Some(pace) = self.paces.get(kind as usize) else { return };
+        let took = u32::try_from(began.elapsed().min(COUNTED_MAX).as_nanos()).unwrap_or(u32::MAX);
+        // Two threads that do this at once lose one of two samples.
+        let before = pace.load(Ordering::Relaxed);
+        pace.store(before - before / PACE_WEIGHT + took / PACE_WEIGHT, Ordering::Relaxed);
+    }
+
+    /// Goes where callers are, if they stay there. The thread remains free to be moved elsewhere.
+    fn look_for(&self, caller: u32) {
+        let Some(cpu) = i32::try_from(caller).ok().filter(|pid| *pid > 0).and_then(sys::cpu_of_thread) else { return };
+        let mut seen = self.seen.lock();
+        if sys::own_cpu() == Some(cpu) {
+            *seen = (None, 0);
+            return;
+        }
+        *seen = if seen.0 == Some(cpu) { (seen.0, seen.1 + 1) } else { (Some(cpu), 1) };
+        if seen.1 >= LOOKS_TO_FOLLOW {
+            *seen = (None, 0);
+            sys::move_to_cpu(cpu);
+        }
+    }
+}
+
+/// Requests that wait for the disk by their nature.
+fn waits_for_disk(kind: Kind) -> bool {
+    matches!(kind, Kind::Fsync | Kind::Fsyncdir | Kind::Fallocate | Kind::CopyFileRange)
+}
+
+/// Requests whose work is large beside the waking of their server; a caller gains if they are served elsewhere.
+fn moves_data(kind: Kind) -> bool {
+    matches!(kind, Kind::Read | Kind::Write | Kind::Readdir | Kind::Readdirplus | Kind::Forget | Kind::Release | Kind::Releasedir)
+}
+
+/// Threads that serve what is handed to them. They end when this is dropped, after what was handed to them before.
+#[derive(Default)]
+struct Helpers {
+    queue: OnceLock<(Sender<Job>, Queue)>,
+    /// Jobs given and not done: each has a helper of its own, as far as there may be so many.
+    under_way: Arc<AtomicUsize>,
+    made: AtomicUsize,
+}
+
+impl Helpers {
+    fn give(&self, job: Job) {
+        let (sender, receiver) = self.queue.get_or_init(|| {
+            let (sender, receiver) = channel();
+            (sender, Arc::new(Mutex::new(receiver)))
+        });
+        let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        let made = self.made.load(Ordering::Relaxed);
+        if under_way > made && made < HELPERS_MAX {
+            self.make(Arc::clone(receiver));
+        }
+        // The receiver lives as long as this does. Without a single helper nobody would take it up.
+        if self.made.load(Ordering::Relaxed) == 0 {
+            job();
+            self.under_way.fetch_sub(1, Ordering::Relaxed);
+        } else if let Err(refused) = sender.send(job) {
+            (refused.0)();
+        }
+    }
+
+    fn make(&self, receiver: Queue) {
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        let under_way = Arc::clone(&self.under_way);
+        let work = move || {
+            loop {
+                let job = receiver.lock().recv();
+                let Ok(job) = job else { return };
+                job();
+                under_way.fetch_sub(1, Ordering::Relaxed);
+            }
+        };
+        if let Err(error) = thread::Builder::new().name(format!("fuse-helper-{number}")).spawn(work) {
+            self.made.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!(%error, "no thread for slow requests");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn dispatcher(readers: usize) -> Arc<Dispatcher> {
+        Arc::new(Dispatcher::new(Arc::default(), readers))
+    }
+
+    #[test]
+    fn a_kind_that_is_slow_is_handed_on_until_it_is_quick_again() {
+        let dispatcher = dispatcher(1);
+        assert!(!dispatcher.hands_on(Kind::Lookup));
+        dispatcher.here(Kind::Lookup, 0, || thread::sleep(Duration::from_millis(1)));
+        assert!(!dispatcher.hands_on(Kind::Lookup), "once is no habit");
+        for _ in 0..4 {
+            dispatcher.here(Kind::Lookup, 0, || thread::sleep(Duration::from_millis(1)));
+        }
+        assert!(dispatcher.hands_on(Kind::Lookup));
+        assert!(!dispatcher.hands_on(Kind::Getattr), "others are not");
+        let mut quick = 0;
+        while dispatcher.hands_on(Kind::Lookup) && quick < 1_000 {
+            dispatcher.here(Kind::Lookup, 0, || {});
+            quick += 1;
+        }
+        assert!(quick < 1_000);
+    }
+
+    #[test]
+    fn many_readers_serve_what_they_read() {
+        assert!(dispatcher(1).hands_on(Kind::Fsync));
+        assert!(!dispatcher(2).hands_on(Kind::Fsync));
+    }
+
+    #[test]
+    fn helpers_do_not_wait_for_each_other() {
+        let dispatcher = dispatcher(1);
+        let (go, wait) = mpsc::channel::<()>();
+        let (done, results) = mpsc::channel();
+        let first = done.clone();
+        dispatcher.apart(Kind::Fsync, move || {
+            let _ = wait.recv();
+            first.send(1).expect("send");
+        });
+        dispatcher.apart(Kind::Fsync, move || done.send(2).expect("send"));
+        assert_eq!(results.recv(), Ok(2), "the second does not wait for the first");
+        go.send(()).expect("send");
+        assert_eq!(results.recv(), Ok(1));
+    }
+
+    #[test]
+    fn a_panic_ends_neither_the_reader_nor_a_helper() {
+        let dispatcher = dispatcher(1);
+        dispatcher.here(Kind::Lookup, 0, || panic!("on purpose"));
+        dispatcher.apart(Kind::Fsync, || panic!("on purpose"));
+        let (done, results) = mpsc::channel();
+        dispatcher.apart(Kind::Fsync, move || done.send(()).expect("send"));
+        assert_eq!(results.recv(), Ok(()));
+    }
+}

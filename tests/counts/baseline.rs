@@ -1,0 +1,143 @@
+//! What was counted last time, and the comparison with it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+/// What a number stands for; they are compared and written as text with two decimals, or none if they are whole.
+type Row = BTreeMap<String, f64>;
+
+/// How often is counted before more than the baseline is a finding.
+const ATTEMPTS: u32 = 3;
+
+/// A file of numbers by workload, and what was counted this time.
+pub struct Baseline {
+    name: String,
+    known: BTreeMap<String, Row>,
+    counted: Vec<(String, Row)>,
+    problems: Vec<String>,
+    lower: Vec<String>,
+}
+
+/// What the file was written on: other kernels make other requests.
+fn kernel() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
+    release.split('.').take(2).collect::<Vec<_>>().join(".")
+}
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/counts/baseline").join(format!("{name}.txt"))
+}
+
+fn blesses() -> bool {
+    std::env::var_os("CKPTFS_BLESS").is_some_and(|value| value == "1")
+}
+
+impl Baseline {
+    /// Reads `tests/counts/baseline/NAME.txt`.
+    ///
+    /// # Errors
+    /// Why it says nothing here: it was written on another kernel, which makes other requests.
+    fn read(name: &str) -> Result<Baseline, String> {
+        let text = fs::read_to_string(file(name)).unwrap_or_default();
+        let written_on = text.lines().find_map(|line| line.strip_prefix("kernel ")).unwrap_or_default();
+        if !blesses() && !text.is_empty() && written_on != kernel() {
+            return Err(format!("the baseline is of Linux {written_on}, and this is {}", kernel()));
+        }
+        let known = text.lines().filter(|line| !line.starts_with("kernel ")).filter_map(parse).collect();
+        Ok(Baseline { name: name.to_owned(), known, counted: Vec::new(), problems: Vec::new(), lower: Vec::new() })
+    }
+
+    /// Compares what a workload made with what is known of it; `slack` more of each is no finding.
+    pub fn check(&mut self, workload: &str, counted: Row, slack: f64) {
+        let none = Row::new();
+        let known = self.known.get(workload).unwrap_or(&none);
+        for name in counted.keys().chain(known.keys().filter(|name| !counted.contains_key(*name))) {
+            let (now, before) = (counted.get(name).copied().unwrap_or(0.0), known.get(name).copied().unwrap_or(0.0));
+            let line = format!("{workload}: {name} {} instead of {}", number(now), number(before));
+            if now > before + slack + f64::EPSILON {
+                self.problems.push(line);
+            } else if now + slack + f64::EPSILON < before {
+                self.lower.push(line);
+            }
+        }
+        self.counted.push((workload.to_owned(), counted));
+    }
+
+    /// Notes what is known and was not counted; true if there is nothing to complain about.
+    fn complete(&mut self) -> bool {
+        let stale = self.known.keys().filter(|known| !self.counted.iter().any(|(workload, _)| workload == *known));
+        self.problems.extend(stale.map(|workload| format!("{workload}: nobody counts it any more")));
+        self.problems.is_empty()
+    }
+
+    /// Fails if there was more than is known; or writes the file, if that was asked for.
+    fn finish(self) {
+        if blesses() {
+            fs::write(file(&self.name), self.text()).expect("the baseline can be written");
+            return;
+        }
+        if !self.lower.is_empty() {
+            // Not `println!`: the test runner swallows what a passing test prints.
+            let mut out = std::io::stdout().lock();
+            let _ = writeln!(out, "\nlower the baseline {} (CKPTFS_BLESS=1 cargo test --test counts):\n{}", self.name, self.lower.join("\n"));
+        }
+        let name = &self.name;
+        let hint = "if it must be so: CKPTFS_BLESS=1 cargo test --test counts";
+        assert!(self.problems.is_empty(), "more than the baseline {name} ({hint}):\n{}\n\nall of it:\n{}", self.problems.join("\n"), self.text());
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("kernel {}\n", kernel());
+        for (workload, row) in &self.counted {
+            let numbers: Vec<String> = row.iter().map(|(name, count)| format!("{name}={}", number(*count))).collect();
+            let _ = writeln!(text, "{workload}: {} # {}", numbers.join(" "), number(row.values().sum()));
+        }
+        text
+    }
+}
+
+fn number(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.2}") }
+}
+
+fn parse(line: &str) -> Option<(String, Row)> {
+    let (workload, numbers) = line.split('#').next()?.rsplit_once(':')?;
+    let numbers = numbers.split_whitespace().map(|word| {
+        let (name, value) = word.split_once('=').unwrap_or_else(|| panic!("{word} in {line}"));
+        (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{word} in {line}")))
+    });
+    Some((workload.to_owned(), numbers.collect()))
+}
+
+/// Counts with `session`, which is handed the baseline `name` and fills it, and fails if that finds more than is known; or writes the baseline.
+/// A machine that is short of memory makes the kernel forget and ask again, so only what is found each time is a finding.
+///
+/// # Errors
+/// Why nothing can be counted or compared here.
+pub fn compare(name: &str, session: impl Fn(Baseline) -> Result<Baseline, String>) -> Result<(), String> {
+    let mut attempt = 1;
+    loop {
+        let mut counted = session(Baseline::read(name)?)?;
+        if counted.complete() || blesses() || attempt == ATTEMPTS {
+            counted.finish();
+            return Ok(());
+        }
+        attempt += 1;
+    }
+}
+
+#[test]
+fn more_is_a_problem_less_is_a_hint_and_slack_is_neither() {
+    let row = |numbers: &[(&str, f64)]| -> Row { numbers.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect() };
+    let known = [("w".to_owned(), row(&[("open", 10.0), ("read", 5.0)]))].into();
+    let mut baseline = Baseline { name: "none".to_owned(), known, counted: Vec::new(), problems: Vec::new(), lower: Vec::new() };
+    baseline.check("w", row(&[("open", 10.5), ("read", 4.5)]), 0.5);
+    assert!(baseline.problems.is_empty() && baseline.lower.is_empty());
+    baseline.check("w", row(&[("open", 10.0), ("write", 1.0)]), 0.5);
+    assert_eq!(baseline.problems, ["w: write 1 instead of 0"]);
+    assert_eq!(baseline.lower, ["w: read 0 instead of 5"]);
+    assert_eq!(parse(baseline.text().lines().nth(2).unwrap_or_default()), Some(("w".to_owned(), row(&[("open", 10.0), ("write", 1.0)]))));
+}

@@ -1,0 +1,48 @@
+//! Bugs that the suites found, each with its smallest case.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::common::{Variant, for_each_variant};
+
+for_each_variant! { reflink => a_running_program_is_not_emptied_by_an_open_to_read }
+
+/// A copy of `sleep` that runs; killed when dropped.
+struct Running(Child);
+
+impl Running {
+    fn start(program: &Path) -> Running {
+        Running(Command::new(program).arg("60").stdin(Stdio::null()).spawn().unwrap_or_else(|error| panic!("{}: {error}", program.display())))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `open::etxtbsy` of pjdfstest failed once in thirty runs: `O_RDONLY | O_TRUNC` on a running program said ETXTBSY, but had emptied it, and it died of
+/// SIGBUS. With FUSE_ATOMIC_O_TRUNC the kernel asks whether the file is being executed only after the open. Nobody but the kernel knows that, so such
+/// an open of a file that can be executed is refused.
+fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
+    let rig = v.start();
+    let program = rig.path().join("sleep");
+    let sleep = ["/bin/sleep", "/usr/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).expect("there is sleep");
+    fs::copy(sleep, &program).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let bytes = fs::read(&program).unwrap();
+    let running = Running::start(&program);
+    // The standard library does not pass O_TRUNC without write access.
+    let empty = || OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&program);
+    assert_eq!(empty().unwrap_err().raw_os_error(), Some(libc::ETXTBSY));
+    assert_eq!(OpenOptions::new().write(true).truncate(true).open(&program).unwrap_err().raw_os_error(), Some(libc::ETXTBSY));
+    assert!(fs::read(&program).unwrap() == bytes, "the program is as it was");
+    drop(running);
+    fs::set_permissions(&program, Permissions::from_mode(0o644)).unwrap();
+    empty().unwrap();
+    assert_eq!(fs::metadata(&program).unwrap().len(), 0, "what cannot be executed is emptied, as Linux does");
+}

@@ -1,0 +1,11 @@
+//! Conformance suites that we did not write, `pjdfstest` and `fsx`, on the plain filesystem and through the mount: what passes there passes here.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cases;
+mod exclusions;
+mod fsx;
+mod pjdfstest;
+mod probes;
+mod support;

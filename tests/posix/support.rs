@@ -1,0 +1,66 @@
+//! What the suites share: where they are installed, how to ask the daemon, and checkpoints made in the background.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ckptfs::control::Client;
+use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
+use rustix::fs::{Mode, OFlags};
+
+/// Whether this is the long form (`make test-posix`).
+pub fn is_long() -> bool {
+    std::env::var_os("CKPTFS_LONG").is_some_and(|long| long == "1")
+}
+
+/// The program of an installed suite. One that is not installed is a failure, not a reason to skip.
+pub fn suite(name: &str) -> PathBuf {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin").join(name);
+    assert!(program.is_file(), "the suite {name} is not installed. Hint: tests/tools.sh");
+    program
+}
+
+/// A connection to the daemon of a mount.
+pub fn connect(mount: &Path) -> Client {
+    let store: OwnedFd = rustix::fs::open(mount.join(".ckptfs"), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("the store is there");
+    Client::connect(&store).expect("the daemon listens")
+}
+
+/// Makes a checkpoint.
+pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
+    client.checkpoint(CheckpointOptions::default()).expect("a checkpoint can be made")
+}
+
+/// Sets its flag when dropped, so that a thread that waits for it ends even when the test panics.
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Runs `body` while a checkpoint is made every `pause`; returns what it returned and how many were made.
+pub fn between_checkpoints<T>(mount: &Path, pause: Duration, body: impl FnOnce() -> T) -> (T, u64) {
+    let stop = AtomicBool::new(false);
+    let mut client = connect(mount);
+    thread::scope(|scope| {
+        let maker = scope.spawn(|| {
+            let mut made = 0;
+            while !stop.load(Ordering::SeqCst) {
+                let next = Instant::now() + pause;
+                checkpoint(&mut client);
+                made += 1;
+                thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            made
+        });
+        let result = {
+            let _stop = StopOnDrop(&stop);
+            body()
+        };
+        (result, maker.join().expect("checkpoints can be made"))
+    })
+}

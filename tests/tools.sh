@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Installs the published conformance suites into target/tools/bin, each in exactly the version named here. Does nothing where they are there already.
+# A suite that cannot be had is a failure: what it would have shown is then not known.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# name:version, as on crates.io; tests/posix reads this list too.
+SUITES=(pjdfstest:0.2.2 fsx:0.3.2)
+ROOT=target/tools
+
+# Prints the suites that are not there in their version.
+missing() {
+    local suite name
+    for suite in "${SUITES[@]}"; do
+        name=${suite%%:*}
+        [ "$("$ROOT/bin/$name" --version 2>/dev/null)" = "$name ${suite##*:}" ] || echo "$suite"
+    done
+}
+
+main() {
+    local -a wanted
+    mapfile -t wanted < <(missing)
+    [ "${#wanted[@]}" -gt 0 ] || return 0
+    echo "tools: installing ${wanted[*]}"
+    # Its own target directory, so that nothing of ours is built again; the downloads are tried again, for the network may be slow.
+    if ! CARGO_NET_RETRY=5 CARGO_INCREMENTAL=0 cargo install --locked --force --root "$ROOT" --target-dir "$ROOT/build" "${wanted[@]/:/@=}"; then
+        echo "tools: FAILED to install ${wanted[*]} from crates.io (see above); the conformance suites cannot run without them" >&2
+        return 1
+    fi
+    rm -rf "$ROOT/build"
+    mapfile -t wanted < <(missing)
+    if [ "${#wanted[@]}" -gt 0 ]; then
+        echo "tools: installed, but not in the version asked for: ${wanted[*]}" >&2
+        return 1
+    fi
+}
+
+main
