@@ -10,7 +10,7 @@ use std::path::PathBuf;
 type Row = BTreeMap<String, f64>;
 
 /// How often is counted before more than the baseline is a finding, and for a new baseline.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: usize = 3;
 
 /// A file of numbers by workload, and what was counted this time.
 pub struct Baseline {
@@ -73,14 +73,16 @@ impl Baseline {
         self.problems.is_empty()
     }
 
-    /// Takes the greater number of this and another session.
-    fn raise(&mut self, other: Baseline) {
-        for ((workload, row), (same, others)) in self.counted.iter_mut().zip(other.counted) {
-            assert_eq!(*workload, same, "a session counts the same workloads each time");
-            for (name, count) in others {
-                let mine = row.entry(name).or_insert(0.0);
-                *mine = mine.max(count);
-            }
+    /// Takes the median of this and the other sessions.
+    fn take_median(&mut self, others: &[Baseline]) {
+        for (index, (_, row)) in self.counted.iter_mut().enumerate() {
+            let rows: Vec<Row> = others.iter().map(|other| other.counted[index].1.clone()).chain([row.clone()]).collect();
+            let median = |name: &String| {
+                let mut counts: Vec<f64> = rows.iter().map(|row| row.get(name).copied().unwrap_or(0.0)).collect();
+                counts.sort_by(f64::total_cmp);
+                (name.clone(), counts[counts.len() / 2])
+            };
+            *row = rows.iter().flat_map(|row| row.keys()).map(median).filter(|(_, count)| *count > 0.0).collect();
         }
     }
 
@@ -124,25 +126,25 @@ fn parse(line: &str) -> Option<(String, Row)> {
 }
 
 /// Counts with `session`, which is handed the baseline `name` and fills it, and fails if that finds more than is known; or writes the baseline.
-/// A machine that is short of memory makes the kernel forget and ask again, so only what is found each time is a finding; and some requests depend
-/// on which of two threads comes first, so a baseline holds the most that was counted.
+/// A machine that is short of memory makes the kernel forget and ask again, so only what is found each time is a finding. For the
+/// same reason a new baseline holds the median of as many sessions.
 ///
 /// # Errors
 /// Why nothing can be counted or compared here.
 pub fn compare(name: &str, session: impl Fn(Baseline) -> Result<Baseline, String>) -> Result<(), String> {
-    let mut before = None;
-    for attempt in 1.. {
+    let mut before = Vec::new();
+    loop {
         let mut counted = session(Baseline::read(name)?)?;
-        if let Some(before) = before.take().filter(|_| blesses()) {
-            counted.raise(before);
+        let last = before.len() + 1 == ATTEMPTS;
+        if last && blesses() {
+            counted.take_median(&before);
         }
-        if attempt == ATTEMPTS || (counted.complete() && !blesses()) {
+        if last || (counted.complete() && !blesses()) {
             counted.finish();
-            break;
+            return Ok(());
         }
-        before = Some(counted);
+        before.push(counted);
     }
-    Ok(())
 }
 
 #[test]
