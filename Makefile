@@ -41,9 +41,13 @@ test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
 test-crash: ## The kill and power-cut tests in their long form
 	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,crash cut)
 
-soak: ## The reference-model test for SOAK_SECONDS with a random seed (printed)
+soak: ## Model, concurrency and endurance for SOAK_SECONDS each, with a random seed (printed)
 	@CKPTFS_LONG=1 CKPTFS_SEED=$${CKPTFS_SEED:-random} CKPTFS_SECONDS=$(SOAK_SECONDS) BOUND_model=$$(($(SOAK_SECONDS) + 600)) \
 		BOUND_TOTAL=$$(($(SOAK_SECONDS) + 3600)) tests/run.sh deps build model
+	@CKPTFS_LONG=1 CKPTFS_SEED=$$RANDOM CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 10 + 1)) BOUND_concurrent=$$(($(SOAK_SECONDS) * 3 + 1200)) \
+		BOUND_TOTAL=$$(($(SOAK_SECONDS) * 3 + 3600)) tests/run.sh deps build concurrent
+	@CKPTFS_LONG=1 CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 180 + 1)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 360 + 1)) \
+		BOUND_endurance=$$(($(SOAK_SECONDS) * 4 + 3600)) BOUND_TOTAL=$$(($(SOAK_SECONDS) * 4 + 7200)) tests/run.sh deps build endurance
 
 demo: deps build ## The main job on real input: make demo [DIR=~/project]
 	@benches/demo.sh run $(if $(DIR),"$(DIR)")

@@ -211,6 +211,8 @@ pub trait Service: Send + Sync {
     /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is `None`) is served by the daemon.
     fn no_passthrough(&self, fh: Fh);
 
+    /// To change the content of a node may take long, because much of it is to be kept before.
+    fn captures_much(&self, node: NodeId) -> bool;
     /// A change below `parent` may wait until other requests have been answered: it must not keep the thread that reads them.
     fn waits(&self, parent: NodeId) -> bool;
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked>;

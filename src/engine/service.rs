@@ -152,6 +152,10 @@ impl Service for Engine {
         self.live.set_passthrough(false);
     }
 
+    fn captures_much(&self, node: NodeId) -> bool {
+        matches!(self.node(node), Ok(Node::Live(slot)) if self.live.captures_much(slot))
+    }
+
     fn waits(&self, parent: NodeId) -> bool {
         // A checkpoint waits until the kernel has written dirty pages back, which it does with requests.
         parent == SNAPDIR

@@ -118,7 +118,7 @@ impl Live {
                 self.set_attr(slot, None, &Change { size: Some(0), privileged: flags.privileged, ..Change::default() })?;
             }
             let _tree = self.tree.read();
-            let (file, stat) = self.open_backing(slot, flags)?;
+            let (file, stat, _) = self.open_backing(slot, flags)?;
             let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
             return self.opened(slot, file, flags, io);
         }
@@ -127,11 +127,11 @@ impl Live {
         // Before the open: while somebody settles the file it has a lease, and our open, which never waits, would be refused (EAGAIN).
         let _stripe = self.stripe(slot);
         // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
-        let (file, stat) = self.open_backing(slot, flags)?;
+        let (file, stat, readable) = self.open_backing(slot, flags)?;
         // The kernel caches set-id bits; where it writes by itself they would stay.
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
-        self.prepare_write(slot, &file, flags, io)?;
+        self.prepare_write(slot, (&file, readable), flags, io)?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
@@ -139,16 +139,20 @@ impl Live {
         self.opened(slot, file, flags, io)
     }
 
-    /// Opens the backing file as asked for. The kernel lets whoever owns a file leave its access time alone; a daemon of another user may not.
-    fn open_backing(&self, slot: Slot, flags: OpenFlags) -> SysResult<(File, Stat)> {
+    /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
+    fn open_backing(&self, slot: Slot, flags: OpenFlags) -> SysResult<(File, Stat, bool)> {
         let how = flags.backing();
-        match self.open_file(slot.into(), how) {
-            Err(Errno::EPERM) if how.noatime => self.open_file(slot.into(), Open { noatime: false, ..how }),
+        let readable = how.read || ((self.passthrough() || flags.truncate) && self.timeline.needs(&Key::Data(slot)));
+        let open = |read: bool, noatime: bool| self.open_file(slot.into(), Open { read, noatime, ..how }).map(|(file, stat)| (file, stat, read));
+        match open(readable, how.noatime) {
+            // The kernel lets whoever owns a file leave its access time alone, or write what cannot be read; a daemon of another user may not.
+            Err(Errno::EPERM) if how.noatime => open(how.read, false),
+            Err(Errno::EACCES) if readable && !how.read => open(false, how.noatime),
             result => result,
         }
     }
 
-    fn prepare_write(&self, slot: Slot, file: &File, flags: OpenFlags, io: IoMode) -> SysResult<()> {
+    fn prepare_write(&self, slot: Slot, (file, readable): (&File, bool), flags: OpenFlags, io: IoMode) -> SysResult<()> {
         let ahead = io == IoMode::Passthrough;
         if !(ahead || flags.truncate) || !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) {
             if flags.truncate {
@@ -156,7 +160,7 @@ impl Live {
             }
             return Ok(());
         }
-        if flags.read {
+        if readable {
             return self.capture(slot.into(), file, !flags.truncate);
         }
         self.capture(slot.into(), &sys::reopen(file, Open::READ)?, !flags.truncate)
