@@ -9,6 +9,7 @@ PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 UNITDIR ?= /etc/systemd/system
 DESTDIR ?=
+BASE ?=
 ARGS ?=
 DIR ?=
 SOAK_SECONDS ?= 1800
@@ -18,7 +19,7 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-store check-macos install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-store bench-compare check-macos install uninstall image
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -54,8 +55,11 @@ demo-clean: ## Unmount and remove what `make demo` left
 bench: deps ## The latency benchmark, as root: make bench [ARGS="--quick --fs xfs --only checkpoint --write-docs"]
 	cargo bench --bench latency -- $(ARGS)
 
-bench-store: ## The store alone: what an append, a look-up, a batch cost
-	cargo bench --bench store
+bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
+	cargo bench --bench store --bench history
+
+bench-compare: ## The same on two revisions, with the change of each: make bench-compare BASE=REV
+	@benches/compare.sh "$(BASE)"
 
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh
