@@ -120,7 +120,7 @@ impl Engine {
     /// A checkpoint's number as it is written: without leading zeros.
     fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
-        (id.to_string() == name && self.timeline().checkpoint(id).is_some()).then_some(id)
+        (id.to_string() == name && self.timeline().has_checkpoint(id)).then_some(id)
     }
 
     fn is_directory(&self, id: CheckpointId, tag: &str) -> bool {
@@ -209,6 +209,6 @@ impl Engine {
 
     /// The view that a past node belongs to must still be there.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
-        if self.timeline().checkpoint(node.checkpoint).is_some() { Ok(()) } else { Err(Errno::ESTALE) }
+        if self.timeline().has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
     }
 }

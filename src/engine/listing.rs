@@ -61,5 +61,5 @@ impl Listings {
 
 /// A listing from (name, node, kind), numbered.
 pub(super) fn numbered(names: impl IntoIterator<Item = (Vec<u8>, NodeId, crate::sys::Kind)>) -> Vec<Listed> {
-    names.into_iter().zip(1..).map(|((name, node, kind), next)| Listed { name, node, kind, next }).collect()
+    names.into_iter().zip(1..).map(|((name, node, kind), next)| Listed { name, node, kind, slot: node.0, next }).collect()
 }

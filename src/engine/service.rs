@@ -133,10 +133,14 @@ impl Engine {
     fn list_past(&self, dir: &PastNode) -> SysResult<Vec<Listed>> {
         self.check_kept(dir)?;
         let mut names = vec![(b".".to_vec(), dir.id, Kind::Dir), (b"..".to_vec(), dir.id, Kind::Dir)];
+        let mut slots = vec![0; names.len()];
         for (name, child) in self.view(dir.state()).list(&dir.trail)? {
             names.push((name.as_bytes().to_vec(), Past::number(dir.checkpoint, dir.named, child), child.kind));
+            slots.push(child.slot.0);
         }
-        Ok(numbered(names))
+        let mut listed = numbered(names);
+        listed.iter_mut().zip(slots).for_each(|(listed, slot)| listed.slot = slot);
+        Ok(listed)
     }
 
     fn list_control(&self) -> Vec<Listed> {
@@ -374,6 +378,9 @@ impl Service for Engine {
     }
 
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
+        if let Ok(Node::Past(dir)) = self.node(parent) {
+            return self.past_listed(&dir, listed).ok();
+        }
         match self.lookup(parent, &listed.name) {
             Ok(Looked::Found(entry)) => Some(entry),
             Ok(Looked::Absent(_)) | Err(_) => None,
