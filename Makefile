@@ -9,6 +9,7 @@ PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 UNITDIR ?= /etc/systemd/system
 DESTDIR ?=
+BASE ?=
 ARGS ?=
 DIR ?=
 SOAK_SECONDS ?= 1800
@@ -18,7 +19,7 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store check-macos install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-compare check-macos install uninstall image
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -64,8 +65,11 @@ bench-native: ## Real work beside a plain directory and the floor: make bench-na
 	@tests/deps.sh bench
 	cargo bench --bench native -- $(ARGS)
 
-bench-store: ## The store alone: what an append, a look-up, a batch cost
-	cargo bench --bench store
+bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
+	cargo bench --bench store --bench history
+
+bench-compare: ## The same on two revisions, with the change of each: make bench-compare BASE=REV
+	@benches/compare.sh "$(BASE)"
 
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh
