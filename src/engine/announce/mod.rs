@@ -38,8 +38,8 @@ pub(super) use answers::{attr, is_ghost, opened};
 /// of them; directories that are left get one for all that happened in them.
 const STEPS_MAX: usize = 5_000;
 
-/// Names that somebody had the kernel remember as missing are tried again so often.
-const ROUNDS_MAX: usize = 4;
+/// What somebody had the kernel remember of a name keeps it from asking us: it is made to forget, and the step is tried again so often.
+const ROUNDS_MAX: usize = 5;
 
 /// How long [`Announcer::hush`] waits for the voice to let go of the mount.
 const HUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -200,9 +200,13 @@ impl Announcer {
         let steps: Vec<Step> = steps.into_iter().filter(|step| self.is_heard(step, &watched)).collect();
         tracing::debug!(steps = steps.len(), "announcing a restore");
         let mut todo = self.by_dir(shortened(steps));
-        for _ in 0..ROUNDS_MAX {
+        for round in 1..=ROUNDS_MAX {
             if todo.is_empty() || self.is_hushed() {
                 return;
+            }
+            if round == ROUNDS_MAX {
+                // Better that something came, without that something went, than neither.
+                todo.iter_mut().for_each(|told| told.steps.retain(|step| !matches!(step.what, What::Gone { now: Some(_), .. })));
             }
             todo = voice::speak(self, mounted, &todo);
             for told in &todo {

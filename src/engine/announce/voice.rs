@@ -13,7 +13,8 @@ use crate::store::ids::{Name, Slot};
 use crate::sys::host::open_dir_path;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
 
-/// Takes the steps; gives back those for which the kernel did not ask us, because it remembered that the name is missing.
+/// Takes the steps; gives back those for which the kernel did not ask us, because it remembered what is at the name, and those that follow from
+/// them.
 pub(super) fn speak(announcer: &Announcer, mounted: &Mounted, all: &[Told]) -> Vec<Told> {
     std::thread::scope(|scope| {
         let voice = std::thread::Builder::new().name("announcer-voice".into()).spawn_scoped(scope, || {
@@ -71,7 +72,9 @@ impl Voice<'_> {
                 if self.announcer.is_hushed() {
                     return Ok(Vec::new());
                 }
-                if !self.take(dir, step)? {
+                // What came in the place of a name that went is told after it.
+                let waits = steps.last().is_some_and(|left: &Step| left.name == step.name);
+                if waits || !self.take(dir, step)? {
                     steps.push(step.clone());
                 }
             }
@@ -123,7 +126,7 @@ impl Voice<'_> {
             Err(errno) => tracing::debug!(?step, %errno, asked, "a change is not announced"),
             Ok(()) => {}
         }
-        // What the kernel has of the name now is a ghost, or that a ghost went: the truth takes its place.
+        // What the kernel has of the name now is a ghost, or that a ghost went; the truth takes its place.
         if matches!(step.what, What::Gone { .. } | What::Come(_) | What::Written) {
             let _ = sys::stat_at(dir, name);
             return Ok(asked || !matches!(step.what, What::Gone { .. }));
