@@ -9,6 +9,7 @@ PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 UNITDIR ?= /etc/systemd/system
 DESTDIR ?=
+BASE ?=
 ARGS ?=
 DIR ?=
 SOAK_SECONDS ?= 1800
@@ -18,7 +19,7 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store check-macos install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-compare check-macos install uninstall image
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -36,14 +37,18 @@ test: ## Every test, on real filesystems; ends with counts
 	@tests/run.sh
 
 test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
-	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-2700} tests/run.sh deps tools build $(call present,posix mounted)
+	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-5400} BOUND_TOTAL=$${BOUND_TOTAL:-7200} tests/run.sh deps tools build $(call present,posix mounted)
 
 test-crash: ## The kill and power-cut tests in their long form
 	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,crash cut)
 
-soak: ## The reference-model test for SOAK_SECONDS with a random seed (printed)
+soak: ## Model, concurrency and endurance for SOAK_SECONDS each, with a random seed (printed)
 	@CKPTFS_LONG=1 CKPTFS_SEED=$${CKPTFS_SEED:-random} CKPTFS_SECONDS=$(SOAK_SECONDS) BOUND_model=$$(($(SOAK_SECONDS) + 600)) \
 		BOUND_TOTAL=$$(($(SOAK_SECONDS) + 3600)) tests/run.sh deps build model
+	@CKPTFS_LONG=1 CKPTFS_SEED=$$RANDOM CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 10 + 1)) BOUND_concurrent=$$(($(SOAK_SECONDS) * 3 + 1200)) \
+		BOUND_TOTAL=$$(($(SOAK_SECONDS) * 3 + 3600)) tests/run.sh deps build concurrent
+	@CKPTFS_LONG=1 CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 180 + 1)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 360 + 1)) \
+		BOUND_endurance=$$(($(SOAK_SECONDS) * 4 + 3600)) BOUND_TOTAL=$$(($(SOAK_SECONDS) * 4 + 7200)) tests/run.sh deps build endurance
 
 demo: deps build ## The main job on real input: make demo [DIR=~/project]
 	@benches/demo.sh run $(if $(DIR),"$(DIR)")
@@ -60,8 +65,11 @@ bench-native: ## Real work beside a plain directory and the floor: make bench-na
 	@tests/deps.sh bench
 	cargo bench --bench native -- $(ARGS)
 
-bench-store: ## The store alone: what an append, a look-up, a batch cost
-	cargo bench --bench store
+bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
+	cargo bench --bench store --bench history
+
+bench-compare: ## The same on two revisions, with the change of each: make bench-compare BASE=REV
+	@benches/compare.sh "$(BASE)"
 
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh

@@ -12,7 +12,7 @@ if [ "$(id -u)" != 0 ]; then SUDO=(sudo); fi
 # command:package; the first list is needed, the second makes more tests possible.
 NEEDED=(cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs losetup:util-linux
     setfacl:acl setfattr:attr rsync:rsync)
-USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio modprobe:kmod)
+USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-ng:stress-ng modprobe:kmod)
 
 # A library has no command: its header tells.
 LIBFUSE=/usr/include/fuse3/fuse.h

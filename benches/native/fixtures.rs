@@ -18,9 +18,8 @@ const GIT_FILES: usize = 6_000;
 pub const GIT_CHANGED: usize = 2_000;
 
 const CARGO_MANIFEST: &str = "[package]\nname = \"app\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[workspace]\n[dependencies]\n\
-     serde_json = \"1\"\nregex = \"1\"\ntempfile = \"3\"\n";
-const CARGO_MAIN: &str = "fn main() {\n    let found = regex::Regex::new(\"a+\").unwrap().find(\"caaat\").unwrap().as_str().to_owned();\n    \
-     println!(\"{}\", serde_json::json!({ \"found\": found }));\n}\n";
+     serde_json = \"1\"\ntempfile = \"3\"\nmemchr = \"2\"\n";
+const CARGO_MAIN: &str = "fn main() {\n    println!(\"{}\", serde_json::json!({ \"found\": memchr::memchr(b'a', b\"caaat\") }));\n}\n";
 const NPM_MANIFEST: &str = "{\"name\":\"app\",\"version\":\"1.0.0\",\"private\":true,\
      \"dependencies\":{\"express\":\"4.21.2\",\"eslint\":\"8.57.1\",\"typescript\":\"5.4.5\"}}\n";
 
@@ -34,8 +33,7 @@ pub struct Fixtures {
     /// The same, each with a zero byte after it.
     pub list: PathBuf,
     pub git: Result<Repository, String>,
-    /// A crate with the sources of all that it depends on.
-    pub cargo: Result<PathBuf, String>,
+    pub cargo: Result<Crate, String>,
     pub npm: Result<Packages, String>,
 }
 
@@ -45,6 +43,13 @@ pub struct Repository {
     pub files: usize,
     /// The commit of `second`, at which the tree is.
     pub second: String,
+}
+
+/// A crate with the sources of all that it depends on.
+pub struct Crate {
+    pub dir: PathBuf,
+    /// Regular files in `target` after a build.
+    pub files: usize,
 }
 
 /// A project with a lock file, and a cache with all its packages.
@@ -80,7 +85,7 @@ impl Fixtures {
         self.git.as_ref().expect("without a repository nothing of git runs")
     }
 
-    pub fn cargo(&self) -> &Path {
+    pub fn cargo(&self) -> &Crate {
         self.cargo.as_ref().expect("without a crate nothing of cargo runs")
     }
 
@@ -139,12 +144,13 @@ fn repository(dir: &Path) -> Result<Repository, String> {
     }
     commit("second")?;
     prepare(&mut git(dir, &["checkout", "-q", "second"]))?;
+    prepare(&mut git(dir, &["gc", "--quiet"]))?;
     let second = stdout_of(&mut git(dir, &["rev-parse", "second"]), SETUP_SECONDS).trim().to_owned();
     Ok(Repository { dir: dir.to_owned(), files: files.len(), second })
 }
 
 /// The sources come from what cargo has fetched for this project.
-fn crate_with_sources(dir: &Path) -> Result<PathBuf, String> {
+fn crate_with_sources(dir: &Path) -> Result<Crate, String> {
     let write = |name: &str, text: &str| fs::write(dir.join(name), text).map_err(|error| error.to_string());
     fs::create_dir_all(dir.join("src")).map_err(|error| error.to_string())?;
     fs::create_dir_all(dir.join(".cargo")).map_err(|error| error.to_string())?;
@@ -154,8 +160,10 @@ fn crate_with_sources(dir: &Path) -> Result<PathBuf, String> {
     prepare(&mut with_settings_of_cargo_gone(within(dir, &program, &["vendor", "--offline", "--quiet"])))?;
     write(".cargo/config.toml", "[source.crates-io]\nreplace-with = \"vendored\"\n[source.vendored]\ndirectory = \"vendor\"\n")?;
     prepare(&mut cargo(dir, &["build", "--offline"]))?;
-    fs::remove_dir_all(dir.join("target")).map_err(|error| error.to_string())?;
-    Ok(dir.to_owned())
+    let target = dir.join("target");
+    let files = tree::regular_files(&target, 0).len();
+    fs::remove_dir_all(target).map_err(|error| error.to_string())?;
+    Ok(Crate { dir: dir.to_owned(), files })
 }
 
 /// The packages come from npm's registry, once.

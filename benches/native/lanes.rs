@@ -19,6 +19,8 @@ use crate::floor::Floor;
 pub enum Column {
     /// A directory of the filesystem itself.
     Plain,
+    /// The same, with a reflink of what is written made just before: what the filesystem itself wants for a first change.
+    Cloned,
     /// ckptfs with passthrough; there is no checkpoint.
     Passthrough,
     /// ckptfs with passthrough, and a checkpoint made just before each run that changes something.
@@ -34,8 +36,9 @@ pub enum Column {
 }
 
 impl Column {
-    pub const ALL: [(&str, Column); 7] = [
+    pub const ALL: [(&str, Column); 8] = [
         ("plain", Column::Plain),
+        ("cloned", Column::Cloned),
         ("passthrough", Column::Passthrough),
         ("checkpointed", Column::Checkpointed),
         ("daemon", Column::Daemon),
@@ -46,6 +49,19 @@ impl Column {
 
     pub fn name(self) -> &'static str {
         Column::ALL.iter().find(|(_, column)| *column == self).expect("every column is listed").0
+    }
+
+    /// What stands above it in a table.
+    pub fn title(self) -> &'static str {
+        match self {
+            Column::Plain => "plain",
+            Column::Cloned => "plain, reflinked before",
+            Column::Passthrough => "passthrough",
+            Column::Checkpointed => "after a checkpoint",
+            Column::Daemon => "daemon",
+            Column::FloorOne | Column::FloorMany => "floor",
+            Column::Bindfs => "bindfs",
+        }
     }
 
     pub fn is_floor(self) -> bool {
@@ -72,7 +88,7 @@ impl Lane {
         let point = image.dir(&format!("{}-mount", column.name()));
         let theirs = |one| Some(Floor::passthrough_ll(floor.expect("the floor was built"), &root, &point, one));
         let floor = match column {
-            Column::Plain => None,
+            Column::Plain | Column::Cloned => None,
             Column::Passthrough | Column::Checkpointed | Column::Daemon => return Lane::over(&root, column),
             Column::FloorOne => theirs(true),
             Column::FloorMany => theirs(false),

@@ -15,7 +15,7 @@ const fn workload(name: &'static str, title: &'static str, files: fn(&Fixtures) 
 pub const GIT: Scenario = Scenario {
     name: "git",
     title: "git",
-    rounds: 5,
+    rounds: 3,
     pins: true,
     missing: |fixtures| fixtures.git.as_ref().err().cloned(),
     setup: |world, lane| copy(&world.fixtures.git().dir, lane, "git"),
@@ -34,14 +34,14 @@ pub const CARGO: Scenario = Scenario {
     rounds: 3,
     pins: false,
     missing: |fixtures| fixtures.cargo.as_ref().err().cloned(),
-    setup: |world, lane| copy(world.fixtures.cargo(), lane, "cargo"),
+    setup: |world, lane| copy(&world.fixtures.cargo().dir, lane, "cargo"),
     workloads: &[Workload {
         changes: true,
         before: |_, lane| remove(lane, "cargo/target"),
         ..workload(
             "cargo-build",
-            "`cargo build` with 12 crates",
-            |_| None,
+            "`cargo build` of a small program",
+            |fixtures| Some(fixtures.cargo().files),
             |_, lane| timed(&mut cargo(&place(lane, "cargo"), &["build", "--offline"])),
         )
     }],

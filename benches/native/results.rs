@@ -42,7 +42,7 @@ impl Cell {
         self.seconds.iter().copied().fold(0.0, f64::max)
     }
 
-    /// FUSE requests for each file; forgets count, for they are read and handled like any other.
+    /// FUSE requests for each file.
     pub fn requests_each(&self) -> Option<f64> {
         let all: u64 = self.requests.as_ref()?.values().sum();
         Some(all as f64 / self.files? as f64)

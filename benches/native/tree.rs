@@ -19,7 +19,7 @@ pub const NAME: &str = "tree";
 const SIZES: [usize; 3] = [1_000, 36_000, 250_000];
 const DIRTY: [usize; 3] = [1, 60, 10_000];
 const DIRECTORY: usize = 100;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 
 /// The promise: this much for each inode that the kernel knows, and as much beside.
 const INODE_BYTES: u64 = 200;

@@ -122,6 +122,8 @@ pub struct Listed {
     pub node: NodeId,
     /// Kind for `d_type`.
     pub kind: Kind,
+    /// The engine's own: the inode of the past that [`Service::plus`] need not look up again.
+    pub slot: u64,
     /// Offset that continues after this name.
     pub next: u64,
 }
@@ -211,6 +213,8 @@ pub trait Service: Send + Sync {
     /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is `None`) is served by the daemon.
     fn no_passthrough(&self, fh: Fh);
 
+    /// To change the content of a node may take long, because much of it is to be kept before.
+    fn captures_much(&self, node: NodeId) -> bool;
     /// A change below `parent` may wait until other requests have been answered: it must not keep the thread that reads them.
     fn waits(&self, parent: NodeId) -> bool;
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked>;

@@ -152,6 +152,10 @@ impl Service for Engine {
         self.live.set_passthrough(false);
     }
 
+    fn captures_much(&self, node: NodeId) -> bool {
+        matches!(self.node(node), Ok(Node::Live(slot)) if self.live.captures_much(slot))
+    }
+
     fn waits(&self, parent: NodeId) -> bool {
         // A checkpoint waits until the kernel has written dirty pages back, which it does with requests.
         parent == SNAPDIR
@@ -366,6 +370,9 @@ impl Service for Engine {
     }
 
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
+        if let Ok(Node::Past(dir)) = self.node(parent) {
+            return self.past_listed(&dir, listed).ok();
+        }
         match self.look_up(parent, &listed.name) {
             Ok(Looked::Found(entry)) => Some(entry),
             Ok(Looked::Absent(_)) | Err(_) => None,

@@ -148,6 +148,11 @@ impl Adapter {
         self.dispatcher.apart(kind, move || handler(&server));
     }
 
+    /// As [`Adapter::serve`], for what may change the content of a file.
+    fn serve_content(&self, kind: Kind, request: &Request, ino: INodeNo, changes: bool, handler: impl FnOnce(&Server) + Send + 'static) {
+        if changes && self.server.service.captures_much(node(ino)) { self.apart(kind, handler) } else { self.serve(kind, request, handler) }
+    }
+
     /// As [`Adapter::serve`], for a change below `parent`, which may have to wait for other requests.
     fn serve_change(&self, kind: Kind, request: &Request, parent: INodeNo, handler: impl FnOnce(&Server) + Send + 'static) {
         if self.server.service.waits(node(parent)) { self.apart(kind, handler) } else { self.serve(kind, request, handler) }
@@ -174,6 +179,7 @@ impl Filesystem for Adapter {
 
     fn destroy(&mut self) {
         if self.started {
+            self.dispatcher.wait_idle();
             self.dispatcher.here(Kind::Destroy, 0, || self.server.service.ended());
         }
     }
@@ -217,7 +223,7 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let caller = caller(request);
-        self.serve(Kind::Setattr, request, move |server| {
+        self.serve_content(Kind::Setattr, request, ino, size.is_some(), move |server| {
             let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
             answer_attr(server.service.setattr(caller, node(ino), fh.map(handle), set), reply);
         });
@@ -284,7 +290,8 @@ impl Filesystem for Adapter {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let caller = caller(request);
-        self.serve(Kind::Open, request, move |server| match server.service.open(caller, node(ino), flags.0) {
+        let changes = convert::opens_to_change(flags);
+        self.serve_content(Kind::Open, request, ino, changes, move |server| match server.service.open(caller, node(ino), flags.0) {
             Ok(opened) => {
                 let fh = FileHandle(opened.fh.0);
                 match server.backing_id(node(ino), &opened, |file| reply.open_backing(file)) {
@@ -346,7 +353,7 @@ impl Filesystem for Adapter {
         let write = move |server: &Server, data: &[u8]| {
             answer_written(server.service.write(caller, node(ino), handle(fh), offset, data, from_cache), reply);
         };
-        if self.dispatcher.hands_on(Kind::Write) {
+        if self.dispatcher.hands_on(Kind::Write) || self.server.service.captures_much(node(ino)) {
             let data = data.to_vec();
             self.apart(Kind::Write, move |server| write(server, &data));
         } else {

@@ -4,10 +4,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, RenameFlags, Request, TimeOrNow};
+use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow};
 
 use crate::engine::request::{Caller, Entry, Fh, Listed, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, SetAttr, XattrHow};
-use crate::sys::{Errno, Kind, Stat, Time};
+use crate::sys::{Errno, Kind, Stat, Time, open_flags};
 
 /// The longest name that may be listed: the kernel's readdir cache goes wrong over longer ones.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -180,6 +180,11 @@ pub fn passthrough_flags(opened: &Opened) -> FopenFlags {
     flags.set(FopenFlags::FOPEN_DIRECT_IO, opened.direct_io);
     flags.set(FopenFlags::FOPEN_NOFLUSH, opened.no_flush);
     flags
+}
+
+/// The file's content may be changed through the handle, or is by the open itself.
+pub fn opens_to_change(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & open_flags::TRUNC != 0
 }
 
 /// Every listing may be cached: what changes it comes by the kernel, or the kernel is told.

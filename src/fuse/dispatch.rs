@@ -30,6 +30,9 @@ const LOOK_EVERY: u64 = 64;
 /// It follows a caller that was elsewhere on the same CPU so many times in a row.
 const LOOKS_TO_FOLLOW: u32 = 2;
 
+/// How long helpers have to finish when the session has ended.
+const IDLE_WAIT_MAX: Duration = Duration::from_secs(5);
+
 type Job = Box<dyn FnOnce() + Send>;
 /// One queue, from which whoever is free takes the next job.
 type Queue = Arc<Mutex<Receiver<Job>>>;
@@ -83,6 +86,14 @@ impl Dispatcher {
         self.counts.count(kind);
         let this = Arc::clone(self);
         self.helpers.give(Box::new(move || this.timed(kind, handler)));
+    }
+
+    /// Waits until helpers have served what was handed to them, but not for ever: the session has ended, and the kernel waits for nothing any more.
+    pub fn wait_idle(&self) {
+        let began = Instant::now();
+        while self.helpers.under_way.load(Ordering::Relaxed) > 0 && began.elapsed() < IDLE_WAIT_MAX {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn timed(&self, kind: Kind, handler: impl FnOnce()) {
@@ -218,7 +229,8 @@ mod tests {
         dispatcher.apart(Kind::Fsync, move || done.send(2).expect("send"));
         assert_eq!(results.recv(), Ok(2), "the second does not wait for the first");
         go.send(()).expect("send");
-        assert_eq!(results.recv(), Ok(1));
+        dispatcher.wait_idle();
+        assert_eq!(results.try_recv(), Ok(1), "who waits for helpers finds their work done");
     }
 
     #[test]

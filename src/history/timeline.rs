@@ -23,6 +23,8 @@ const UNDO_ITEMS_AT_ONCE: usize = 4096;
 
 pub(super) struct Inner {
     pub(super) open: Table,
+    /// How often records came to the open epoch, or an epoch was closed: as long as it stays, what had no record has none.
+    recordings: u64,
     /// Inodes made in the open epoch: no checkpoint can see them.
     born: HashSet<Slot>,
     /// Closed epochs not yet in the index, oldest first.
@@ -38,6 +40,7 @@ impl Inner {
     pub(super) fn new(epoch: Epoch) -> Inner {
         Inner {
             open: Table::new(epoch),
+            recordings: 0,
             born: HashSet::new(),
             sealed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
@@ -75,6 +78,7 @@ impl Inner {
     }
 
     pub(super) fn seal(&mut self) {
+        self.recordings += 1;
         let next = Table::new(self.open.epoch.next());
         let closed = std::mem::replace(&mut self.open, next);
         self.born.clear();
@@ -179,6 +183,7 @@ impl Timeline {
         records.extend(more);
         self.store.journal.append(&records).map_err(fault)?;
         let mut inner = self.inner.write();
+        inner.recordings += 1;
         for item in undo {
             inner.open.add(item);
         }
@@ -190,6 +195,12 @@ impl Timeline {
             }
         }
         Ok(())
+    }
+
+    /// A number that another record changes: as long as it stays, what had no record has none. A record is made, and so the number changed, before
+    /// its change is.
+    pub fn recordings(&self) -> u64 {
+        self.inner.read().recordings
     }
 
     /// Appends records that change nothing of the tables.
@@ -291,6 +302,11 @@ impl Timeline {
     /// One checkpoint.
     pub fn checkpoint(&self, id: CheckpointId) -> Option<Checkpoint> {
         self.inner.read().checkpoints.get(&id).map(|(checkpoint, _)| checkpoint.clone())
+    }
+
+    /// Whether a checkpoint is kept.
+    pub fn has_checkpoint(&self, id: CheckpointId) -> bool {
+        self.inner.read().checkpoints.contains_key(&id)
     }
 
     /// The newest checkpoint.

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 /// What a number stands for; they are compared and written as text with two decimals, or none if they are whole.
 type Row = BTreeMap<String, f64>;
 
-/// How often is counted before more than the baseline is a finding.
-const ATTEMPTS: u32 = 3;
+/// How often is counted before more than the baseline is a finding, and for a new baseline.
+const ATTEMPTS: usize = 3;
 
 /// A file of numbers by workload, and what was counted this time.
 pub struct Baseline {
@@ -73,6 +73,19 @@ impl Baseline {
         self.problems.is_empty()
     }
 
+    /// Takes the median of this and the other sessions.
+    fn take_median(&mut self, others: &[Baseline]) {
+        for (index, (_, row)) in self.counted.iter_mut().enumerate() {
+            let rows: Vec<Row> = others.iter().map(|other| other.counted[index].1.clone()).chain([row.clone()]).collect();
+            let median = |name: &String| {
+                let mut counts: Vec<f64> = rows.iter().map(|row| row.get(name).copied().unwrap_or(0.0)).collect();
+                counts.sort_by(f64::total_cmp);
+                (name.clone(), counts[counts.len() / 2])
+            };
+            *row = rows.iter().flat_map(|row| row.keys()).map(median).filter(|(_, count)| *count > 0.0).collect();
+        }
+    }
+
     /// Fails if there was more than is known; or writes the file, if that was asked for.
     fn finish(self) {
         if blesses() {
@@ -113,19 +126,24 @@ fn parse(line: &str) -> Option<(String, Row)> {
 }
 
 /// Counts with `session`, which is handed the baseline `name` and fills it, and fails if that finds more than is known; or writes the baseline.
-/// A machine that is short of memory makes the kernel forget and ask again, so only what is found each time is a finding.
+/// A machine that is short of memory makes the kernel forget and ask again, so only what is found each time is a finding. For the
+/// same reason a new baseline holds the median of as many sessions.
 ///
 /// # Errors
 /// Why nothing can be counted or compared here.
 pub fn compare(name: &str, session: impl Fn(Baseline) -> Result<Baseline, String>) -> Result<(), String> {
-    let mut attempt = 1;
+    let mut before = Vec::new();
     loop {
         let mut counted = session(Baseline::read(name)?)?;
-        if counted.complete() || blesses() || attempt == ATTEMPTS {
+        let last = before.len() + 1 == ATTEMPTS;
+        if last && blesses() {
+            counted.take_median(&before);
+        }
+        if last || (counted.complete() && !blesses()) {
             counted.finish();
             return Ok(());
         }
-        attempt += 1;
+        before.push(counted);
     }
 }
 

@@ -361,8 +361,8 @@ fn a_listing_under_way_has_every_name_that_stays_once(v: Variant) {
     let stays: Vec<String> = (0..2_000).map(|number| format!("stays-{number:04}")).collect();
     let fill = |dir: &Path| {
         fs::create_dir(dir.join("d")).expect("mkdir");
-        stays.iter().for_each(|name| put(&dir.join("d").join(name), name));
-        (0..2_000).for_each(|number| put(&dir.join("d").join(format!("goes-{number:04}")), "x"));
+        stays.iter().for_each(|name| put(dir.join("d").join(name), name));
+        (0..2_000).for_each(|number| put(dir.join("d").join(format!("goes-{number:04}")), "x"));
     };
     let rig: Rig = v.start_with(MountOpts::new(v.io), fill);
     let id = rig.mount.checkpoint();
@@ -371,7 +371,7 @@ fn a_listing_under_way_has_every_name_that_stays_once(v: Variant) {
     let mut seen = [some_names(&live), some_names(&also), some_names(&past)];
     for number in 0..2_000 {
         fs::remove_file(rig.path().join(format!("d/goes-{number:04}"))).expect("unlink");
-        put(&rig.path().join(format!("d/comes-{number:04}")), "y");
+        put(rig.path().join(format!("d/comes-{number:04}")), "y");
         if number % 20 == 0 {
             for (seen, dir) in seen.iter_mut().zip([&live, &also, &past]) {
                 seen.extend(some_names(dir));
