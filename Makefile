@@ -19,10 +19,10 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-store bench-compare check-macos install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-compare check-macos install uninstall image
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 deps: ## Install what the tests and the demo need (apt), load fuse
 	@tests/deps.sh
@@ -42,9 +42,13 @@ test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
 test-crash: ## The kill and power-cut tests in their long form
 	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,crash cut)
 
-soak: ## The reference-model test for SOAK_SECONDS with a random seed (printed)
+soak: ## Model, concurrency and endurance for SOAK_SECONDS each, with a random seed (printed)
 	@CKPTFS_LONG=1 CKPTFS_SEED=$${CKPTFS_SEED:-random} CKPTFS_SECONDS=$(SOAK_SECONDS) BOUND_model=$$(($(SOAK_SECONDS) + 600)) \
 		BOUND_TOTAL=$$(($(SOAK_SECONDS) + 3600)) tests/run.sh deps build model
+	@CKPTFS_LONG=1 CKPTFS_SEED=$$RANDOM CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 10 + 1)) BOUND_concurrent=$$(($(SOAK_SECONDS) * 3 + 1200)) \
+		BOUND_TOTAL=$$(($(SOAK_SECONDS) * 3 + 3600)) tests/run.sh deps build concurrent
+	@CKPTFS_LONG=1 CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 180 + 1)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 360 + 1)) \
+		BOUND_endurance=$$(($(SOAK_SECONDS) * 4 + 3600)) BOUND_TOTAL=$$(($(SOAK_SECONDS) * 4 + 7200)) tests/run.sh deps build endurance
 
 demo: deps build ## The main job on real input: make demo [DIR=~/project]
 	@benches/demo.sh run $(if $(DIR),"$(DIR)")
@@ -52,8 +56,14 @@ demo: deps build ## The main job on real input: make demo [DIR=~/project]
 demo-clean: ## Unmount and remove what `make demo` left
 	@benches/demo.sh clean
 
-bench: deps ## The latency benchmark, as root: make bench [ARGS="--quick --fs xfs --only checkpoint --write-docs"]
+bench: bench-latency bench-native ## Both benchmarks on real mounts, as root: make bench [ARGS="--quick --fs xfs --write-docs"]
+
+bench-latency: deps ## How long the verbs take: make bench-latency [ARGS="--only checkpoint --write-docs"]
 	cargo bench --bench latency -- $(ARGS)
+
+bench-native: ## Real work beside a plain directory and the floor: make bench-native [ARGS="--only small,git --write-docs"]
+	@tests/deps.sh bench
+	cargo bench --bench native -- $(ARGS)
 
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
 	cargo bench --bench store --bench history

@@ -102,6 +102,7 @@ clean_dead() {
 
 if [ "${1:-}" = --dead ]; then
     clean_dead /var/tmp
+    clean_dead /tmp
     if [ -n "${CKPTFS_TEST_DIR:-}" ]; then clean_dead "$CKPTFS_TEST_DIR"; fi
 else
     result=0

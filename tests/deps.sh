@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests and the demo need and makes FUSE ready. Does nothing where all of it is there already.
+#
+#   deps.sh [bench]     bench: also what the side-by-side benchmark compares with and runs
+#
 # Fails only when a thing without which nothing can be tested is missing afterwards.
 set -euo pipefail
 
@@ -9,13 +12,17 @@ if [ "$(id -u)" != 0 ]; then SUDO=(sudo); fi
 # command:package; the first list is needed, the second makes more tests possible.
 NEEDED=(cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs losetup:util-linux
     setfacl:acl setfattr:attr rsync:rsync)
-USEFUL=(sqlite3:sqlite3 strace:strace fio:fio modprobe:kmod)
+USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-ng:stress-ng modprobe:kmod)
+
+# A library has no command: its header tells.
+LIBFUSE=/usr/include/fuse3/fuse.h
+if [ "${1:-}" = bench ]; then USEFUL+=(pkg-config:pkg-config rg:ripgrep npm:npm "$LIBFUSE:libfuse3-dev"); fi
 
 # Prints the packages of the pairs whose command is not there.
 missing() {
     local pair
     for pair in "$@"; do
-        command -v "${pair%%:*}" >/dev/null || echo "${pair##*:}"
+        command -v "${pair%%:*}" >/dev/null || [[ $pair == /* && -f ${pair%%:*} ]] || echo "${pair##*:}"
     done
 }
 

@@ -1,4 +1,4 @@
-//! How long the verbs and the plain operations take, on real mounts of a tree of 36,000 real files. `make bench` runs it; root only.
+//! How long the verbs and the plain operations take, on real mounts of a tree of 36,000 real files. `make bench-latency` runs it; root only.
 //!
 //! ```text
 //! cargo bench --bench latency -- [--work DIR] [--fs xfs,btrfs] [--io passthrough,daemon]
@@ -16,19 +16,21 @@ mod ops;
 mod options;
 mod report;
 mod rig;
-mod stats;
+#[path = "../shared/mod.rs"]
+mod shared;
 mod verbs;
 
 use options::{Options, Section};
 use report::Report;
 use rig::Tree;
+use shared::options::enter_work;
 
 fn main() {
     let options = Options::parse().unwrap_or_else(|problem| {
         eprintln!("latency: {problem}");
         std::process::exit(2)
     });
-    options.enter_work();
+    enter_work(options.work.as_deref());
     let mut report = Report::new(options.quick);
     for fs in &options.filesystems {
         if let Some(reason) = fs.unavailable() {

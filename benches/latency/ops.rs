@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::common::command::{succeeds, tool};
 use crate::report::Report;
 use crate::rig::{Rig, make_checkpoint, write_stamp};
-use crate::stats::Samples;
+use crate::shared::stats::Samples;
 
 /// Files that each operation is done to in one round.
 const BATCH: usize = 200;

@@ -1,10 +1,9 @@
 //! What the command line asks for.
 
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
 
 use crate::common::{Fs, Io};
+use crate::shared::options::{FILESYSTEMS, chosen};
 
 /// A group of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +30,11 @@ const SECTIONS: [(&str, Section); 6] = [
     ("ops", Section::Ops),
     ("mount", Section::Mount),
 ];
-const FILESYSTEMS: [(&str, Fs); 2] = [("xfs", Fs::Xfs), ("btrfs", Fs::Btrfs)];
 const IOS: [(&str, Io); 2] = [("passthrough", Io::Passthrough), ("daemon", Io::Daemon)];
 
 /// See the module documentation of the benchmark.
 pub struct Options {
-    work: Option<PathBuf>,
+    pub work: Option<PathBuf>,
     pub filesystems: Vec<Fs>,
     pub ios: Vec<Io>,
     pub sections: Vec<Section>,
@@ -71,27 +69,4 @@ impl Options {
         }
         Ok(options)
     }
-
-    /// Makes the harness work in the chosen directory, by starting over with the variable that it reads.
-    pub fn enter_work(&self) {
-        const VARIABLE: &str = "CKPTFS_TEST_DIR";
-        let Some(work) = &self.work else { return };
-        if std::env::var_os(VARIABLE).is_some_and(|now| now == *work) {
-            return;
-        }
-        if let Err(error) = std::fs::create_dir_all(work) {
-            eprintln!("latency: cannot make {}: {error}", work.display());
-            std::process::exit(2);
-        }
-        let program = std::env::current_exe().expect("this program has a path");
-        let error = Command::new(program).args(std::env::args_os().skip(1)).env(VARIABLE, work).exec();
-        panic!("cannot start over: {error}");
-    }
-}
-
-fn chosen<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<Vec<T>, String> {
-    let find = |name: &str| known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
-    text.split(',')
-        .map(|name| find(name).ok_or_else(|| format!("{name:?} is none of {}", known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))))
-        .collect()
 }

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+
+use crate::shared::{machine, markdown};
 
 /// A bound of the project, in milliseconds or as a ratio, and what was measured.
 pub struct Bound {
@@ -29,7 +30,7 @@ pub struct Report {
 
 impl Report {
     pub fn new(quick: bool) -> Report {
-        Report { tables: Vec::new(), load_before: load(), quick }
+        Report { tables: Vec::new(), load_before: machine::load(), quick }
     }
 
     /// Adds a row to the table `key`, which is made with the first one. Says it on stderr at once, for a run takes minutes.
@@ -58,19 +59,8 @@ impl Report {
     }
 
     fn machine(&self) -> String {
-        let date = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC");
-        let cpu = cpu_model();
-        let cores = std::thread::available_parallelism().map_or(0, usize::from);
-        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let quick = if self.quick { " A quick run: few rounds." } else { "" };
-        format!(
-            "Measured {date} at commit {}, on {cores} cores of {cpu}, Linux {}, filesystems on loop-mounted images; load average {} before and {} after \
-             (1, 5, 15 minutes).{quick}",
-            commit(),
-            kernel.trim(),
-            self.load_before,
-            load()
-        )
+        format!("{}{quick}", machine::describe(&self.load_before))
     }
 
     /// Replaces each measured table in docs/benchmarks.md between its two markers.
@@ -89,33 +79,6 @@ impl Report {
 
 impl Table {
     fn markdown(&self) -> String {
-        let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
-        let mut text = line(self.head.clone());
-        text += &line(vec!["---"; self.head.len()]);
-        for row in &self.rows {
-            text += &line(row.iter().map(String::as_str).collect());
-        }
-        text
+        markdown::table(&self.head, &self.rows)
     }
-}
-
-fn load() -> String {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
-}
-
-fn cpu_model() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    model.map_or("an unknown processor", |(_, name)| name).to_owned()
-}
-
-/// The commit, with a mark if the sources differ from it.
-fn commit() -> String {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
-        output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
-    };
-    let changed = if git(&["status", "--porcelain", "--", "src", "benches", "Cargo.lock"]).is_empty() { "" } else { " with changes" };
-    format!("{}{changed}", git(&["rev-parse", "--short=10", "HEAD"]))
 }

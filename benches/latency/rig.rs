@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::common::command::{succeeds, tool};
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
+use crate::shared::tree::{self, TREE_SECONDS};
 
 /// Regular files in the tree.
 pub const FILES: usize = 36_000;
@@ -19,8 +20,6 @@ pub const FILES: usize = 36_000;
 const IMAGE_BYTES: u64 = 8 << 30;
 /// A whole run of one mount is shorter.
 const MOUNT_LIMIT: Duration = Duration::from_secs(3600);
-/// Seconds for making the tree.
-const TREE_SECONDS: u64 = 900;
 /// The bytes that a change writes over the beginning of a file.
 const STAMP_BYTES: usize = 64;
 
@@ -36,23 +35,9 @@ impl Tree {
     pub fn make(fs: Fs) -> Tree {
         let image = Image::new(fs, IMAGE_BYTES);
         let dir = image.dir("tree");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/tree.sh");
-        succeeds(tool(&script.to_string_lossy(), &[dir.as_os_str()]).arg(FILES.to_string()), TREE_SECONDS);
+        tree::make(&dir, FILES);
         succeeds(tool("sync", &["-f"]).arg(&dir), TREE_SECONDS);
-        let mut files = Vec::new();
-        let mut pending = vec![PathBuf::new()];
-        while let Some(below) = pending.pop() {
-            for entry in fs::read_dir(dir.join(&below)).expect("the tree can be listed") {
-                let entry = entry.expect("the tree can be listed");
-                let (path, meta) = (below.join(entry.file_name()), entry.metadata().expect("the tree can be read"));
-                if meta.is_dir() {
-                    pending.push(path);
-                } else if meta.is_file() && meta.len() as usize >= STAMP_BYTES {
-                    files.push(path);
-                }
-            }
-        }
-        files.sort();
+        let files = tree::regular_files(&dir, STAMP_BYTES as u64);
         Tree { dir, files: shuffled(&files), image }
     }
 

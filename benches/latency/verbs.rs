@@ -9,7 +9,7 @@ use ckptfs::engine::api::{RestoreOptions, StateName};
 use crate::common::command::{succeeds, tool};
 use crate::report::{Bound, Report};
 use crate::rig::{Rig, make_checkpoint, write_stamp};
-use crate::stats::{Samples, ms};
+use crate::shared::stats::{Samples, ms};
 
 /// Numbers of dirty files, and how many rounds with each make a block.
 const DIRTY: [(usize, usize); 3] = [(1, 20), (60, 20), (10_000, 1)];

@@ -107,11 +107,11 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         }
     };
     engine.set_caches(session.caches());
-    let verbs = Arc::new(Served { verbs: Arc::clone(&engine) as Arc<dyn Verbs>, mountpoint: args.mountpoint.clone() });
+    let verbs = Arc::new(Served { verbs: Arc::clone(&engine), mountpoint: args.mountpoint.clone() });
     let started = start_threads(listener, verbs, session, &tell_end);
     let announced = started.and_then(|answers| announce(args, &engine).map(|()| answers));
     if announced.is_ok() {
-        wait_end(args, &ends);
+        wait_end(args, &engine, &ends);
     } else {
         detach(args);
     }
@@ -222,10 +222,11 @@ fn announce(args: &Args, engine: &Engine) -> VerbResult<()> {
 }
 
 /// Waits for the end, and makes it come after a signal.
-fn wait_end(args: &Args, ends: &Receiver<End>) {
+fn wait_end(args: &Args, engine: &Engine, ends: &Receiver<End>) {
     match ends.recv() {
         Ok(End::Signal(signal)) => {
             tracing::info!(signal, "asked to end");
+            engine.hush();
             match mounts::unmount(&args.mountpoint, false) {
                 Ok(()) => {
                     let _ = ends.recv_timeout(SESSION_END_TIMEOUT);
@@ -262,7 +263,7 @@ fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
 
 /// The verbs of a mount: the engine's, and unmounting, which is not the engine's to do.
 struct Served {
-    verbs: Arc<dyn Verbs>,
+    verbs: Arc<Engine>,
     mountpoint: PathBuf,
 }
 
@@ -293,6 +294,7 @@ impl Verbs for Served {
     }
     fn unmount(&self, lazy: bool) -> VerbResult<()> {
         let at: &Path = &self.mountpoint;
+        self.verbs.hush();
         mounts::unmount(at, lazy).map_err(|cause| mounts::unmount_error(at, cause))
     }
 }

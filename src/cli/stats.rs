@@ -36,7 +36,7 @@ fn print(stats: &Stats, context: &mut Context) -> Outcome {
         ("io", format!("{}, writes {}", stats.io, stats.writes)),
         ("daemon", format!("pid {}, version {}, since {}", daemon.pid, daemon.version, time::local(&daemon.started))),
         ("memory", format!("{:.1} MiB, {} threads", stats.rss_bytes as f64 / f64::from(1 << 20), stats.threads)),
-        ("open", format!("{} files, {} directories", stats.open_files, stats.open_dirs)),
+        ("open", format!("{} files", stats.open_files)),
         ("inodes", format!("{} of the tree, {} of the past", stats.inodes, stats.past_inodes)),
         ("requests", total.to_string()),
     ];

@@ -65,7 +65,6 @@ fn stats() -> Stats {
         rss_bytes: 1 << 40,
         threads: 5,
         open_files: 1,
-        open_dirs: 2,
         inodes: 3,
         past_inodes: 4,
     }

@@ -197,8 +197,6 @@ pub struct Stats {
     pub threads: u64,
     /// Open files, of the tree and of views.
     pub open_files: u64,
-    /// Open directories.
-    pub open_dirs: u64,
     /// Inodes of the tree that the kernel knows, and the directories that lead to them.
     pub inodes: u64,
     /// Inodes of views that the kernel knows.

@@ -1,13 +1,14 @@
 //! `.snapshots`: the directory that lists the checkpoints, and the names that are ours in the root directory.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions};
 use super::checkpoint::{check_tag, verb_errno};
 use super::past::PastNode;
-use super::request::{Entry, Looked, NodeId};
+use super::request::{Entry, Listed, Looked, NodeId};
 use crate::history::present::Trail;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Child, Reason};
@@ -55,6 +56,14 @@ fn link_node(name: &str, target: CheckpointId) -> NodeId {
     let mut low = [0_u8; 8];
     low.copy_from_slice(hash.as_bytes().get(..8).unwrap_or(&[0; 8]));
     NodeId(CONTROL | 1 << 60 | (u64::from_le_bytes(low) >> 8))
+}
+
+/// Offsets in `.snapshots`: dots, then numbers, then names.
+const AFTER_DOTS: u64 = 2;
+const AFTER_NUMBERS: u64 = 1 << 61;
+
+fn tag_offset(name: &str) -> u64 {
+    AFTER_NUMBERS | (link_node(name, CheckpointId(0)).0 & (AFTER_NUMBERS - 1) >> 1)
 }
 
 impl Engine {
@@ -156,25 +165,43 @@ impl Engine {
         }
     }
 
-    /// What `.snapshots` lists: numbers, `latest`, tags.
-    pub(super) fn list_snapshots(&self) -> Vec<(Vec<u8>, NodeId, Kind)> {
+    /// What `.snapshots` lists: numbers, `latest`, tags. An offset comes from the name, so it stays right while checkpoints come and go.
+    pub(super) fn list_snapshots(&self) -> Vec<Listed> {
         let root = Child { slot: Slot::ROOT, kind: Kind::Dir };
-        let mut names: Vec<(Vec<u8>, NodeId, Kind)> = Vec::new();
+        let mut names = Vec::new();
         for checkpoint in self.timeline().checkpoints() {
-            names.push((checkpoint.id.to_string().into_bytes(), super::past::Past::number(checkpoint.id, false, root), Kind::Dir));
+            let node = super::past::Past::number(checkpoint.id, false, root);
+            let next = AFTER_DOTS + checkpoint.id.0.min(AFTER_NUMBERS - AFTER_DOTS);
+            names.push(Listed { name: checkpoint.id.to_string().into_bytes(), node, kind: Kind::Dir, slot: 0, next });
         }
         if let Some(id) = self.timeline().latest() {
-            names.push((b"latest".to_vec(), link_node("latest", id), Kind::Symlink));
+            names.push(Listed { name: b"latest".to_vec(), node: link_node("latest", id), kind: Kind::Symlink, slot: 0, next: tag_offset("latest") });
         }
         for (tag, id) in self.timeline().tags() {
-            let listed = if self.is_directory(id, &tag) {
+            let (node, kind) = if self.is_directory(id, &tag) {
                 (super::past::Past::number(id, true, root), Kind::Dir)
             } else {
                 (link_node(&tag, id), Kind::Symlink)
             };
-            names.push((tag.into_bytes(), listed.0, listed.1));
+            names.push(Listed { next: tag_offset(&tag), name: tag.into_bytes(), node, kind, slot: 0 });
         }
         names
+    }
+
+    /// The kernel may hold a listing of `.snapshots` from now on.
+    pub(super) fn snapdir_was_read(&self) {
+        self.snapdir_read.store(true, Ordering::SeqCst);
+    }
+
+    /// Has the kernel forget its listing of `.snapshots`, if it may have one. Not for threads that serve requests, and no lock may be held.
+    pub(super) fn snapdir_changed(&self) {
+        if !self.snapdir_read.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let Some(caches) = self.caches.get() else { return };
+        // For an entry the kernel takes the directory's lock, and so waits for listings that are on their way into its cache.
+        caches.forget_entry(SNAPDIR, b"latest");
+        caches.forget_data(SNAPDIR);
     }
 
     /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.

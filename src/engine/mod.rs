@@ -3,6 +3,7 @@
 //! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and [`api::Verbs`], what people ask. Requests go to the live
 //! tree, to a view of the past, or to `.snapshots` itself, by the node's number.
 
+mod announce;
 pub mod api;
 mod checkpoint;
 mod control;
@@ -72,8 +73,11 @@ pub struct Engine {
     store_dir: OwnedFd,
     caches: OnceLock<Arc<dyn Caches>>,
     past: past::Past,
-    listings: listing::Listings,
+    kept_listings: listing::Kept,
+    /// The kernel may have cached a listing of `.snapshots`.
+    snapdir_read: AtomicBool,
     links: control::Links,
+    announcer: Arc<announce::Announcer>,
     /// Held while a checkpoint or a restore is made: one at a time.
     checkpointing: Mutex<()>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
@@ -118,14 +122,17 @@ impl Engine {
             warnings.push("the journal's end was torn, as a power cut tears it; what had not been synced may be lost".to_owned());
         }
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
+        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live)));
         let engine = Arc::new(Engine {
             live,
             config: served,
             store_dir,
             caches: OnceLock::new(),
             past: past::Past::default(),
-            listings: listing::Listings::default(),
+            kept_listings: listing::Kept::default(),
+            snapdir_read: AtomicBool::new(false),
             links: control::Links::default(),
+            announcer,
             checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
@@ -146,9 +153,15 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Tells the engine how to make the kernel forget. Before this it cannot.
+    /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it cannot.
     pub fn set_caches(&self, caches: Arc<dyn Caches>) {
+        self.announcer.mounted(&self.config.mount, Arc::clone(&caches));
         let _ = self.caches.set(caches);
+    }
+
+    /// Lets go of the mount, which is about to be unmounted: what is being announced to watchers is cut short.
+    pub fn hush(&self) {
+        self.announcer.hush();
     }
 
     /// Whether the session should ask the kernel for passthrough.

@@ -26,7 +26,7 @@ pub struct Caller {
     pub uid: u32,
     /// Filesystem group id.
     pub gid: u32,
-    /// Process id; 0 if the kernel does not tell.
+    /// Id of the calling thread; 0 if the kernel does not tell.
     pub pid: u32,
 }
 
@@ -104,13 +104,13 @@ pub struct Opened {
     pub passthrough: Option<Arc<File>>,
 }
 
-/// A directory that was opened.
-#[derive(Clone, Copy, Debug)]
-pub struct OpenedDir {
-    /// The handle.
-    pub fh: Fh,
-    /// The kernel may cache the listing (`FOPEN_CACHE_DIR`), and keep what it has (`FOPEN_KEEP_CACHE`).
-    pub cache: bool,
+/// A part of a listing.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    /// The names, in order.
+    pub names: Vec<Listed>,
+    /// None comes after them.
+    pub last: bool,
 }
 
 /// One name of a listing.
@@ -191,6 +191,8 @@ pub enum Seek {
 pub trait Caches: Send + Sync {
     /// Forgets what `name` in `parent` leads to, and that it does not exist.
     fn forget_entry(&self, parent: NodeId, name: &[u8]);
+    /// As [`Caches::forget_entry`], for a name that led to `child`, which has lost its last name: whoever watches it is told.
+    fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]);
     /// Forgets the attributes of `node`.
     fn forget_attributes(&self, node: NodeId);
     /// Writes back and forgets the cached data (and listing) of `node`, and its attributes.
@@ -211,9 +213,11 @@ pub trait Service: Send + Sync {
     /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is `None`) is served by the daemon.
     fn no_passthrough(&self, fh: Fh);
 
+    /// To change the content of a node may take long, because much of it is to be kept before.
+    fn captures_much(&self, node: NodeId) -> bool;
     /// A change below `parent` may wait until other requests have been answered: it must not keep the thread that reads them.
     fn waits(&self, parent: NodeId) -> bool;
-    fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
+    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
     fn forget(&self, node: NodeId, lookups: u64);
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr>;
     fn setattr(&self, caller: Caller, node: NodeId, fh: Option<Fh>, set: SetAttr) -> SysResult<Attr>;
@@ -221,8 +225,8 @@ pub trait Service: Send + Sync {
     fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry>;
     fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry>;
     fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry>;
-    fn unlink(&self, parent: NodeId, name: &[u8]) -> SysResult<()>;
-    fn rmdir(&self, parent: NodeId, name: &[u8]) -> SysResult<()>;
+    fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
+    fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
     fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()>;
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened>;
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)>;
@@ -232,14 +236,13 @@ pub trait Service: Send + Sync {
     fn flush(&self, node: NodeId, fh: Fh) -> SysResult<()>;
     fn release(&self, node: NodeId, fh: Fh);
     fn fsync(&self, node: NodeId, fh: Fh, data_only: bool) -> SysResult<()>;
-    fn opendir(&self, node: NodeId) -> SysResult<OpenedDir>;
-    /// The names from `offset` on, as many as the engine likes (at least one unless at the end).
-    fn readdir(&self, node: NodeId, fh: Fh, offset: u64) -> SysResult<Vec<Listed>>;
+    /// The names from `offset` on, as many as the engine likes (at least one unless at the end). An offset stays right while names come and go, and
+    /// whoever asks: directories have no handles, for the kernel caches listings and need not tell of each opendir(3).
+    fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names>;
     /// The entry of one listed name, for readdirplus; counts as a look-up when the adapter hands it to the kernel (it calls [`Service::forget`]
     /// for an entry that did not fit). `None`: it cannot be told (gone, or another filesystem); list it without attributes.
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry>;
-    fn releasedir(&self, fh: Fh);
-    fn fsyncdir(&self, node: NodeId, fh: Fh, data_only: bool) -> SysResult<()>;
+    fn fsyncdir(&self, node: NodeId, data_only: bool) -> SysResult<()>;
     fn statfs(&self, node: NodeId) -> SysResult<Space>;
     fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()>;
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>>;

@@ -9,6 +9,7 @@
 //! their inodes.
 
 mod apply;
+mod news;
 mod plan;
 
 use std::time::Instant;
@@ -29,6 +30,10 @@ use crate::sys::{Kind, SysResult};
 pub(super) struct Stale {
     pub(super) names: Vec<(Slot, Name)>,
     pub(super) nodes: Vec<Slot>,
+    /// Names that led to an inode that the kernel knows and that is in the tree no longer, children before parents.
+    pub(super) dead: Vec<(Slot, Name, Slot)>,
+    /// Directories that got back attributes other than times.
+    pub(super) dressed: Vec<Slot>,
 }
 
 impl Engine {
@@ -57,10 +62,16 @@ impl Engine {
         let applied = self.carry_out(&plan, guard.id, &paths);
         drop(tree);
         drop(gate);
+        self.snapdir_changed();
         match applied {
-            Ok(stale) => self.forget(&stale),
+            Ok(stale) => {
+                self.forget(&stale);
+                self.announce(&plan, &stale);
+            }
             Err(errno) => {
-                self.forget(&apply::all_of(&plan));
+                let stale = apply::all_of(&plan);
+                self.forget(&stale);
+                self.announce(&plan, &stale);
                 let mut error = failed(errno);
                 error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
                 return Err(error);
@@ -154,11 +165,15 @@ impl Engine {
     /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
     fn forget(&self, stale: &Stale) {
         let Some(caches) = self.caches.get() else { return };
-        for slot in &stale.nodes {
-            caches.forget_data(NodeId(slot.0));
+        // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
+        for (parent, name, child) in &stale.dead {
+            caches.delete_entry(NodeId(parent.0), NodeId(child.0), name.as_bytes());
         }
         for (parent, name) in &stale.names {
             caches.forget_entry(NodeId(parent.0), name.as_bytes());
+        }
+        for slot in &stale.nodes {
+            caches.forget_data(NodeId(slot.0));
         }
     }
 }

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
-use super::control::{CONTROL, SNAPDIR, SNAPDIR_NAME};
+use super::announce::{self, is_ghost};
+use super::control::{CONTROL, SNAPDIR};
 use super::counts::RequestCounts;
 use super::files::Open;
-use super::listing::numbered;
-use super::past::{PAST, PAST_HANDLE, Past, PastNode};
+use super::past::{PAST, PAST_HANDLE, PastNode};
 use super::request::{
-    Attr, Caller, Entry, Fh, Listed, Looked, NewNode, NewTime, NodeId, Opened, OpenedDir, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
+    Attr, Caller, Entry, Fh, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
 };
-use crate::history::present::{Present, Trail};
 use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags};
 use crate::store::ids::{Name, Slot};
 use crate::sys::open_flags as libc_flags;
@@ -42,6 +41,7 @@ fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
         truncate: flags & libc_flags::TRUNC != 0,
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
+        noatime: flags & libc_flags::NOATIME != 0,
         privileged: caller.uid == 0,
     }
 }
@@ -57,6 +57,8 @@ impl Engine {
     fn node(&self, node: NodeId) -> SysResult<Node> {
         if node.0 & PAST != 0 {
             self.past.get(node).map(Node::Past)
+        } else if is_ghost(node) {
+            Err(Errno::ESTALE)
         } else if node.0 & CONTROL != 0 {
             Ok(Node::Control(node))
         } else {
@@ -115,38 +117,19 @@ impl Engine {
         Opened { fh: Fh(id.0), keep_cache: passthrough.is_none(), direct_io: false, no_flush: true, passthrough }
     }
 
-    fn list_live(&self, node: NodeId, slot: Slot) -> SysResult<Vec<Listed>> {
-        let trail = Arc::new(Trail { slot, name: Name::new(b""), up: None });
-        let up = self.live.parent(slot).map_or(node, |parent| NodeId(parent.0));
-        let mut names = vec![(b".".to_vec(), node, Kind::Dir), (b"..".to_vec(), up, Kind::Dir)];
-        for (name, child) in self.live.list(&trail)? {
-            if slot != Slot::ROOT || name.as_bytes() != SNAPDIR_NAME {
-                names.push((name.as_bytes().to_vec(), NodeId(child.slot.0), child.kind));
-            }
+    fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+        if Engine::is_reserved(parent, name) {
+            return self.lookup_reserved(name);
         }
-        if slot == Slot::ROOT && self.config.snapdir_visible {
-            names.push((SNAPDIR_NAME.to_vec(), SNAPDIR, Kind::Dir));
+        match self.node(parent)? {
+            Node::Control(_) => self.lookup_snapshot(name),
+            Node::Past(dir) => self.past_lookup(&dir, &name_of(name)?),
+            Node::Live(slot) => match self.live.lookup(slot, &name_of(name)?) {
+                Ok((slot, generation, stat)) => Ok(Looked::Found(self.live_entry(slot, generation, stat))),
+                Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
+                Err(errno) => Err(errno),
+            },
         }
-        Ok(numbered(names))
-    }
-
-    fn list_past(&self, dir: &PastNode) -> SysResult<Vec<Listed>> {
-        self.check_kept(dir)?;
-        let mut names = vec![(b".".to_vec(), dir.id, Kind::Dir), (b"..".to_vec(), dir.id, Kind::Dir)];
-        let mut slots = vec![0; names.len()];
-        for (name, child) in self.view(dir.state()).list(&dir.trail)? {
-            names.push((name.as_bytes().to_vec(), Past::number(dir.checkpoint, dir.named, child), child.kind));
-            slots.push(child.slot.0);
-        }
-        let mut listed = numbered(names);
-        listed.iter_mut().zip(slots).for_each(|(listed, slot)| listed.slot = slot);
-        Ok(listed)
-    }
-
-    fn list_control(&self) -> Vec<Listed> {
-        let mut names = vec![(b".".to_vec(), SNAPDIR, Kind::Dir), (b"..".to_vec(), NodeId(Slot::ROOT.0), Kind::Dir)];
-        names.extend(self.list_snapshots());
-        numbered(names)
     }
 }
 
@@ -169,24 +152,17 @@ impl Service for Engine {
         self.live.set_passthrough(false);
     }
 
+    fn captures_much(&self, node: NodeId) -> bool {
+        matches!(self.node(node), Ok(Node::Live(slot)) if self.live.captures_much(slot))
+    }
+
     fn waits(&self, parent: NodeId) -> bool {
         // A checkpoint waits until the kernel has written dirty pages back, which it does with requests.
         parent == SNAPDIR
     }
 
-    fn lookup(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
-        if Engine::is_reserved(parent, name) {
-            return self.lookup_reserved(name);
-        }
-        match self.node(parent)? {
-            Node::Control(_) => self.lookup_snapshot(name),
-            Node::Past(dir) => self.past_lookup(&dir, &name_of(name)?),
-            Node::Live(slot) => match self.live.lookup(slot, &name_of(name)?) {
-                Ok((slot, generation, stat)) => Ok(Looked::Found(self.live_entry(slot, generation, stat))),
-                Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
-                Err(errno) => Err(errno),
-            },
-        }
+    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
+        self.announcer.lookup(caller, parent, name).unwrap_or_else(|| self.look_up(parent, name))
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
@@ -200,6 +176,9 @@ impl Service for Engine {
     }
 
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr> {
+        if is_ghost(node) {
+            return Ok(announce::attr(node));
+        }
         match self.node(node)? {
             Node::Past(past) => Ok(Attr { stat: self.past_stat(&past)?, ttl: FOR_EVER }),
             Node::Control(id) => Ok(Attr { stat: self.control_stat(id)?, ttl: Duration::ZERO }),
@@ -216,6 +195,9 @@ impl Service for Engine {
     }
 
     fn setattr(&self, caller: Caller, node: NodeId, fh: Option<Fh>, set: SetAttr) -> SysResult<Attr> {
+        if self.announcer.sets_nothing(caller, node) {
+            return self.getattr(node, None);
+        }
         let slot = self.writable(node)?;
         let handle = match fh {
             Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handle(HandleId(fh.0)).ok(),
@@ -247,6 +229,9 @@ impl Service for Engine {
     }
 
     fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry> {
+        if let Some(answer) = self.announcer.make(caller, parent, name) {
+            return answer;
+        }
         if parent == SNAPDIR {
             return if new.kind == Kind::Dir { self.mkdir_snapshot(name) } else { Err(Errno::EROFS) };
         }
@@ -265,6 +250,9 @@ impl Service for Engine {
     }
 
     fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry> {
+        if let Some(answer) = self.announcer.make(caller, parent, name) {
+            return answer;
+        }
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None };
         Ok(self.made(&self.live.make(slot, &name, &make)?))
@@ -279,7 +267,10 @@ impl Service for Engine {
         Ok(self.made(&self.live.link(slot, parent, &name)?))
     }
 
-    fn unlink(&self, parent: NodeId, name: &[u8]) -> SysResult<()> {
+    fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
+        if let Some(answer) = self.announcer.remove(caller, parent, name) {
+            return answer;
+        }
         if parent == SNAPDIR {
             return self.unlink_snapshot(name);
         }
@@ -287,7 +278,10 @@ impl Service for Engine {
         self.live.unlink(slot, &name).map(drop)
     }
 
-    fn rmdir(&self, parent: NodeId, name: &[u8]) -> SysResult<()> {
+    fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
+        if let Some(answer) = self.announcer.remove(caller, parent, name) {
+            return answer;
+        }
         if parent == SNAPDIR {
             return self.rmdir_snapshot(name);
         }
@@ -307,6 +301,9 @@ impl Service for Engine {
     }
 
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened> {
+        if let Some(answer) = self.announcer.open(caller, node) {
+            return answer;
+        }
         let flags = open_flags(flags, caller);
         match self.node(node)? {
             Node::Control(_) => Err(Errno::EINVAL),
@@ -324,6 +321,9 @@ impl Service for Engine {
     }
 
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)> {
+        if let Some(answer) = self.announcer.make(caller, parent, name) {
+            return answer.map(|ghost| (ghost, announce::opened()));
+        }
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make { kind: Kind::File, mode: mode & 0o7777, umask, rdev: 0, target: b"", uid: caller.uid, gid: caller.gid, open: None };
         let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller))?;
@@ -360,38 +360,26 @@ impl Service for Engine {
         if fh.0 & PAST_HANDLE != 0 { Ok(()) } else { self.live.fsync(HandleId(fh.0), data_only) }
     }
 
-    fn opendir(&self, node: NodeId) -> SysResult<OpenedDir> {
+    fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names> {
         match self.node(node)? {
-            Node::Control(id) if id != SNAPDIR => Err(Errno::ENOTDIR),
-            Node::Control(_) => Ok(OpenedDir { fh: self.listings.open(), cache: false }),
-            Node::Past(_) | Node::Live(_) => Ok(OpenedDir { fh: self.listings.open(), cache: true }),
+            Node::Live(slot) => self.list_live(node, slot, offset),
+            Node::Past(dir) => self.list_past(&dir, offset),
+            Node::Control(SNAPDIR) => Ok(self.list_control(offset)),
+            Node::Control(_) => Err(Errno::ENOTDIR),
         }
-    }
-
-    fn readdir(&self, node: NodeId, fh: Fh, offset: u64) -> SysResult<Vec<Listed>> {
-        let target = self.node(node)?;
-        self.listings.read(fh, offset, || match &target {
-            Node::Live(slot) => self.list_live(node, *slot),
-            Node::Past(dir) => self.list_past(dir),
-            Node::Control(_) => Ok(self.list_control()),
-        })
     }
 
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
         if let Ok(Node::Past(dir)) = self.node(parent) {
             return self.past_listed(&dir, listed).ok();
         }
-        match self.lookup(parent, &listed.name) {
+        match self.look_up(parent, &listed.name) {
             Ok(Looked::Found(entry)) => Some(entry),
             Ok(Looked::Absent(_)) | Err(_) => None,
         }
     }
 
-    fn releasedir(&self, fh: Fh) {
-        self.listings.close(fh);
-    }
-
-    fn fsyncdir(&self, node: NodeId, _fh: Fh, _data_only: bool) -> SysResult<()> {
+    fn fsyncdir(&self, node: NodeId, _data_only: bool) -> SysResult<()> {
         match self.node(node)? {
             Node::Live(slot) => self.live.fsync_dir(slot),
             Node::Past(_) | Node::Control(_) => Ok(()),

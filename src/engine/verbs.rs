@@ -116,7 +116,9 @@ fn change(differs: Differs, backwards: bool) -> Change {
 
 impl Verbs for Engine {
     fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        self.make_checkpoint(options, Reason::Asked)
+        let made = self.make_checkpoint(options, Reason::Asked)?;
+        self.snapdir_changed();
+        Ok(made)
     }
 
     fn status(&self) -> VerbResult<Status> {
@@ -168,7 +170,6 @@ impl Verbs for Engine {
             rss_bytes: memory.rss_bytes,
             threads: memory.threads,
             open_files: (self.live.open_handles() + self.past.open_handles()) as u64,
-            open_dirs: self.listings.count() as u64,
             inodes: self.live.known() as u64,
             past_inodes: self.past.known() as u64,
         })
@@ -198,7 +199,9 @@ impl Verbs for Engine {
     }
 
     fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        self.delete_checkpoint(self.checkpoint_id(state)?)
+        let deleted = self.delete_checkpoint(self.checkpoint_id(state)?)?;
+        self.snapdir_changed();
+        Ok(deleted)
     }
 
     fn unmount(&self, lazy: bool) -> VerbResult<()> {

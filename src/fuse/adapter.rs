@@ -40,7 +40,7 @@ const COPY_BYTES_MAX: u64 = 0xffff_f000;
 /// - WRITEBACK_CACHE: its dirty pages die with the daemon, and it excludes passthrough;
 /// - POSIX_LOCKS, FLOCK_LOCKS: without them the kernel keeps locks itself;
 /// - EXPORT_SUPPORT: needs look-ups of `.` in nodes long forgotten;
-/// - NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT: every open is wanted;
+/// - NO_OPEN_SUPPORT: every open of a file is wanted;
 /// - SETXATTR_EXT, SECURITY_CTX, CREATE_SUPP_GROUP, ALLOW_IDMAP, OVER_IO_URING: `fuser` 0.18.0 accepts them and does not serve them.
 ///
 /// DONT_MASK with POSIX_ACL: the mode comes as asked for, with the umask beside it, because a default ACL takes the umask's place.
@@ -54,6 +54,7 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
     .union(InitFlags::FUSE_ASYNC_DIO)
     .union(InitFlags::FUSE_PARALLEL_DIROPS)
+    .union(InitFlags::FUSE_NO_OPENDIR_SUPPORT)
     .union(InitFlags::FUSE_POSIX_ACL)
     .union(InitFlags::FUSE_MAX_PAGES)
     .union(InitFlags::FUSE_CACHE_SYMLINKS)
@@ -72,6 +73,8 @@ pub struct Adapter {
     server: Arc<Server>,
     dispatcher: Arc<Dispatcher>,
     passthrough: bool,
+    /// The kernel opens directories without asking once it was told to.
+    dirs_unasked: bool,
     started: bool,
 }
 
@@ -132,7 +135,7 @@ impl Adapter {
     /// `readers`: threads that will read requests.
     pub fn new(service: Arc<dyn Service>, passthrough: bool, readers: usize) -> Self {
         let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts()), readers));
-        Self { server: Arc::new(Server { service, backings: Backings::new() }), dispatcher, passthrough, started: false }
+        Self { server: Arc::new(Server { service, backings: Backings::new() }), dispatcher, passthrough, dirs_unasked: false, started: false }
     }
 
     /// Serves a request, here or on another thread.
@@ -143,6 +146,11 @@ impl Adapter {
     fn apart(&self, kind: Kind, handler: impl FnOnce(&Server) + Send + 'static) {
         let server = Arc::clone(&self.server);
         self.dispatcher.apart(kind, move || handler(&server));
+    }
+
+    /// As [`Adapter::serve`], for what may change the content of a file.
+    fn serve_content(&self, kind: Kind, request: &Request, ino: INodeNo, changes: bool, handler: impl FnOnce(&Server) + Send + 'static) {
+        if changes && self.server.service.captures_much(node(ino)) { self.apart(kind, handler) } else { self.serve(kind, request, handler) }
     }
 
     /// As [`Adapter::serve`], for a change below `parent`, which may have to wait for other requests.
@@ -163,6 +171,7 @@ impl Filesystem for Adapter {
         let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
         let _ = config.set_time_granularity(Duration::from_nanos(1));
         tracing::debug!(offered = ?offered, passthrough, "the kernel's greeting");
+        self.dirs_unasked = offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.started = true;
         self.server.service.started(passthrough);
         Ok(())
@@ -170,13 +179,14 @@ impl Filesystem for Adapter {
 
     fn destroy(&mut self) {
         if self.started {
+            self.dispatcher.wait_idle();
             self.dispatcher.here(Kind::Destroy, 0, || self.server.service.ended());
         }
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let name = name.as_bytes().to_vec();
-        self.serve(Kind::Lookup, request, move |server| match server.service.lookup(node(parent), &name) {
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve(Kind::Lookup, request, move |server| match server.service.lookup(caller, node(parent), &name) {
             Ok(Looked::Found(entry)) => answer_entry(Ok(entry), reply),
             Ok(Looked::Absent(ttl)) => reply.entry(&ttl, &convert::absent_attr(), fuser::Generation(0)),
             Err(error) => reply.error(errno(error)),
@@ -213,7 +223,7 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let caller = caller(request);
-        self.serve(Kind::Setattr, request, move |server| {
+        self.serve_content(Kind::Setattr, request, ino, size.is_some(), move |server| {
             let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
             answer_attr(server.service.setattr(caller, node(ino), fh.map(handle), set), reply);
         });
@@ -245,13 +255,13 @@ impl Filesystem for Adapter {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.as_bytes().to_vec();
-        self.serve_change(Kind::Unlink, request, parent, move |server| answer_empty(server.service.unlink(node(parent), &name), reply));
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve_change(Kind::Unlink, request, parent, move |server| answer_empty(server.service.unlink(caller, node(parent), &name), reply));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.as_bytes().to_vec();
-        self.serve_change(Kind::Rmdir, request, parent, move |server| answer_empty(server.service.rmdir(node(parent), &name), reply));
+        let (caller, name) = (caller(request), name.as_bytes().to_vec());
+        self.serve_change(Kind::Rmdir, request, parent, move |server| answer_empty(server.service.rmdir(caller, node(parent), &name), reply));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -280,7 +290,8 @@ impl Filesystem for Adapter {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let caller = caller(request);
-        self.serve(Kind::Open, request, move |server| match server.service.open(caller, node(ino), flags.0) {
+        let changes = convert::opens_to_change(flags);
+        self.serve_content(Kind::Open, request, ino, changes, move |server| match server.service.open(caller, node(ino), flags.0) {
             Ok(opened) => {
                 let fh = FileHandle(opened.fh.0);
                 match server.backing_id(node(ino), &opened, |file| reply.open_backing(file)) {
@@ -342,7 +353,7 @@ impl Filesystem for Adapter {
         let write = move |server: &Server, data: &[u8]| {
             answer_written(server.service.write(caller, node(ino), handle(fh), offset, data, from_cache), reply);
         };
-        if self.dispatcher.hands_on(Kind::Write) {
+        if self.dispatcher.hands_on(Kind::Write) || self.server.service.captures_much(node(ino)) {
             let data = data.to_vec();
             self.apart(Kind::Write, move |server| write(server, &data));
         } else {
@@ -376,41 +387,39 @@ impl Filesystem for Adapter {
         self.serve(Kind::Fsync, request, move |server| answer_empty(server.service.fsync(node(ino), handle(fh), datasync), reply));
     }
 
-    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.serve(Kind::Opendir, request, move |server| match server.service.opendir(node(ino)) {
-            Ok(opened) => reply.opened(FileHandle(opened.fh.0), convert::dir_flags(&opened)),
-            Err(error) => reply.error(errno(error)),
+    /// ENOSYS where the kernel understands it: directories are opened without asking from then on, as with [`convert::dir_flags`].
+    fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let unasked = self.dirs_unasked;
+        self.serve(Kind::Opendir, request, move |_| {
+            if unasked { reply.error(errno(Errno::ENOSYS)) } else { reply.opened(FileHandle(0), convert::dir_flags()) }
         });
     }
 
-    fn readdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         self.serve(Kind::Readdir, request, move |server| {
-            match listing::fill(&*server.service, node(ino), handle(fh), offset, |listed| listing::add(&mut reply, listed)) {
+            match listing::fill(&*server.service, node(ino), offset, |listed| listing::add(&mut reply, listed)) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),
             }
         });
     }
 
-    fn readdirplus(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         self.serve(Kind::Readdirplus, request, move |server| {
             let add = |listed: &_| listing::add_plus(&*server.service, node(ino), &mut reply, listed);
-            match listing::fill(&*server.service, node(ino), handle(fh), offset, add) {
+            match listing::fill(&*server.service, node(ino), offset, add) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),
             }
         });
     }
 
-    fn releasedir(&self, request: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.serve(Kind::Releasedir, request, move |server| {
-            server.service.releasedir(handle(fh));
-            reply.ok();
-        });
+    fn releasedir(&self, request: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.serve(Kind::Releasedir, request, move |_| reply.ok());
     }
 
-    fn fsyncdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.serve(Kind::Fsyncdir, request, move |server| answer_empty(server.service.fsyncdir(node(ino), handle(fh), datasync), reply));
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.serve(Kind::Fsyncdir, request, move |server| answer_empty(server.service.fsyncdir(node(ino), datasync), reply));
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {

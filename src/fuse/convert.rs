@@ -4,10 +4,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, RenameFlags, Request, TimeOrNow};
+use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow};
 
-use crate::engine::request::{Caller, Entry, Fh, Listed, NewNode, NewTime, NodeId, Opened, OpenedDir, RenameHow, Seek, SetAttr, XattrHow};
-use crate::sys::{Errno, Kind, Stat, Time};
+use crate::engine::request::{Caller, Entry, Fh, Listed, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, SetAttr, XattrHow};
+use crate::sys::{Errno, Kind, Stat, Time, open_flags};
 
 /// The longest name that may be listed: the kernel's readdir cache goes wrong over longer ones.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -182,10 +182,14 @@ pub fn passthrough_flags(opened: &Opened) -> FopenFlags {
     flags
 }
 
-pub fn dir_flags(opened: &OpenedDir) -> FopenFlags {
-    let mut flags = FopenFlags::empty();
-    flags.set(FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE, opened.cache);
-    flags
+/// The file's content may be changed through the handle, or is by the open itself.
+pub fn opens_to_change(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & open_flags::TRUNC != 0
+}
+
+/// Every listing may be cached: what changes it comes by the kernel, or the kernel is told.
+pub fn dir_flags() -> FopenFlags {
+    FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE
 }
 
 /// What mknod(2) makes; `None` for a kind that it cannot make.

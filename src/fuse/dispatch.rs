@@ -30,7 +30,12 @@ const LOOK_EVERY: u64 = 64;
 /// It follows a caller that was elsewhere on the same CPU so many times in a row.
 const LOOKS_TO_FOLLOW: u32 = 2;
 
+/// How long helpers have to finish when the session has ended.
+const IDLE_WAIT_MAX: Duration = Duration::from_secs(5);
+
 type Job = Box<dyn FnOnce() + Send>;
+/// One queue, from which whoever is free takes the next job.
+type Queue = Arc<Mutex<Receiver<Job>>>;
 
 /// Decides, counts, and serves.
 pub struct Dispatcher {
@@ -71,7 +76,7 @@ impl Dispatcher {
     pub fn here(&self, kind: Kind, caller: u32, handler: impl FnOnce()) {
         self.counts.count(kind);
         self.timed(kind, handler);
-        if self.readers == 1 && !moves_data(kind) && self.served.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == 0 {
+        if self.readers == 1 && !moves_data(kind) && self.served.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
             self.look_for(caller);
         }
     }
@@ -81,6 +86,14 @@ impl Dispatcher {
         self.counts.count(kind);
         let this = Arc::clone(self);
         self.helpers.give(Box::new(move || this.timed(kind, handler)));
+    }
+
+    /// Waits until helpers have served what was handed to them, but not for ever: the session has ended, and the kernel waits for nothing any more.
+    pub fn wait_idle(&self) {
+        let began = Instant::now();
+        while self.helpers.under_way.load(Ordering::Relaxed) > 0 && began.elapsed() < IDLE_WAIT_MAX {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn timed(&self, kind: Kind, handler: impl FnOnce()) {
@@ -124,7 +137,7 @@ fn moves_data(kind: Kind) -> bool {
 /// Threads that serve what is handed to them. They end when this is dropped, after what was handed to them before.
 #[derive(Default)]
 struct Helpers {
-    queue: OnceLock<(Sender<Job>, Arc<Mutex<Receiver<Job>>>)>,
+    queue: OnceLock<(Sender<Job>, Queue)>,
     /// Jobs given and not done: each has a helper of its own, as far as there may be so many.
     under_way: Arc<AtomicUsize>,
     made: AtomicUsize,
@@ -150,7 +163,7 @@ impl Helpers {
         }
     }
 
-    fn make(&self, receiver: Arc<Mutex<Receiver<Job>>>) {
+    fn make(&self, receiver: Queue) {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         let under_way = Arc::clone(&self.under_way);
         let work = move || {
@@ -216,7 +229,8 @@ mod tests {
         dispatcher.apart(Kind::Fsync, move || done.send(2).expect("send"));
         assert_eq!(results.recv(), Ok(2), "the second does not wait for the first");
         go.send(()).expect("send");
-        assert_eq!(results.recv(), Ok(1));
+        dispatcher.wait_idle();
+        assert_eq!(results.try_recv(), Ok(1), "who waits for helpers finds their work done");
     }
 
     #[test]

@@ -7,20 +7,22 @@ use std::time::Duration;
 use fuser::{Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
 use super::convert;
-use crate::engine::request::{Fh, Listed, NodeId, Service};
+use crate::engine::request::{Listed, Names, NodeId, Service};
 use crate::sys::SysResult;
 
 /// Hands names to `add` from `offset` on, until it says that there is no more room or no name is left. It asks the engine as often as that takes:
 /// the kernel wants attributes with the first reply at least (`READDIRPLUS_AUTO`), and takes an empty one for the end.
-pub fn fill(service: &dyn Service, node: NodeId, fh: Fh, mut offset: u64, mut add: impl FnMut(&Listed) -> bool) -> SysResult<()> {
+pub fn fill(service: &dyn Service, node: NodeId, mut offset: u64, mut add: impl FnMut(&Listed) -> bool) -> SysResult<()> {
     loop {
-        let names = service.readdir(node, fh, offset)?;
-        let Some(last) = names.last() else { return Ok(()) };
-        offset = last.next;
+        let Names { names, last } = service.readdir(node, offset)?;
         for listed in names.iter().filter(|listed| listed.name.len() <= convert::NAME_BYTES_MAX) {
             if add(listed) {
                 return Ok(());
             }
+        }
+        match names.last() {
+            Some(listed) if !last => offset = listed.next,
+            _ => return Ok(()),
         }
     }
 }

@@ -42,6 +42,12 @@ impl Caches for KernelCaches {
         self.tell("entry", parent, |notifier| notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)));
     }
 
+    /// The kernel compares the number, drops the link count to 0 and the name with it, which makes IN_DELETE_SELF (fuse_reverse_inval_entry in
+    /// fs/fuse/dir.c); where it does not, the name is forgotten all the same.
+    fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]) {
+        self.tell("deleted entry", parent, |notifier| notifier.delete(INodeNo(parent.0), INodeNo(child.0), OsStr::from_bytes(name)));
+    }
+
     /// A negative offset leaves the pages alone (fuse_reverse_inval_inode in fs/fuse/inode.c).
     fn forget_attributes(&self, node: NodeId) {
         self.tell("attributes", node, |notifier| notifier.inval_inode(INodeNo(node.0), -1, 0));

@@ -152,7 +152,11 @@ impl Live {
     /// # Errors
     /// Those of getxattr(2).
     pub fn get_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<Vec<u8>> {
-        sys::getxattr(self.fd(at)?, name)
+        let at = at.into();
+        match self.hot_file(at.slot) {
+            Some(file) => sys::getxattr(&*file, name),
+            None => sys::getxattr(self.fd(at)?, name),
+        }
     }
 
     /// Names of the extended attributes.
@@ -176,12 +180,12 @@ impl Live {
         sys::readlink_at(&found.dir, found.name.as_bytes())
     }
 
-    /// Makes the extended attributes of an inode exactly `wanted`. The caller holds the locks.
-    pub fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<()> {
+    /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The caller holds the locks.
+    pub fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
         let fd = self.fd(at)?;
         let now = sys::all_xattrs(&fd)?;
         if now == *wanted {
-            return Ok(());
+            return Ok(false);
         }
         self.dirs.set_plain(at.slot, false);
         self.keep_inode(at, &fd, false)?;
@@ -197,6 +201,6 @@ impl Live {
         for (name, value) in wanted.iter().filter(|pair| !now.contains(pair)) {
             sys::setxattr(&fd, name, value, XattrMode::Any)?;
         }
-        Ok(())
+        Ok(true)
     }
 }

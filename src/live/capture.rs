@@ -12,6 +12,9 @@ use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
 /// A dirty file of at most this many bytes is copied and not cloned: a clone must write it back first, which costs more (FACTS: 110 us against 8).
 const COPY_DIRTY_MAX: u64 = 16 * 1024;
 
+/// A file of at most this many bytes is captured in less time than it takes to hand that to another thread and hear of it.
+const CAPTURED_AT_ONCE_MAX: u64 = 1024 * 1024;
+
 impl Live {
     /// Records where an inode and every directory above it are, as far as the open epoch does not know. Of a file with several names all that are
     /// known are recorded: each is a path that changes.
@@ -96,6 +99,12 @@ impl Live {
         }
         self.timeline.count(1);
         Ok(())
+    }
+
+    /// The next change of this file's content is the first since the checkpoint, and the file is large: what of it is not on disk yet must be written
+    /// before it can be cloned.
+    pub fn captures_much(&self, slot: Slot) -> bool {
+        self.timeline.needs(&Key::Data(slot)) && self.stat(slot).is_ok_and(|stat| stat.size > CAPTURED_AT_ONCE_MAX)
     }
 
     /// Clones (or copies) a file into the layer of the open epoch; `None` if it is empty.

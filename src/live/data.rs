@@ -17,7 +17,7 @@ use super::nodes::IoMode;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLock;
-use crate::sys::{self, Errno, Open, SysResult};
+use crate::sys::{self, Errno, Open, Stat, SysResult};
 
 /// Number of an open handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +36,8 @@ pub struct OpenFlags {
     pub sync: bool,
     /// As `sync`, for the data alone.
     pub dsync: bool,
+    /// Reads leave the access time alone.
+    pub noatime: bool,
     /// The caller may keep set-id bits where it changes content (root).
     pub privileged: bool,
 }
@@ -44,7 +46,7 @@ impl OpenFlags {
     /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
     /// that do not, the kernel opens the backing file anew, as the caller asked.
     fn backing(self) -> Open {
-        Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, ..Open::default() }
+        Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, noatime: self.noatime, ..Open::default() }
     }
 }
 
@@ -116,26 +118,41 @@ impl Live {
                 self.set_attr(slot, None, &Change { size: Some(0), privileged: flags.privileged, ..Change::default() })?;
             }
             let _tree = self.tree.read();
-            let (file, stat) = self.open_file(slot.into(), Open::READ)?;
+            let (file, stat, _) = self.open_backing(slot, flags)?;
             let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
             return self.opened(slot, file, flags, io);
         }
         let _gate = self.enter();
         let _tree = self.tree.read();
-        // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
-        let (file, stat) = self.open_file(slot.into(), flags.backing())?;
-        // The kernel caches set-id bits; where it writes by itself they would stay.
+        // Before the open: while somebody settles the file it has a lease, and our open, which never waits, would be refused (EAGAIN).
         let _stripe = self.stripe(slot);
+        // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
+        let (file, stat, readable) = self.open_backing(slot, flags)?;
+        // The kernel caches set-id bits; where it writes by itself they would stay.
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
-        self.prepare_write(slot, &file, flags, io)?;
-        if flags.truncate && stat.size > 0 {
+        self.prepare_write(slot, (&file, readable), flags, io)?;
+        if flags.truncate {
+            // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
             if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
         }
         self.opened(slot, file, flags, io)
     }
 
-    fn prepare_write(&self, slot: Slot, file: &File, flags: OpenFlags, io: IoMode) -> SysResult<()> {
+    /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
+    fn open_backing(&self, slot: Slot, flags: OpenFlags) -> SysResult<(File, Stat, bool)> {
+        let how = flags.backing();
+        let readable = how.read || ((self.passthrough() || flags.truncate) && self.timeline.needs(&Key::Data(slot)));
+        let open = |read: bool, noatime: bool| self.open_file(slot.into(), Open { read, noatime, ..how }).map(|(file, stat)| (file, stat, read));
+        match open(readable, how.noatime) {
+            // The kernel lets whoever owns a file leave its access time alone, or write what cannot be read; a daemon of another user may not.
+            Err(Errno::EPERM) if how.noatime => open(how.read, false),
+            Err(Errno::EACCES) if readable && !how.read => open(false, how.noatime),
+            result => result,
+        }
+    }
+
+    fn prepare_write(&self, slot: Slot, (file, readable): (&File, bool), flags: OpenFlags, io: IoMode) -> SysResult<()> {
         let ahead = io == IoMode::Passthrough;
         if !(ahead || flags.truncate) || !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) {
             if flags.truncate {
@@ -143,7 +160,7 @@ impl Live {
             }
             return Ok(());
         }
-        if flags.read {
+        if readable {
             return self.capture(slot.into(), file, !flags.truncate);
         }
         self.capture(slot.into(), &sys::reopen(file, Open::READ)?, !flags.truncate)

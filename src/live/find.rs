@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::Live;
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
-use crate::store::record::Place;
-use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
+use crate::store::record::{Child, Place};
+use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult};
 
 /// Directories above each other that are looked for at most: deeper trees are served, but only from where the kernel still knows them.
 const DEPTH_MAX: u32 = 1000;
@@ -135,6 +135,9 @@ impl Live {
         if let Some(dir) = self.dirs.get(at.slot) {
             return sys::stat_fd(&dir);
         }
+        if let Some(file) = self.hot_file(at.slot) {
+            return sys::stat_fd(&*file);
+        }
         Ok(self.find(at)?.stat)
     }
 
@@ -149,6 +152,9 @@ impl Live {
         }
         if let Some(fd) = self.orphan(at.slot).or_else(|| self.dirs.get(at.slot)) {
             return Ok(fd);
+        }
+        if let Some(file) = self.hot_file(at.slot) {
+            return Ok(Arc::new(file.try_clone()?.into()));
         }
         if let Some((fd, _)) = self.at_known_name(at, |dir, name| sys::open_path_at(dir, name)) {
             return Ok(Arc::new(fd));
@@ -205,6 +211,39 @@ impl Live {
             return Err(Errno::ESTALE);
         }
         Ok((file, stat))
+    }
+
+    /// Names of a directory from a place on, as [`sys::read_dir`] does; what is gone meanwhile is left out.
+    ///
+    /// # Errors
+    /// ESTALE if the directory cannot be found.
+    pub fn read_dir(&self, at: At<'_>, from: u64, count: usize) -> SysResult<(Vec<(DirEntry, Child)>, bool)> {
+        let fd = self.dir(at)?;
+        let (entries, last) = sys::read_dir(&fd, from, count)?;
+        let mut names = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let kind = match entry.kind {
+                Some(kind) => kind,
+                None => match sys::stat_at(&fd, &entry.name) {
+                    Ok(stat) => stat.kind,
+                    Err(Errno::ENOENT) => continue,
+                    Err(errno) => return Err(errno),
+                },
+            };
+            let child = Child { slot: Slot(entry.ino), kind };
+            names.push((entry, child));
+        }
+        Ok((names, last))
+    }
+
+    /// What kind of inode is at a name now.
+    ///
+    /// # Errors
+    /// ENOENT.
+    pub fn kind_at(&self, parent: Slot, name: &Name) -> SysResult<Kind> {
+        let _tree = self.tree.read();
+        let dir = self.dir(parent)?;
+        sys::stat_at(&dir, name.as_bytes()).map(|stat| stat.kind)
     }
 
     /// Finds a name in a directory, tells the kernel's table of it, and counts one look-up.

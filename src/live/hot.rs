@@ -89,6 +89,11 @@ impl Live {
         hot.get(&handle.slot).filter(|_| handle.flags.write).map_or_else(|| Arc::clone(&handle.file), |hot| Arc::clone(&hot.file))
     }
 
+    /// The file while it is hot: it need not be found.
+    pub(super) fn hot_file(&self, slot: Slot) -> Option<Arc<File>> {
+        self.hot.lock().get(&slot).map(|hot| Arc::clone(&hot.file))
+    }
+
     /// The file may be written to without a request.
     pub(super) fn is_hot_now(&self, slot: Slot) -> bool {
         self.hot.lock().contains_key(&slot)

@@ -172,7 +172,8 @@ impl Live {
         self.stripes[index].lock()
     }
 
-    fn is_dead(&self, slot: Slot) -> bool {
+    /// An inode that the kernel knows has lost its last name.
+    pub fn is_dead(&self, slot: Slot) -> bool {
         self.nodes.lock().get(slot).is_some_and(|node| node.dead)
     }
 }

@@ -27,23 +27,10 @@ impl Present for Live {
     }
 
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
-        let fd = self.dir(dir)?;
-        let mut names = Vec::new();
-        for entry in sys::list_dir(&fd)? {
-            if dir.slot == Slot::ROOT && entry.name == STORE_NAME {
-                continue;
-            }
-            let kind = match entry.kind {
-                Some(kind) => kind,
-                None => match sys::stat_at(&fd, &entry.name) {
-                    Ok(stat) => stat.kind,
-                    Err(Errno::ENOENT) => continue,
-                    Err(errno) => return Err(errno),
-                },
-            };
-            names.push((Name::new(&entry.name), Child { slot: Slot(entry.ino), kind }));
-        }
-        Ok(names)
+        let (entries, _) = self.read_dir(dir.into(), 0, usize::MAX)?;
+        let ours = |name: &[u8]| matches!(name, b"." | b"..") || (dir.slot == Slot::ROOT && name == STORE_NAME);
+        let names = entries.into_iter().filter(|(entry, _)| !ours(&entry.name));
+        Ok(names.map(|(entry, child)| (Name::new(&entry.name), child)).collect())
     }
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {

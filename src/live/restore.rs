@@ -63,20 +63,21 @@ impl Live {
         self.link_found(self.slot_of(&stat)?, &from_dir, &from.name, to, 0)
     }
 
-    /// Gives an inode the attributes and extended attributes that it had. A directory's entries must be in place: they change its times.
+    /// Gives an inode the attributes and extended attributes that it had; says whether anything but times was different. A directory's entries
+    /// must be in place: they change its times.
     ///
     /// # Errors
     /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
-    pub fn dress_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs) -> SysResult<()> {
+    pub fn dress_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs) -> SysResult<bool> {
         let fd = self.fd(at)?;
         let now = sys::stat_fd(&fd)?;
         let then = &wanted.stat;
         let owner = now.uid != then.uid || now.gid != then.gid;
         let mode = now.mode != then.mode && now.kind != Kind::Symlink;
         let times = now.mtime != then.mtime;
-        self.replace_xattrs_in(at, xattrs)?;
+        let different = self.replace_xattrs_in(at, xattrs)? || owner || mode;
         if !(owner || mode || times) {
-            return Ok(());
+            return Ok(different);
         }
         self.keep_inode(at, &fd, owner || mode)?;
         if owner {
@@ -89,7 +90,8 @@ impl Live {
         if mode || (owner && now.kind != Kind::Symlink) {
             sys::chmod_fd(&fd, then.mode)?;
         }
-        sys::utimens_fd(&fd, SetTime::At(then.atime), SetTime::At(then.mtime))
+        sys::utimens_fd(&fd, SetTime::At(then.atime), SetTime::At(then.mtime))?;
+        Ok(different)
     }
 
     /// Gives a file the content that it had, without changing its number: it has names that are not all known.

@@ -1,5 +1,6 @@
 //! The plain types that this layer's calls take and give, besides those of [`super::types`].
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use super::types::{Kind, Time};
@@ -91,6 +92,8 @@ pub struct DirEntry {
     pub ino: u64,
     /// Kind, where the filesystem says it in the listing; otherwise stat it.
     pub kind: Option<Kind>,
+    /// Where the listing goes on after this name: stays right while other names come and go.
+    pub next: u64,
 }
 
 /// What statfs(2) says of a filesystem.
@@ -131,4 +134,25 @@ pub struct MountPoint {
     pub fs_type: String,
     /// Source, such as `/dev/vda1`; filesystems without a device put any word here.
     pub source: String,
+}
+
+/// What of one filesystem is watched by somebody (inotify(7), fanotify(7)).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// All of it.
+    pub all: bool,
+    /// Inodes, by number.
+    pub inodes: HashSet<u64>,
+}
+
+impl Watched {
+    /// Whether this inode is watched.
+    pub fn has(&self, ino: u64) -> bool {
+        self.all || self.inodes.contains(&ino)
+    }
+
+    /// Whether nothing is.
+    pub fn is_empty(&self) -> bool {
+        !self.all && self.inodes.is_empty()
+    }
 }

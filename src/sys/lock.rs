@@ -11,8 +11,6 @@ use std::time::Duration;
 /// The place of a lock in the order in which locks are taken, outermost first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// An open directory that is being listed (`engine::listing`): the listing looks at the tree.
-    Listing,
     /// The kernel asked for a checkpoint (`engine`): another such request is refused meanwhile, and does not wait.
     Asked,
     /// One checkpoint or restore at a time (`engine`).

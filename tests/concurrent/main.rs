@@ -15,7 +15,7 @@ mod walk;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::time::Duration;
 
@@ -139,7 +139,26 @@ fn no_panic(rig: &Rig) {
     assert_eq!(line, None, "the daemon's log");
 }
 
+/// While a file is settled it has a lease, and the daemon's own open for writing, which never waits, was refused with EAGAIN.
+fn an_open_for_writing_is_never_refused(v: Variant) {
+    const OPENS: usize = 1500;
+    let rig = v.start();
+    let path = rig.path().join("f");
+    fs::write(&path, "x").unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for turn in 0..OPENS {
+                    let opened = OpenOptions::new().read(turn % 2 == 0).write(true).open(&path);
+                    opened.unwrap_or_else(|error| panic!("open for writing, turn {turn}: {error}"));
+                }
+            });
+        }
+    });
+}
+
 for_each_variant! { reflink => nothing_is_lost }
+for_each_variant! { one => an_open_for_writing_is_never_refused }
 
 /// One process of the crew. Run as a test it is a worker alone on a plain directory: what it expects is what a filesystem does.
 #[test]

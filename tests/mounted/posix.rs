@@ -30,6 +30,7 @@ for_each_variant! { one =>
     locks_and_appends_of_two_processes,
     mappings_and_direct_io,
     large_directories_and_long_paths,
+    a_listing_under_way_has_every_name_that_stays_once,
     times_access_and_statfs,
     what_was_made_through_the_mount_is_in_the_directory,
 }
@@ -340,6 +341,53 @@ fn mappings_and_direct_io(v: Variant) {
 
 #[repr(C, align(4096))]
 struct AlignedBlock([u8; 4096]);
+
+/// The next names of an open directory: one small buffer of them, with nothing read ahead.
+fn some_names(dir: &File) -> Vec<String> {
+    let mut buffer = Vec::with_capacity(2048);
+    let mut reader = rustix::fs::RawDir::new(dir, buffer.spare_capacity_mut());
+    let mut names = Vec::new();
+    while let Some(entry) = reader.next() {
+        names.push(entry.expect("getdents").file_name().to_string_lossy().into_owned());
+        if reader.is_buffer_empty() {
+            break;
+        }
+    }
+    names
+}
+
+/// readdir(3): a name that is there all the time is listed once, whatever comes and goes meanwhile; no handle tells the daemon who lists.
+fn a_listing_under_way_has_every_name_that_stays_once(v: Variant) {
+    let stays: Vec<String> = (0..2_000).map(|number| format!("stays-{number:04}")).collect();
+    let fill = |dir: &Path| {
+        fs::create_dir(dir.join("d")).expect("mkdir");
+        stays.iter().for_each(|name| put(dir.join("d").join(name), name));
+        (0..2_000).for_each(|number| put(dir.join("d").join(format!("goes-{number:04}")), "x"));
+    };
+    let rig: Rig = v.start_with(MountOpts::new(v.io), fill);
+    let id = rig.mount.checkpoint();
+    let open = |path: &Path| File::open(path).expect("open");
+    let (live, also, past) = (open(&rig.path().join("d")), open(&rig.path().join("d")), open(&rig.view(id).join("d")));
+    let mut seen = [some_names(&live), some_names(&also), some_names(&past)];
+    for number in 0..2_000 {
+        fs::remove_file(rig.path().join(format!("d/goes-{number:04}"))).expect("unlink");
+        put(rig.path().join(format!("d/comes-{number:04}")), "y");
+        if number % 20 == 0 {
+            for (seen, dir) in seen.iter_mut().zip([&live, &also, &past]) {
+                seen.extend(some_names(dir));
+            }
+        }
+    }
+    for (seen, dir) in seen.iter_mut().zip([&live, &also, &past]) {
+        while let Some(more) = Some(some_names(dir)).filter(|more| !more.is_empty()) {
+            seen.extend(more);
+        }
+        let mut found: Vec<&String> = seen.iter().filter(|name| name.starts_with("stays-")).collect();
+        found.sort();
+        assert_eq!(found, stays.iter().collect::<Vec<_>>());
+    }
+    assert_eq!(seen[2].len(), 4_000 + 2, "the past has what was there, and nothing else");
+}
 
 fn large_directories_and_long_paths(v: Variant) {
     const FILES: usize = 5000;

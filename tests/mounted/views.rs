@@ -289,7 +289,7 @@ fn a_deleted_checkpoint_is_gone_at_once_under_all_its_names(v: Variant) {
         let number = (round + 1).to_string();
         for name in ["named", &number] {
             assert_eq!(get(dir.join(name).join("f")), "old", "{way}");
-            assert_eq!(names(&dir.join(name)), ["f"], "{way}");
+            assert_eq!(names(dir.join(name)), ["f"], "{way}");
         }
         match way {
             "rmdir NAME" => fs::remove_dir(dir.join("named")).unwrap(),

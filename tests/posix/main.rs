@@ -7,4 +7,5 @@ mod cases;
 mod exclusions;
 mod fsx;
 mod pjdfstest;
+mod probes;
 mod support;

@@ -6,9 +6,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
-use super::common::{Image, Mount, MountOpts, RunDir, Variant, for_each_variant, run_limited, scratch, tool};
+use super::common::{Image, Mount, MountOpts, Variant, for_each_variant, run_limited, tool};
 use super::exclusions::Verdicts;
-use super::support::{between_checkpoints, is_long, suite};
+use super::support::{Slot, between_checkpoints, is_long, suite};
 
 /// Seconds for one run of the suite, which takes two.
 const RUN_SECONDS: u64 = 120;
@@ -36,26 +36,24 @@ type Results = BTreeMap<String, Ended>;
 
 /// What the suite is given besides the directory to test.
 struct Setting {
-    dir: tempfile::TempDir,
+    dir: Slot,
     /// A directory of another filesystem.
-    other: tempfile::TempDir,
+    other: Slot,
     /// Holds a link to the directory under test: the suite binds sockets, whose paths have 107 bytes at most (unix(7)).
-    short: tempfile::TempDir,
+    short: Slot,
 }
 
 impl Setting {
     fn new() -> Setting {
-        let short = tempfile::Builder::new().prefix("ckptfs-").tempdir_in("/tmp").expect("a directory can be made in /tmp");
-        fs::set_permissions(short.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
-        let setting = Setting { dir: scratch(), other: scratch(), short };
+        let setting = Setting { dir: Slot::new("suite"), other: Slot::new("other"), short: Slot::short() };
         let users = two_users();
         for (name, remount) in [("plain.toml", false), ("remount.toml", true)] {
-            fs::write(setting.dir.path().join(name), config(&users, setting.other.path(), remount)).expect("a scratch directory is writable");
+            fs::write(setting.dir.path().join(name), config(&users, setting.other.path(), remount)).expect("the run directory is writable");
         }
         // `mount -o remount` of a FUSE filesystem calls the helper of its type, which cannot remount; `-i` asks the kernel itself.
         let bin = setting.dir.path().join("bin");
-        fs::create_dir(&bin).expect("a scratch directory is writable");
-        fs::write(bin.join("mount"), "#!/bin/sh\nPATH=${PATH#*:}\nexec mount -i \"$@\"\n").expect("a scratch directory is writable");
+        fs::create_dir(&bin).expect("the run directory is writable");
+        fs::write(bin.join("mount"), "#!/bin/sh\nPATH=${PATH#*:}\nexec mount -i \"$@\"\n").expect("the run directory is writable");
         fs::set_permissions(bin.join("mount"), Permissions::from_mode(0o755)).expect("the file is ours");
         setting
     }
@@ -161,7 +159,6 @@ fn start(v: Variant, setting: &Setting) -> (Results, Mount, Image) {
 }
 
 fn every_case(v: Variant) {
-    let _run = RunDir::get();
     let setting = Setting::new();
     let (plain, mount, _image) = start(v, &setting);
     compare(&plain, &setting.run_all(mount.path())).check("pjdfstest", v);
@@ -170,7 +167,6 @@ fn every_case(v: Variant) {
 /// The same while checkpoints are made, so that the cases change files whose past is kept. The cases that remount are left out: a checkpoint is a
 /// change, and a mount that is read-only for a moment refuses none of them.
 fn every_case_while_checkpoints_are_made(v: Variant) {
-    let _run = RunDir::get();
     let setting = Setting::new();
     let (plain, mount, _image) = start(v, &setting);
     let plain: Results = plain.into_iter().filter(|(case, _)| !case.contains("erofs")).collect();

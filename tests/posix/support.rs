@@ -1,7 +1,10 @@
 //! What the suites share: where they are installed, how to ask the daemon, and checkpoints made in the background.
 
+use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +12,8 @@ use std::time::{Duration, Instant};
 use ckptfs::control::Client;
 use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
 use rustix::fs::{Mode, OFlags};
+
+use super::common::{RunDir, process};
 
 /// Whether this is the long form (`make test-posix`).
 pub fn is_long() -> bool {
@@ -31,6 +36,42 @@ pub fn connect(mount: &Path) -> Client {
 /// Makes a checkpoint.
 pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
     client.checkpoint(CheckpointOptions::default()).expect("a checkpoint can be made")
+}
+
+/// A directory that goes with the value, or with the run directory should this process be killed.
+pub struct Slot {
+    path: PathBuf,
+    _run: Arc<RunDir>,
+}
+
+impl Slot {
+    /// In the run directory, on a disk.
+    pub fn new(kind: &str) -> Slot {
+        let run = RunDir::get();
+        Slot { path: run.slot(kind), _run: run }
+    }
+
+    /// In `/tmp`, for what must have a short path. What a killed process leaves there is found by the note of its owner.
+    pub fn short() -> Slot {
+        let path = tempfile::Builder::new().prefix("ckptfs-test-").tempdir_in("/tmp").expect("a directory can be made in /tmp").keep();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("the directory is ours");
+        let pid = std::process::id();
+        let start = process::start_of(pid).expect("this process lives");
+        fs::write(path.join("owner"), format!("{pid} {start}\n")).expect("the directory is ours");
+        Slot { path, _run: RunDir::get() }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            eprintln!("{} stays: {error}", self.path.display());
+        }
+    }
 }
 
 /// Sets its flag when dropped, so that a thread that waits for it ends even when the test panics.

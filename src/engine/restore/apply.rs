@@ -181,7 +181,7 @@ impl Applier<'_> {
             for name in &dir.names {
                 let Some(have) = name.have else { continue };
                 let wanted = name.want.as_ref().map(|(child, _)| *child);
-                let stays = wanted.is_some_and(|want| want.slot == have.slot && self.keeps(want));
+                let stays = wanted.is_some_and(|want| want.slot == have.slot && self.plan.keeps(want));
                 let replaced = wanted.is_some_and(|want| want.kind != Kind::Dir) && have.kind != Kind::Dir;
                 if stays || replaced {
                     continue;
@@ -193,17 +193,18 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// The live inode with the wanted number is the wanted one.
-    fn keeps(&self, want: Child) -> bool {
-        match want.kind {
-            Kind::Dir => self.plan.alive_dirs.contains(&want.slot),
-            _ => self.plan.contents.get(&want.slot).is_some_and(|content| *content != Content::New),
+    /// A name has lost its inode, for which that may have been the last.
+    fn lost(&mut self, dir: Slot, name: &Name, slot: Slot) {
+        // Only what the kernel knows can be dead: the tables hold nothing else.
+        if self.live().is_dead(slot) {
+            self.stale.dead.push((dir, name.clone(), slot));
         }
     }
 
     /// Removes a name and everything below, if it still leads to `have`.
-    fn remove_below(&self, dir: &Arc<Trail>, name: &Name, have: Child) -> SysResult<()> {
-        let view = self.engine.view(State::Live);
+    fn remove_below(&mut self, dir: &Arc<Trail>, name: &Name, have: Child) -> SysResult<()> {
+        let engine = self.engine;
+        let view = engine.view(State::Live);
         match view.child(dir, name)? {
             Some(now) if now.slot == have.slot => {}
             _ => return Ok(()),
@@ -212,7 +213,8 @@ impl Applier<'_> {
         let mut open = vec![(Arc::clone(dir), name.clone(), have, false)];
         while let Some((dir, name, child, emptied)) = open.pop() {
             if child.kind != Kind::Dir || emptied {
-                self.live().remove_in(At::from(&dir), &name, child.kind == Kind::Dir)?;
+                let slot = engine.live.remove_in(At::from(&dir), &name, child.kind == Kind::Dir)?;
+                self.lost(dir.slot, &name, slot);
                 continue;
             }
             let trail = dir.step(&name, child.slot);
@@ -233,7 +235,7 @@ impl Applier<'_> {
         for name in &dir.names {
             let Some((child, trail)) = &name.want else { continue };
             let at = Place { parent: here, name: name.name.clone() };
-            let stays = name.have.map(|have| have.slot) == Some(child.slot) && self.keeps(*child);
+            let stays = name.have.map(|have| have.slot) == Some(child.slot) && self.plan.keeps(*child);
             if child.kind == Kind::Dir {
                 if !stays {
                     self.place_dir(*child, trail, &at)?;
@@ -266,11 +268,10 @@ impl Applier<'_> {
             // It stayed at one of its names: this is one more.
             None => self.live().locate(At::from(child.slot), child.kind)?,
         };
-        if from.parent == Slot::STAGING {
-            self.live().rename_in((At::from(from.parent), &from.name), (At::from(at.parent), &at.name), RenameMode::Replace)?;
-        } else {
-            let staged = self.stage_link(&from, child.slot)?;
-            self.live().rename_in((At::from(staged.parent), &staged.name), (At::from(at.parent), &at.name), RenameMode::Replace)?;
+        let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
+        let to = (At::from(at.parent), &at.name);
+        if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace)? {
+            self.lost(at.parent, &at.name, replaced);
         }
         self.placed.insert(child.slot, at.clone());
         Ok(())
@@ -282,13 +283,15 @@ impl Applier<'_> {
         for dir in self.plan.dirs.iter().rev().filter(|dir| dir.dress) {
             let slot = *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?;
             let at = if slot == dir.want.slot { At::from(&dir.want) } else { At::from(slot) };
-            self.live().dress_in(at, &view.attr(&dir.want)?, &view.xattrs(&dir.want)?)?;
+            if self.live().dress_in(at, &view.attr(&dir.want)?, &view.xattrs(&dir.want)?)? && dir.live.is_some() {
+                self.stale.dressed.push(slot);
+            }
         }
         Ok(())
     }
 
     /// What an interrupted restore has left here and this one did not want: removed like anything else, so that the guard can still see it.
-    fn clean_staging(&self) -> SysResult<()> {
+    fn clean_staging(&mut self) -> SysResult<()> {
         let staging = Arc::new(Trail { slot: Slot::STAGING, name: Name::new(b""), up: None });
         for (name, child) in self.engine.view(State::Live).list(&staging)? {
             self.remove_below(&staging, &name, child)?;

@@ -85,6 +85,14 @@ impl Plan {
         Ok(planner.plan)
     }
 
+    /// The live inode with the wanted number is the wanted one.
+    pub(super) fn keeps(&self, want: Child) -> bool {
+        match want.kind {
+            Kind::Dir => self.alive_dirs.contains(&want.slot),
+            _ => self.contents.get(&want.slot).is_some_and(|content| *content != Content::New),
+        }
+    }
+
     /// A place whose name is planned to lead to something else.
     pub(super) fn vacates(&self, place: &Place, slot: Slot) -> bool {
         self.dirs.iter().any(|dir| {

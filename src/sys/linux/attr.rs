@@ -118,7 +118,7 @@ pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()
 }
 
 /// What utimensat(2) takes for `time`. Its special values are nanoseconds out of range, so real ones are checked.
-fn timespec(time: SetTime) -> SysResult<Timespec> {
+pub(super) fn timespec(time: SetTime) -> SysResult<Timespec> {
     Ok(match time {
         SetTime::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as Nsecs },
         SetTime::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as Nsecs },

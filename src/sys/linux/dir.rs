@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
-use rustix::fs::{Mode, RawDir};
+use rustix::fs::{Mode, RawDir, SeekFrom};
 
 use super::super::args::{DirEntry, Open};
 use super::super::name::{kind_of, retry};
@@ -19,11 +19,22 @@ const BUFFER_LEN: usize = 32 * 1024;
 /// It reads through a description of its own, so calls on the same descriptor do not disturb each other. Names that come
 /// or go meanwhile may be there or not (getdents(2)). A removed directory is empty.
 pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
+    let mut entries = read_dir(fd, 0, usize::MAX)?.0;
+    entries.retain(|entry| entry.name != b"." && entry.name != b"..");
+    Ok(entries)
+}
+
+/// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning; else [`DirEntry::next`]). At least `count`, unless
+/// it says that these are the last. Otherwise as [`list_dir`].
+pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
     let dir = match retry(|| rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())) {
         // The name "." needs search permission; reading the names needs none.
         Err(Errno::EACCES) => reopen(&fd, Open::READ)?.into(),
         dir => dir?,
     };
+    if from > 0 {
+        rustix::fs::seek(&dir, SeekFrom::Start(from)).map_err(Errno::from)?;
+    }
     let mut buffer = vec![MaybeUninit::uninit(); BUFFER_LEN];
     let mut reader = RawDir::new(dir, &mut buffer);
     let mut entries = Vec::new();
@@ -34,10 +45,11 @@ pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
             Err(rustix::io::Errno::NOENT) => break,
             Err(errno) => return Err(errno.into()),
         };
-        let name = entry.file_name().to_bytes();
-        if name != b"." && name != b".." {
-            entries.push(DirEntry { name: name.to_vec(), ino: entry.ino(), kind: kind_of(entry.file_type()) });
+        let name = entry.file_name().to_bytes().to_vec();
+        entries.push(DirEntry { name, ino: entry.ino(), kind: kind_of(entry.file_type()), next: entry.next_entry_cookie() });
+        if entries.len() >= count && reader.is_buffer_empty() {
+            return Ok((entries, false));
         }
     }
-    Ok(entries)
+    Ok((entries, true))
 }

@@ -11,12 +11,13 @@ mod mount;
 mod open;
 mod probe;
 mod process;
+mod watch;
 mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use clone::{clone_file, clone_to};
 pub use data::{copy_file_range, fallocate, finish_writeback, start_writeback, syncfs};
-pub use dir::list_dir;
+pub use dir::{list_dir, read_dir};
 pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
@@ -25,4 +26,5 @@ pub use process::{
     cpu_of_thread, drop_cap_fsetid_for, has_sys_admin, move_to_cpu, own_cpu, own_memory, peer_cred, process_starttime, release_memory,
     set_thread_idle,
 };
+pub use watch::{leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};

@@ -144,13 +144,21 @@ pub fn fs_name(magic: u64) -> &'static str {
 /// It reads through a description of its own, so calls on the same descriptor do not disturb each other. Names that come
 /// or go meanwhile may be there or not.
 pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
+    let mut entries = read_dir(fd, 0, usize::MAX)?.0;
+    entries.retain(|entry| entry.name != b"." && entry.name != b"..");
+    Ok(entries)
+}
+
+/// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning; else [`DirEntry::next`]), up to the end, and that it
+/// is the end. Places are counted here: a name that comes or goes meanwhile moves those after it.
+pub fn read_dir(fd: impl AsFd, from: u64, _count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
     let mut entries = Vec::new();
-    for entry in retry(|| Dir::read_from(&fd))? {
+    for (entry, next) in retry(|| Dir::read_from(&fd))?.zip(1..) {
         let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if name != b"." && name != b".." {
-            entries.push(DirEntry { name: name.to_vec(), ino: entry.ino(), kind: kind_of(entry.file_type()) });
+        if next > from {
+            let name = entry.file_name().to_bytes().to_vec();
+            entries.push(DirEntry { name, ino: entry.ino(), kind: kind_of(entry.file_type()), next });
         }
     }
-    Ok(entries)
+    Ok((entries, true))
 }

@@ -9,9 +9,10 @@ mod data;
 mod mount;
 mod open;
 mod process;
+mod watch;
 mod xattr;
 
-pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
+pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, read_dir, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use data::{
     clone_file, clone_to, copy_file_range, dirty_pages, fallocate, finish_writeback, lease_free, shares_extents, start_writeback, syncfs,
 };
@@ -22,4 +23,5 @@ pub use process::{
     cpu_of_thread, drop_cap_fsetid_for, has_sys_admin, move_to_cpu, own_cpu, own_memory, peer_cred, process_starttime, release_memory,
     set_thread_idle,
 };
+pub use watch::{leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};

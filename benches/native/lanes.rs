@@ -1,0 +1,148 @@
+//! The columns: the same directory tree seen in several ways, all of them on one image at the same time.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ckptfs::control::{Client, STORE_NAME};
+use ckptfs::engine::api::{CheckpointOptions, StateName};
+use rustix::fs::{CWD, Mode, OFlags};
+use serde::Serialize;
+
+use crate::common::mount::minor_of;
+use crate::common::{Image, Io, Mount, MountOpts};
+use crate::floor::Floor;
+
+/// What stands in a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Column {
+    /// A directory of the filesystem itself.
+    Plain,
+    /// The same, with a reflink of what is written made just before: what the filesystem itself wants for a first change.
+    Cloned,
+    /// ckptfs with passthrough; there is no checkpoint.
+    Passthrough,
+    /// ckptfs with passthrough, and a checkpoint made just before each run that changes something.
+    Checkpointed,
+    /// ckptfs, the daemon reads and writes; there is no checkpoint.
+    Daemon,
+    /// libfuse's `passthrough_ll` with one thread.
+    FloorOne,
+    /// The same with many threads.
+    FloorMany,
+    /// bindfs.
+    Bindfs,
+}
+
+impl Column {
+    pub const ALL: [(&str, Column); 8] = [
+        ("plain", Column::Plain),
+        ("cloned", Column::Cloned),
+        ("passthrough", Column::Passthrough),
+        ("checkpointed", Column::Checkpointed),
+        ("daemon", Column::Daemon),
+        ("floor-one", Column::FloorOne),
+        ("floor-many", Column::FloorMany),
+        ("bindfs", Column::Bindfs),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Column::ALL.iter().find(|(_, column)| *column == self).expect("every column is listed").0
+    }
+
+    /// What stands above it in a table.
+    pub fn title(self) -> &'static str {
+        match self {
+            Column::Plain => "plain",
+            Column::Cloned => "plain, reflinked before",
+            Column::Passthrough => "passthrough",
+            Column::Checkpointed => "after a checkpoint",
+            Column::Daemon => "daemon",
+            Column::FloorOne | Column::FloorMany => "floor",
+            Column::Bindfs => "bindfs",
+        }
+    }
+
+    pub fn is_floor(self) -> bool {
+        matches!(self, Column::FloorOne | Column::FloorMany)
+    }
+}
+
+/// A whole run is shorter. A step that hangs is ended by the watchdog of the runner.
+const MOUNT_LIMIT: Duration = Duration::from_secs(4 * 3600);
+
+/// One column on one image.
+pub struct Lane {
+    pub column: Column,
+    root: PathBuf,
+    mount: Option<Mount>,
+    floor: Option<Floor>,
+    held: RefCell<Option<String>>,
+}
+
+impl Lane {
+    /// Mounts what the column needs; `floor` is the built `passthrough_ll`.
+    pub fn new(image: &Image, column: Column, floor: Option<&Path>) -> Lane {
+        let root = image.dir(column.name());
+        let point = image.dir(&format!("{}-mount", column.name()));
+        let theirs = |one| Some(Floor::passthrough_ll(floor.expect("the floor was built"), &root, &point, one));
+        let floor = match column {
+            Column::Plain | Column::Cloned => None,
+            Column::Passthrough | Column::Checkpointed | Column::Daemon => return Lane::over(&root, column),
+            Column::FloorOne => theirs(true),
+            Column::FloorMany => theirs(false),
+            Column::Bindfs => Some(Floor::bindfs(&root, &point)),
+        };
+        let root = if floor.is_some() { point } else { root };
+        Lane { column, root, mount: None, floor, held: RefCell::new(None) }
+    }
+
+    /// A mount of ours in place, in the way of this column.
+    pub fn over(dir: &Path, column: Column) -> Lane {
+        let io = if column == Column::Daemon { Io::Daemon } else { Io::Passthrough };
+        let mount = Mount::start(dir, &MountOpts { limit: MOUNT_LIMIT, ..MountOpts::new(io) });
+        assert_eq!(mount.status_json()["io"], io.name(), "the mount does not use the I/O path it was asked for");
+        Lane { column, root: dir.to_owned(), mount: Some(mount), floor: None, held: RefCell::new(None) }
+    }
+
+    /// Where the work is done.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The daemon that serves it.
+    pub fn daemon(&self) -> Option<u32> {
+        self.mount.as_ref().map(Mount::pid).or_else(|| self.floor.as_ref().map(Floor::pid))
+    }
+
+    /// What names its FUSE connection.
+    pub fn minor(&self) -> Option<u32> {
+        self.daemon().and_then(|_| minor_of(&self.root))
+    }
+
+    /// A connection to the daemon of ours.
+    pub fn client(&self) -> Client {
+        let store = rustix::fs::openat(CWD, self.root.join(STORE_NAME), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
+    }
+
+    /// Makes a checkpoint and holds it until [`Lane::let_go`].
+    pub fn hold(&self) {
+        let made = self.client().checkpoint(CheckpointOptions::default()).unwrap_or_else(|error| panic!("no checkpoint: {error}"));
+        let before = self.held.replace(Some(made.id.to_string()));
+        assert!(before.is_none(), "one checkpoint at a time");
+    }
+
+    /// The checkpoint that is held.
+    pub fn held(&self) -> String {
+        self.held.borrow().clone().expect("a checkpoint is held")
+    }
+
+    /// Deletes the checkpoint that is held, if one is, so that the history stays short.
+    pub fn let_go(&self) {
+        if let Some(id) = self.held.take() {
+            self.client().delete(StateName(id)).unwrap_or_else(|error| panic!("a checkpoint cannot be deleted: {error}"));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Real work in a mount beside the same in a plain directory and in filesystems that keep no history. `make bench-native` runs it; root only.
+//!
+//! ```text
+//! cargo bench --bench native -- [--work DIR] [--fs xfs,btrfs] [--only SCENARIOS] [--columns NAMES] [--placement unpinned,pinned]
+//!                               [--rounds N] [--files N] [--quick] [--write-docs]
+//! ```
+//! It prints Markdown; `--write-docs` writes docs/benchmarks/native.md, native.json and the charts.
+//!
+//! All columns lie on one image at the same time, and each round does each step in all of them, one after the other, so that what else the
+//! machine does falls on all alike. Where the daemon and its client run decides small requests on two cores, so everything is measured twice:
+//! unpinned, as a user finds it, and with both on one CPU.
+
+mod chart;
+#[path = "../../tests/common/mod.rs"]
+mod common;
+mod fio;
+mod fixtures;
+mod floor;
+mod lanes;
+mod ops;
+mod options;
+mod place;
+mod programs;
+mod report;
+mod requests;
+mod results;
+mod runner;
+#[path = "../shared/mod.rs"]
+mod shared;
+mod small;
+mod targets;
+mod tree;
+mod workload;
+
+use common::{Fs, Image};
+use fixtures::Fixtures;
+use lanes::Lane;
+use options::Options;
+use requests::Tracer;
+use results::Results;
+use runner::Runner;
+use shared::options::enter_work;
+use workload::{Scenario, World};
+
+const SCENARIOS: [&Scenario; 6] = [&small::SCENARIO, &ops::SCENARIO, &programs::GIT, &fio::SCENARIO, &programs::CARGO, &programs::NPM];
+/// Sparse.
+const IMAGE_BYTES: u64 = 24 << 30;
+
+fn main() {
+    let mut names = SCENARIOS.map(|scenario| scenario.name).to_vec();
+    names.push(tree::NAME);
+    let options = Options::parse(&names).unwrap_or_else(|problem| {
+        eprintln!("native: {problem}");
+        std::process::exit(2)
+    });
+    enter_work(options.work.as_deref());
+    let tracer = Tracer::new().map_err(|problem| eprintln!("native: requests are not counted: {problem}")).ok();
+    let runner = Runner { options: &options, places: place::Places::new(), tracer };
+    let fixtures = Fixtures::make(&options);
+    let floor = floor::build(fixtures.dir()).map_err(|problem| eprintln!("native: no floor: {problem}")).ok();
+    let load = shared::machine::load();
+    let (mut results, mut verbs, mut memory) = (Results::default(), Vec::new(), Vec::new());
+    for fs in options.filesystems.iter().copied().filter(available) {
+        let image = Image::new(fs, IMAGE_BYTES);
+        let columns = options.columns.iter().filter(|column| floor.is_some() || !column.is_floor());
+        let lanes = columns.map(|column| Lane::new(&image, *column, floor.as_deref())).collect();
+        let mut world = World { image: &image, fixtures: &fixtures, lanes, round: 0 };
+        for scenario in SCENARIOS.into_iter().filter(|scenario| options.wants(scenario.name)) {
+            runner.run(&mut world, scenario, &mut results);
+        }
+        drop(world);
+        if options.wants(tree::NAME) {
+            let (more_verbs, more_memory) = tree::measure(&image, options.quick);
+            verbs.extend(more_verbs);
+            memory.extend(more_memory);
+        }
+    }
+    let filesystems = options.filesystems.iter().map(|fs| fs.name()).collect();
+    let machine = report::machine(&load, options.quick);
+    let report = report::Report { scenarios: &SCENARIOS, filesystems, results: &results, verbs: &verbs, memory: &memory, machine };
+    println!("{}", report.markdown(&[]));
+    if options.write_docs {
+        report.write_docs();
+    }
+}
+
+fn available(fs: &Fs) -> bool {
+    let reason = fs.unavailable();
+    if let Some(reason) = &reason {
+        eprintln!("native: no {}: {reason}", fs.name());
+    }
+    reason.is_none()
+}

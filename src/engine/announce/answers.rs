@@ -1,0 +1,179 @@
+//! How the requests of the voice are answered.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Announcer, Step, What};
+use crate::engine::control::CONTROL;
+use crate::engine::request::{Attr, Caller, Entry, Fh, Looked, NodeId, Opened};
+use crate::store::ids::{Name, Slot};
+use crate::sys::{self, Errno, Kind, Stat, SysResult, Time};
+
+/// No voice: no request is one of its.
+pub(super) const NOBODY: u32 = 0;
+/// There is a voice, and it has not yet made itself known.
+pub(super) const UNKNOWN: u32 = u32::MAX;
+
+/// Set in the number of every ghost; with it all ghosts have the bit of control nodes, and no other of these has both.
+const GHOST: u64 = CONTROL | 1 << 59;
+/// Set in the number of a ghost that is a directory.
+const DIR: u64 = 1;
+
+/// The handle of every open ghost; no other has this bit.
+const GHOST_HANDLE: Fh = Fh(1 << 61);
+
+/// What the voice is about to do.
+#[derive(Debug)]
+pub(super) struct Expected {
+    dir: Slot,
+    name: Name,
+    what: What,
+    /// The kernel has asked for the name.
+    asked: bool,
+}
+
+/// Whether a node is a ghost.
+pub(in super::super) fn is_ghost(node: NodeId) -> bool {
+    node.0 & GHOST == GHOST
+}
+
+impl Announcer {
+    /// The next requests of the voice are to be those of this step.
+    pub(super) fn expect(&self, step: &Step) {
+        *self.expected.lock() = Some(Expected { dir: step.dir, name: step.name.clone(), what: step.what, asked: false });
+    }
+
+    /// Nothing is expected any more; whether the kernel has asked for the name since [`Announcer::expect`].
+    pub(super) fn expect_nothing(&self) -> bool {
+        self.expected.lock().take().is_some_and(|expected| expected.asked)
+    }
+
+    fn is_voice(&self, caller: Caller) -> bool {
+        let voice = self.voice.load(Ordering::Acquire);
+        voice != NOBODY && voice != UNKNOWN && voice == caller.pid
+    }
+
+    /// What the voice is expected to do to a name.
+    fn expected(&self, dir: NodeId, name: &[u8]) -> Option<What> {
+        let mut expected = self.expected.lock();
+        let expected = expected.as_mut().filter(|expected| expected.dir.0 == dir.0 && expected.name.as_bytes() == name)?;
+        expected.asked = true;
+        Some(expected.what)
+    }
+
+    /// Answers a look-up, if it is one of a step of the voice.
+    pub(in super::super) fn lookup(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<Looked>> {
+        let voice = self.voice.load(Ordering::Acquire);
+        if voice == NOBODY || (voice != UNKNOWN && voice != caller.pid) {
+            return None;
+        }
+        let what = self.expected(dir, name)?;
+        if voice == UNKNOWN {
+            // Nobody else knows the name. A caller that the kernel does not tell stays unknown.
+            self.voice.store(if caller.pid == 0 { UNKNOWN } else { caller.pid }, Ordering::Release);
+            return Some(Ok(Looked::Absent(Duration::ZERO)));
+        }
+        let there = self.live.kind_at(Slot(dir.0), &Name::new(name));
+        let ghost = match what {
+            What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
+            What::Written => (there == Ok(Kind::File)).then_some(false),
+            What::Come(_) | What::Hello => None,
+            What::Content | What::Attributes => return None,
+        };
+        Some(Ok(ghost.map_or(Looked::Absent(Duration::ZERO), |dir| Looked::Found(self.ghost(dir)))))
+    }
+
+    /// Answers the removal of a name, if the voice asks for it.
+    pub(in super::super) fn remove(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<()>> {
+        if !self.is_voice(caller) {
+            return None;
+        }
+        let is_so = match self.expected(dir, name) {
+            Some(What::Gone { now, .. }) => self.live.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT),
+            _ => false,
+        };
+        Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
+    }
+
+    /// Answers the making of a name, if the voice asks for it.
+    pub(in super::super) fn make(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<Entry>> {
+        if !self.is_voice(caller) {
+            return None;
+        }
+        let Some(What::Come(kind)) = self.expected(dir, name) else { return Some(Err(Errno::EEXIST)) };
+        let is_so = self.live.kind_at(Slot(dir.0), &Name::new(name)) == Ok(kind);
+        Some(if is_so { Ok(self.ghost(kind == Kind::Dir)) } else { Err(Errno::EEXIST) })
+    }
+
+    /// Answers an open, if it is of a ghost or by the voice. ESTALE makes the kernel look the name up again, which is how the voice comes to its
+    /// ghost where the kernel remembers the file.
+    pub(in super::super) fn open(&self, caller: Caller, node: NodeId) -> Option<SysResult<Opened>> {
+        match (is_ghost(node), self.is_voice(caller)) {
+            (true, true) => Some(Ok(opened())),
+            (true, false) | (false, true) => Some(Err(Errno::ESTALE)),
+            (false, false) => None,
+        }
+    }
+
+    /// Whether a request for new attributes comes from the voice: it is answered with those that the node has.
+    pub(in super::super) fn sets_nothing(&self, caller: Caller, node: NodeId) -> bool {
+        is_ghost(node) || self.is_voice(caller)
+    }
+
+    /// A new ghost. Nothing of it may be remembered.
+    fn ghost(&self, dir: bool) -> Entry {
+        let number = self.ghosts.fetch_add(1, Ordering::Relaxed) % (1 << 58);
+        let node = NodeId(GHOST | number << 1 | if dir { DIR } else { 0 });
+        Entry { node, generation: 0, stat: stat(node), ttl: Duration::ZERO }
+    }
+}
+
+/// Attributes of a ghost.
+pub(in super::super) fn attr(node: NodeId) -> Attr {
+    Attr { stat: stat(node), ttl: Duration::ZERO }
+}
+
+/// The handle of an open ghost: never passed through, never cached.
+pub(in super::super) fn opened() -> Opened {
+    Opened { fh: GHOST_HANDLE, keep_cache: false, direct_io: true, no_flush: true, passthrough: None }
+}
+
+fn stat(node: NodeId) -> Stat {
+    let (uid, gid) = sys::ids();
+    let dir = node.0 & DIR != 0;
+    let zero = Time::default();
+    Stat {
+        dev: 0,
+        ino: node.0,
+        kind: if dir { Kind::Dir } else { Kind::File },
+        mode: if dir { 0o700 } else { 0o600 },
+        nlink: if dir { 2 } else { 1 },
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: zero,
+        mtime: zero,
+        ctime: zero,
+        btime: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::control::{SNAPDIR, STORE_LINK};
+    use crate::engine::past::PAST;
+
+    #[test]
+    fn ghosts_are_told_from_all_other_nodes() {
+        for node in [1, 2, (1 << 59) | 131, PAST, PAST | GHOST & !CONTROL, SNAPDIR.0, STORE_LINK.0, CONTROL | 1 << 60 | 0xff_ffff_ffff_ffff] {
+            assert!(!is_ghost(NodeId(node)), "{node:x}");
+        }
+        assert!(is_ghost(NodeId(GHOST)) && is_ghost(NodeId(GHOST | 7)));
+        assert_eq!(stat(NodeId(GHOST | 6)).kind, Kind::File);
+        assert_eq!(stat(NodeId(GHOST | 7)).kind, Kind::Dir);
+    }
+}

@@ -1,0 +1,287 @@
+//! The announcer: tells whoever watches the mount (inotify(7)) what a restore has changed.
+//!
+//! A restore changes the backing tree, and the kernel is told to forget; that makes no events but IN_DELETE_SELF
+//! ([`Caches::delete_entry`](super::request::Caches::delete_entry)). The kernel makes events for operations on the mount, so after a restore a thread of
+//! ours, the **voice**, makes such operations, and the requests that come of them are answered without doing anything (docs/adr/0006-announcing.md).
+//!
+//! **Ghosts.** What the voice creates, removes and writes to is a node that exists for that one operation, never the inode that was restored, so
+//! nothing that the kernel notes of it (link count, size, a dead directory) can be wrong of anything. Names and attributes of ghosts expire at
+//! once: whoever else meets one asks again, and is told the truth. Only where the inode itself has changed and stayed is it touched, by a request
+//! for new times that is answered with the times it has.
+//!
+//! **Invariants.** No request of the voice ever changes the tree: those that are expected are answered here, all others of a kind that changes
+//! something fail. An event is made only if it is still true when the request comes, while the kernel holds the directory's lock: a name is
+//! announced as gone only while it is gone, as come only while it is there.
+//!
+//! **Threads.** The *planner* finds out who watches what and prepares the steps; it uses descriptors of the daemon. The *voice* makes requests to our
+//! own mount and so has a table of descriptors of its own ([`sys::leave_descriptors`]). Both end when there is nothing to tell. Nobody waits for them but
+//! [`Announcer::hush`], for a moment; they wait for session threads, and hold no lock meanwhile.
+
+mod answers;
+mod voice;
+
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::request::{Caches, NodeId};
+use crate::live::{At, Live};
+use crate::store::ids::{Name, Slot};
+use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::{self, Kind, Watched};
+
+pub(super) use answers::{attr, is_ghost, opened};
+
+/// Events of one restore that are made one by one. The queue of a watcher has room for 16,384 (`max_queued_events`), and one change can be three
+/// of them; directories that are left get one for all that happened in them.
+const STEPS_MAX: usize = 5_000;
+
+/// What somebody had the kernel remember of a name keeps it from asking us: it is made to forget, and the step is tried again so often.
+const ROUNDS_MAX: usize = 5;
+
+/// How long [`Announcer::hush`] waits for the voice to let go of the mount.
+const HUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// One thing to tell.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    /// The directory in which it happened.
+    pub(super) dir: Slot,
+    /// The name to which it happened; `.` for the directory itself.
+    pub(super) name: Name,
+    /// The inode to which it happened, if it is still the same.
+    pub(super) node: Option<Slot>,
+    pub(super) what: What,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// The name went, from a directory or something else; `now`: what has come in its place.
+    Gone { dir: bool, now: Option<Kind> },
+    /// The name came.
+    Come(Kind),
+    /// The name leads to another file.
+    Written,
+    /// The inode has other content.
+    Content,
+    /// The inode has other attributes.
+    Attributes,
+    /// Nothing: this is how the voice makes itself known.
+    Hello,
+}
+
+/// The steps of one directory.
+#[derive(Debug)]
+struct Told {
+    dir: Slot,
+    /// Its path from the root of the mount.
+    path: Vec<u8>,
+    steps: Vec<Step>,
+}
+
+/// Where the tree is mounted, once it is.
+struct Mounted {
+    at: PathBuf,
+    device: u64,
+    caches: Arc<dyn Caches>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Vec<Step>>,
+    /// There is a planner.
+    running: bool,
+}
+
+/// See the module.
+pub(super) struct Announcer {
+    live: Arc<Live>,
+    mounted: OnceLock<Mounted>,
+    /// The voice, as its requests name their caller; or `NOBODY`, or `UNKNOWN`.
+    voice: AtomicU32,
+    /// What the voice is about to do. A leaf.
+    expected: Mutex<Option<answers::Expected>>,
+    ghosts: AtomicU64,
+    queue: Mutex<Queue>,
+    quiet: Condvar,
+    hushed: AtomicBool,
+}
+
+impl Announcer {
+    pub(super) fn new(live: Arc<Live>) -> Announcer {
+        Announcer {
+            live,
+            mounted: OnceLock::new(),
+            voice: AtomicU32::new(answers::NOBODY),
+            expected: Mutex::new(None),
+            ghosts: AtomicU64::new(0),
+            queue: Mutex::default(),
+            quiet: Condvar::default(),
+            hushed: AtomicBool::new(false),
+        }
+    }
+
+    /// The tree is mounted at `at`. Makes no request: the table of mounts says which device it is.
+    pub(super) fn mounted(&self, at: &std::path::Path, caches: Arc<dyn Caches>) {
+        let device = sys::mounts().ok().and_then(|table| table.iter().rev().find(|mount| mount.at == at).map(|mount| mount.dev));
+        match device {
+            Some(device) => drop(self.mounted.set(Mounted { at: at.to_owned(), device, caches })),
+            None => tracing::debug!("the mount is not in the table of mounts; restores are not announced"),
+        }
+    }
+
+    /// Tells of what happened, in the background.
+    pub(super) fn tell(self: &Arc<Self>, steps: Vec<Step>) {
+        if steps.is_empty() || self.mounted.get().is_none() {
+            return;
+        }
+        let mut queue = self.queue.lock();
+        queue.jobs.push_back(steps);
+        if queue.running {
+            return;
+        }
+        self.hushed.store(false, Ordering::Relaxed);
+        let announcer = Arc::clone(self);
+        match std::thread::Builder::new().name("announcer".into()).spawn(move || announcer.plan()) {
+            Ok(_) => queue.running = true,
+            Err(error) => {
+                tracing::warn!(%error, "a restore is not announced");
+                queue.jobs.clear();
+            }
+        }
+    }
+
+    /// Drops what there is to tell, and waits a moment until the mount is no longer in use by the voice.
+    pub(super) fn hush(&self) {
+        let mut queue = self.queue.lock();
+        queue.jobs.clear();
+        self.hushed.store(queue.running, Ordering::Relaxed);
+        let end = Instant::now() + HUSH_TIMEOUT;
+        while queue.running && Instant::now() < end {
+            self.quiet.wait_for(&mut queue, end.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    fn is_hushed(&self) -> bool {
+        self.hushed.load(Ordering::Relaxed)
+    }
+
+    /// The planner.
+    fn plan(&self) {
+        while let Some(steps) = self.next_job() {
+            if let (Some(mounted), false) = (self.mounted.get(), self.is_hushed()) {
+                self.announce(mounted, steps);
+            }
+        }
+    }
+
+    fn next_job(&self) -> Option<Vec<Step>> {
+        let mut queue = self.queue.lock();
+        let next = queue.jobs.pop_front();
+        if next.is_none() {
+            queue.running = false;
+            self.quiet.notify_all();
+        }
+        next
+    }
+
+    fn announce(&self, mounted: &Mounted, steps: Vec<Step>) {
+        let watched = match sys::watched(mounted.device) {
+            Ok(watched) if watched.is_empty() => return,
+            Ok(watched) => watched,
+            Err(errno) => {
+                tracing::debug!(%errno, "who watches is not known; a restore is not announced");
+                return;
+            }
+        };
+        let steps: Vec<Step> = steps.into_iter().filter(|step| self.is_heard(step, &watched)).collect();
+        tracing::debug!(steps = steps.len(), "announcing a restore");
+        let mut todo = self.by_dir(shortened(steps));
+        for round in 1..=ROUNDS_MAX {
+            if todo.is_empty() || self.is_hushed() {
+                return;
+            }
+            if round == ROUNDS_MAX {
+                // Better that something came, without that something went, than neither.
+                todo.iter_mut().for_each(|told| told.steps.retain(|step| !matches!(step.what, What::Gone { now: Some(_), .. })));
+            }
+            todo = voice::speak(self, mounted, &todo);
+            for told in &todo {
+                for step in &told.steps {
+                    mounted.caches.forget_entry(NodeId(step.dir.0), step.name.as_bytes());
+                }
+            }
+        }
+    }
+
+    fn is_heard(&self, step: &Step, watched: &Watched) -> bool {
+        let above = || if step.name.as_bytes() == b"." { self.live.parent(step.dir) } else { None };
+        let has = |slot: Option<Slot>| slot.is_some_and(|slot| watched.has(slot.0));
+        has(Some(step.dir)) || has(step.node) || has(above())
+    }
+
+    /// Steps by directory, in the order in which the directories first come; without those of directories that are gone again.
+    fn by_dir(&self, steps: Vec<Step>) -> Vec<Told> {
+        let mut told: Vec<Told> = Vec::new();
+        let mut places: HashMap<Slot, Option<usize>> = HashMap::new();
+        for step in steps {
+            let place = places.entry(step.dir).or_insert_with(|| {
+                let path = self.path(step.dir)?;
+                told.push(Told { dir: step.dir, path, steps: Vec::new() });
+                Some(told.len() - 1)
+            });
+            if let Some(told) = place.and_then(|place| told.get_mut(place)) {
+                told.steps.push(step);
+            }
+        }
+        told
+    }
+
+    /// Where a directory is now.
+    fn path(&self, dir: Slot) -> Option<Vec<u8>> {
+        let _tree = self.live.tree.read();
+        let mut names = Vec::new();
+        let mut at = dir;
+        while at != Slot::ROOT {
+            let place = self.live.locate(At::from(at), Kind::Dir).ok()?;
+            names.push(place.name);
+            at = place.parent;
+        }
+        Some(names.iter().rev().map(Name::as_bytes).collect::<Vec<_>>().join(&b'/'))
+    }
+}
+
+/// The first [`STEPS_MAX`], and one for each directory of the rest.
+fn shortened(mut steps: Vec<Step>) -> Vec<Step> {
+    if steps.len() <= STEPS_MAX {
+        return steps;
+    }
+    let rest = steps.split_off(STEPS_MAX);
+    let mut seen = std::collections::HashSet::new();
+    let dirs = rest.into_iter().map(|step| step.dir).filter(|dir| seen.insert(*dir));
+    steps.extend(dirs.map(|dir| Step { dir, name: Name::new(b"."), node: Some(dir), what: What::Attributes }).take(STEPS_MAX));
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(dir: u64, name: usize) -> Step {
+        Step { dir: Slot(dir), name: Name::new(name.to_string().as_bytes()), node: None, what: What::Written }
+    }
+
+    #[test]
+    fn what_does_not_fit_becomes_one_change_per_directory() {
+        let exactly: Vec<Step> = (0..STEPS_MAX).map(|name| step(7, name)).collect();
+        assert_eq!(shortened(exactly.clone()).len(), STEPS_MAX);
+        let more = [exactly, vec![step(8, 0), step(9, 0), step(8, 1)]].concat();
+        let short = shortened(more);
+        assert_eq!(short.len(), STEPS_MAX + 2);
+        let last: Vec<_> = short[STEPS_MAX..].iter().map(|step| (step.dir, step.name.as_bytes(), step.what)).collect();
+        assert_eq!(last, [(Slot(8), b".".as_slice(), What::Attributes), (Slot(9), b".".as_slice(), What::Attributes)]);
+    }
+}

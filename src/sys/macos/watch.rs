@@ -1,0 +1,21 @@
+//! Watches are no business of the filesystem here: FSEvents are made by the kernel, and nobody can ask who listens.
+
+use std::os::fd::AsFd;
+
+use super::super::args::Watched;
+use super::super::types::{Errno, SysResult};
+
+/// Not to be had here: ENOSYS.
+pub fn watched(_dev: u64) -> SysResult<Watched> {
+    Err(Errno::ENOSYS)
+}
+
+/// Not to be had here: ENOSYS.
+pub fn leave_descriptors() -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}
+
+/// Not to be had here: ENOSYS.
+pub fn touch_at(_dir: impl AsFd, _name: &[u8], _content_only: bool) -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}

@@ -1,0 +1,202 @@
+//! Other people's load: the filesystem stressors of stress-ng, and fio with verification.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use crate::common::command::try_run_limited;
+use crate::common::{run_limited, stdout_of, succeeds, tool};
+
+/// The stressors of stress-ng that work on a directory and look at what comes back. Left out: those that go beyond their directory (`bind-mount`,
+/// `fanotify`, which marks every mount of the machine, `procfs`, `sysfs`), those about no filesystem (`eventfd`, `ioprio`), and `verity`.
+/// They are in such an order that each quarter has some of every kind.
+const STRESSORS: [&str; 52] = [
+    "access",
+    "chdir",
+    "copy-file",
+    "dirdeep",
+    "fallocate",
+    "filename",
+    "fstat",
+    "inode-flags",
+    "lease",
+    "locka",
+    "mmap",
+    "readahead",
+    "utime",
+    "chattr",
+    "chmod",
+    "dentry",
+    "dirmany",
+    "fcntl",
+    "flock",
+    "getdent",
+    "inotify",
+    "link",
+    "lockf",
+    "mmapfork",
+    "rename",
+    "xattr",
+    "chown",
+    "dir",
+    "dnotify",
+    "fiemap",
+    "fpunch",
+    "handle",
+    "io",
+    "iomix",
+    "lockofd",
+    "msync",
+    "open",
+    "seek",
+    "symlink",
+    "dup",
+    "file-ioctl",
+    "fsize",
+    "hdd",
+    "mknod",
+    "aio",
+    "aiol",
+    "revio",
+    "rmap",
+    "sendfile",
+    "splice",
+    "sync-file",
+    "touch",
+];
+/// What FUSE does not have at all: extents are asked for with an ioctl that it does not pass on.
+const NOT_ON_FUSE: [&str; 1] = ["fiemap"];
+/// As much as a round shall write; the defaults are for whole disks.
+const SIZES: [&str; 28] = [
+    "--hdd-bytes",
+    "16M",
+    "--iomix-bytes",
+    "16M",
+    "--fallocate-bytes",
+    "32M",
+    "--mmap-bytes",
+    "8M",
+    "--msync-bytes",
+    "4M",
+    "--readahead-bytes",
+    "16M",
+    "--seek-size",
+    "16M",
+    "--sync-file-bytes",
+    "16M",
+    "--copy-file-bytes",
+    "128M",
+    "--chdir-dirs",
+    "256",
+    "--dentries",
+    "512",
+    "--dirdeep-inodes",
+    "512",
+    "--dirdeep-dirs",
+    "2",
+    "--aio-requests",
+    "8",
+];
+/// Stressors at a time.
+const AT_ONCE: usize = 13;
+/// Seconds beyond its own time that stress-ng may take to clean up: it makes many files.
+const CLEAN_UP_SECONDS: u64 = 240;
+
+/// What is verified: random writes of three ways to write, checked block by block when all is written.
+const FIO: &str = "
+[global]
+bs=4k
+size=12m
+verify=crc32c
+verify_fatal=1
+do_verify=1
+rw=randwrite
+group_reporting=1
+[psync]
+ioengine=psync
+numjobs=2
+fsync=256
+[mmap]
+ioengine=mmap
+[libaio]
+ioengine=libaio
+direct=1
+iodepth=8
+bs=16k
+[append]
+ioengine=sync
+rw=write
+bsrange=512-64k
+";
+const FIO_SECONDS: u64 = 300;
+
+/// Why a test that needs these programs cannot run, if so.
+pub fn missing(programs: &[&str]) -> Option<String> {
+    programs.iter().find_map(|name| {
+        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10).is_ok_and(|output| output.status.success());
+        (!there).then(|| format!("{name} is not installed (make deps)"))
+    })
+}
+
+/// Those of the stressors that this version of stress-ng has.
+pub fn stressors() -> Vec<&'static str> {
+    let known = stdout_of(&mut tool("stress-ng", &["--stressors"]), 30);
+    let known: BTreeSet<&str> = known.split_whitespace().collect();
+    let found: Vec<&str> = STRESSORS.into_iter().filter(|name| known.contains(name)).collect();
+    assert!(found.len() > STRESSORS.len() / 2, "stress-ng has hardly any of the stressors: {known:?}");
+    found
+}
+
+/// Runs stressors for some seconds each, several at a time. Whoever fails, or does nothing, must do so in a plain directory too.
+pub fn stress(dir: &Path, plain: &Path, names: &[&str], seconds: u64) {
+    for names in names.chunks(AT_ONCE) {
+        let (said, failed) = run(dir, names, seconds);
+        for name in failed {
+            let name = names.iter().find(|known| **known == name).copied();
+            let alone = name.map(|name| (name, run(plain, &[name], seconds).1));
+            let excused = alone.as_ref().is_some_and(|(name, failed)| NOT_ON_FUSE.contains(name) || !failed.is_empty());
+            assert!(excused, "stress-ng {name:?} does not pass, and does in a plain directory:\n{said}");
+        }
+    }
+}
+
+/// Gives what stress-ng said, and the names of those that failed or were skipped; the empty name if it does not say who failed.
+fn run(dir: &Path, names: &[&str], seconds: u64) -> (String, BTreeSet<String>) {
+    let inside = dir.join("stress-ng");
+    fs::create_dir(&inside).unwrap_or_else(|error| panic!("{}: {error}", inside.display()));
+    let mut command = tool("stress-ng", &["--verify", "--mmap-file", "--timeout", &seconds.to_string(), "--temp-path"]);
+    command.arg(&inside).args(SIZES);
+    for name in names {
+        command.arg(format!("--{name}")).arg("1");
+    }
+    let output = run_limited(command.current_dir(&inside), seconds + CLEAN_UP_SECONDS);
+    let said = format!("{}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let mut failed: BTreeSet<String> = said.lines().filter_map(complaint).collect();
+    if !output.status.success() && failed.is_empty() {
+        failed.insert(String::new());
+    }
+    fs::remove_dir_all(&inside).unwrap_or_else(|error| panic!("{}: {error}", inside.display()));
+    (said, failed)
+}
+
+/// Who complains in a line such as `stress-ng: fail:  [123] link: what failed`.
+fn complaint(line: &str) -> Option<String> {
+    let bad = line.contains(" fail: ") || line.contains("skipping stress") || line.contains("terminated on signal");
+    let (_, rest) = line.split_once("] ").filter(|_| bad)?;
+    Some(rest.split_once(':')?.0.trim().to_owned())
+}
+
+/// Writes and verifies with fio; a block that comes back wrong is an error.
+pub fn fio(dir: &Path) {
+    let inside = dir.join("fio");
+    fs::create_dir(&inside).unwrap();
+    fs::write(inside.join("jobs.fio"), FIO).unwrap();
+    succeeds(tool("fio", &["--directory=.", "jobs.fio"]).current_dir(&inside), FIO_SECONDS);
+}
+
+#[test]
+fn complaints_are_found() {
+    assert_eq!(complaint("stress-ng: fail:  [12] io-uring: completion opcode=21").as_deref(), Some("io-uring"));
+    assert_eq!(complaint("stress-ng: info:  [1] verity: not supported, skipping stress test").as_deref(), Some("verity"));
+    assert_eq!(complaint("stress-ng: info:  [1] dispatching hogs: 1 io"), None);
+}
