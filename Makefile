@@ -37,7 +37,7 @@ test: ## Every test, on real filesystems; ends with counts
 	@tests/run.sh
 
 test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
-	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-2700} tests/run.sh deps tools build $(call present,posix mounted)
+	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-5400} BOUND_TOTAL=$${BOUND_TOTAL:-7200} tests/run.sh deps tools build $(call present,posix mounted)
 
 test-crash: ## The kill and power-cut tests in their long form
 	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,crash cut)
