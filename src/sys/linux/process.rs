@@ -14,6 +14,21 @@ pub fn set_thread_idle() -> SysResult<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) }).map(|_| ())
 }
 
+/// A thread of this process, as the scheduler knows it.
+pub fn own_thread() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+/// Takes back what [`set_thread_idle`] did to a thread of this process: somebody waits for it now. A thread that has ended is no error.
+pub fn set_thread_normal(thread: i32) -> SysResult<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `param` lives through the call.
+    match check(unsafe { libc::sched_setscheduler(thread, libc::SCHED_OTHER, &param) }) {
+        Ok(_) | Err(Errno(libc::ESRCH)) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Whether the calling thread has CAP_SYS_ADMIN. In a container it may be one that only counts there: a call that needs the
 /// machine's can still fail with EPERM.
 pub fn has_sys_admin() -> bool {
@@ -183,6 +198,25 @@ mod tests {
         let (uid, gid, pid) = peer_cred(&a).expect("peer_cred");
         assert_eq!((uid, gid), crate::sys::ids());
         assert_eq!(pid, std::process::id() as i32);
+    }
+
+    #[test]
+    fn a_thread_that_somebody_waits_for_can_be_raised_again() {
+        let (told, tid) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let idle = std::thread::spawn(move || {
+            set_thread_idle().expect("idle scheduling");
+            told.send(own_thread()).expect("the test listens");
+            let _ = ended.recv();
+        });
+        let tid = tid.recv().expect("a thread");
+        // SAFETY: it takes and returns an integer.
+        let policy = || unsafe { libc::sched_getscheduler(tid) };
+        assert_eq!(policy(), libc::SCHED_IDLE);
+        assert_eq!(set_thread_normal(tid), Ok(()));
+        assert_eq!(policy(), libc::SCHED_OTHER);
+        drop(end);
+        idle.join().expect("thread");
     }
 
     #[test]
