@@ -374,6 +374,11 @@ impl Service for Engine {
             return self.past_listed(&dir, listed).ok();
         }
         match self.look_up(parent, &listed.name) {
+            // Asked after the look-up: if that saw the name gone, this is known.
+            Ok(Looked::Found(entry)) if self.live.lost_a_name_lately(Slot(entry.node.0)) => {
+                self.forget(entry.node, 1);
+                None
+            }
             Ok(Looked::Found(entry)) => Some(entry),
             Ok(Looked::Absent(_)) | Err(_) => None,
         }

@@ -15,6 +15,7 @@ mod data;
 mod dirs;
 mod find;
 mod hot;
+mod lately;
 mod mapped;
 mod names;
 mod nodes;
@@ -62,6 +63,7 @@ pub struct Live {
     hot: Mutex<HashMap<Slot, hot::Hot>>,
     /// Hot files without a writer that were found in use all the same: to be tried again.
     unsettled: Mutex<VecDeque<Slot>>,
+    lately: lately::Lately,
     watch: mapped::Watch,
     /// Objects of the open epoch known to be on disk.
     durable: Mutex<HashSet<Slot>>,
@@ -98,6 +100,7 @@ impl Live {
             handles: data::Handles::default(),
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
             unsettled: Mutex::new(VecDeque::new()),
+            lately: lately::Lately::default(),
             watch: mapped::Watch::default(),
             durable: Mutex::new(HashSet::new()),
             passthrough: AtomicBool::new(false),
@@ -160,6 +163,11 @@ impl Live {
     /// Whether the tables gave much memory back to the allocator since this was last asked.
     pub fn take_shrunk(&self) -> bool {
         self.nodes.lock().take_shrunk()
+    }
+
+    /// The inode lost one of several names a moment ago: what is said of it unasked may overtake the answer that told the kernel.
+    pub fn lost_a_name_lately(&self, slot: Slot) -> bool {
+        self.lately.has(slot)
     }
 
     /// Number of nodes known to the kernel.

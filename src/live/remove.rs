@@ -168,6 +168,8 @@ impl Live {
             self.dirs.remove(target.slot);
             self.hot.lock().remove(&target.slot);
             self.timeline.set_born(target.slot, false);
+        } else {
+            self.lately.note(target.slot);
         }
     }
 
