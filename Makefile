@@ -9,6 +9,7 @@ PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 UNITDIR ?= /etc/systemd/system
 DESTDIR ?=
+BASE ?=
 ARGS ?=
 DIR ?=
 SOAK_SECONDS ?= 1800
@@ -18,7 +19,7 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store check-macos install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-compare check-macos install uninstall image
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -36,7 +37,7 @@ test: ## Every test, on real filesystems; ends with counts
 	@tests/run.sh
 
 test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
-	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-2700} tests/run.sh deps tools build $(call present,posix mounted)
+	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-5400} BOUND_TOTAL=$${BOUND_TOTAL:-7200} tests/run.sh deps tools build $(call present,posix mounted)
 
 test-crash: ## The kill and power-cut tests in their long form
 	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,crash cut)
@@ -64,8 +65,11 @@ bench-native: ## Real work beside a plain directory and the floor: make bench-na
 	@tests/deps.sh bench
 	cargo bench --bench native -- $(ARGS)
 
-bench-store: ## The store alone: what an append, a look-up, a batch cost
-	cargo bench --bench store
+bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
+	cargo bench --bench store --bench history
+
+bench-compare: ## The same on two revisions, with the change of each: make bench-compare BASE=REV
+	@benches/compare.sh "$(BASE)"
 
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh

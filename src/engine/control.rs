@@ -129,7 +129,7 @@ impl Engine {
     /// A checkpoint's number as it is written: without leading zeros.
     fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
-        (id.to_string() == name && self.timeline().checkpoint(id).is_some()).then_some(id)
+        (id.to_string() == name && self.timeline().has_checkpoint(id)).then_some(id)
     }
 
     fn is_directory(&self, id: CheckpointId, tag: &str) -> bool {
@@ -172,10 +172,11 @@ impl Engine {
         for checkpoint in self.timeline().checkpoints() {
             let node = super::past::Past::number(checkpoint.id, false, root);
             let next = AFTER_DOTS + checkpoint.id.0.min(AFTER_NUMBERS - AFTER_DOTS);
-            names.push(Listed { name: checkpoint.id.to_string().into_bytes(), node, kind: Kind::Dir, next });
+            names.push(Listed { name: checkpoint.id.to_string().into_bytes(), node, kind: Kind::Dir, slot: node.0, next });
         }
         if let Some(id) = self.timeline().latest() {
-            names.push(Listed { name: b"latest".to_vec(), node: link_node("latest", id), kind: Kind::Symlink, next: tag_offset("latest") });
+            let node = link_node("latest", id);
+            names.push(Listed { name: b"latest".to_vec(), node, kind: Kind::Symlink, slot: node.0, next: tag_offset("latest") });
         }
         for (tag, id) in self.timeline().tags() {
             let (node, kind) = if self.is_directory(id, &tag) {
@@ -183,7 +184,7 @@ impl Engine {
             } else {
                 (link_node(&tag, id), Kind::Symlink)
             };
-            names.push(Listed { next: tag_offset(&tag), name: tag.into_bytes(), node, kind });
+            names.push(Listed { next: tag_offset(&tag), name: tag.into_bytes(), node, kind, slot: node.0 });
         }
         names
     }
@@ -236,6 +237,6 @@ impl Engine {
 
     /// The view that a past node belongs to must still be there.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
-        if self.timeline().checkpoint(node.checkpoint).is_some() { Ok(()) } else { Err(Errno::ESTALE) }
+        if self.timeline().has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::Engine;
 use super::past::{PAST_HANDLE, PastHandle, PastNode};
-use super::request::{Entry, Fh, Looked, Seek};
+use super::request::{Entry, Fh, Listed, Looked, Seek};
 use super::service::FOR_EVER;
 use crate::history::view::{State, View};
 use crate::live::{Handle, HandleId};
-use crate::store::ids::Name;
+use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
 use crate::sys::{self, Errno, Stat, SysResult};
 
@@ -48,6 +48,14 @@ impl Engine {
             None => Ok(Looked::Absent(FOR_EVER)),
             Some((child, trail)) => self.past_found(dir, child, trail).map(Looked::Found),
         }
+    }
+
+    /// The entry of a name that the directory of a view listed, and one look-up: a listing of the past stays right for as long as anybody reads it.
+    pub(super) fn past_listed(&self, dir: &PastNode, listed: &Listed) -> SysResult<Entry> {
+        self.check_kept(dir)?;
+        let child = Child { slot: Slot(listed.slot), kind: listed.kind };
+        let trail = dir.trail.step(&Name::new(&listed.name), child.slot);
+        self.past_found(dir, child, trail)
     }
 
     pub(super) fn past_found(&self, dir: &PastNode, child: Child, trail: Arc<crate::history::present::Trail>) -> SysResult<Entry> {
@@ -89,7 +97,7 @@ impl Engine {
     }
 
     /// How long the kernel may remember the attributes of a live node: not at all while it may change without a request.
-    pub(super) fn live_ttl(&self, slot: crate::store::ids::Slot) -> Duration {
+    pub(super) fn live_ttl(&self, slot: Slot) -> Duration {
         if self.live.is_mappable_now(slot) { Duration::ZERO } else { FOR_EVER }
     }
 }

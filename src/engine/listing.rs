@@ -62,10 +62,10 @@ impl Engine {
                 SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
                 _ => NodeId(child.slot.0),
             };
-            names.push(Listed { name: entry.name, node, kind: child.kind, next: entry.next });
+            names.push(Listed { name: entry.name, node, kind: child.kind, slot: node.0, next: entry.next });
         }
         if last && slot == Slot::ROOT && self.config.snapdir_visible {
-            names.push(Listed { name: SNAPDIR_NAME.to_vec(), node: SNAPDIR, kind: Kind::Dir, next: AFTER_SNAPDIR });
+            names.push(Listed { name: SNAPDIR_NAME.to_vec(), node: SNAPDIR, kind: Kind::Dir, slot: SNAPDIR.0, next: AFTER_SNAPDIR });
         }
         Ok(Names { names, last })
     }
@@ -76,12 +76,13 @@ impl Engine {
         let all = self.kept_listings.get(dir.id, || {
             let mut names = self.view(dir.state()).list(&dir.trail)?;
             names.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
-            let dots = [(b".".to_vec(), dir.id, Kind::Dir), (b"..".to_vec(), dir.id, Kind::Dir)];
+            let dot = |name: &[u8]| (name.to_vec(), dir.id, Kind::Dir, dir.id.0);
             let children = names.into_iter().map(|(name, child)| {
                 let node = Past::number(dir.checkpoint, dir.named, child);
-                (name.as_bytes().to_vec(), node, child.kind)
+                (name.as_bytes().to_vec(), node, child.kind, child.slot.0)
             });
-            Ok(dots.into_iter().chain(children).zip(1..).map(|((name, node, kind), next)| Listed { name, node, kind, next }).collect())
+            let all = [dot(b"."), dot(b"..")].into_iter().chain(children).zip(1..);
+            Ok(all.map(|((name, node, kind, slot), next)| Listed { name, node, kind, slot, next }).collect())
         })?;
         Ok(part(&all, offset))
     }
@@ -90,8 +91,8 @@ impl Engine {
     pub(super) fn list_control(&self, offset: u64) -> Names {
         self.snapdir_was_read();
         let mut all = self.list_snapshots();
-        all.push(Listed { name: b".".to_vec(), node: SNAPDIR, kind: Kind::Dir, next: 1 });
-        all.push(Listed { name: b"..".to_vec(), node: NodeId(Slot::ROOT.0), kind: Kind::Dir, next: 2 });
+        all.push(Listed { name: b".".to_vec(), node: SNAPDIR, kind: Kind::Dir, slot: SNAPDIR.0, next: 1 });
+        all.push(Listed { name: b"..".to_vec(), node: NodeId(Slot::ROOT.0), kind: Kind::Dir, slot: Slot::ROOT.0, next: 2 });
         all.sort_by_key(|listed| listed.next);
         part(&all, offset)
     }
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     fn listed(next: u64) -> Listed {
-        Listed { name: next.to_string().into_bytes(), node: NodeId(next), kind: Kind::File, next }
+        Listed { name: next.to_string().into_bytes(), node: NodeId(next), kind: Kind::File, slot: next, next }
     }
 
     #[test]

@@ -122,6 +122,8 @@ pub struct Listed {
     pub node: NodeId,
     /// Kind for `d_type`.
     pub kind: Kind,
+    /// The engine's own: the inode of the past that [`Service::plus`] need not look up again.
+    pub slot: u64,
     /// Offset that continues after this name.
     pub next: u64,
 }

@@ -370,6 +370,9 @@ impl Service for Engine {
     }
 
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
+        if let Ok(Node::Past(dir)) = self.node(parent) {
+            return self.past_listed(&dir, listed).ok();
+        }
         match self.look_up(parent, &listed.name) {
             Ok(Looked::Found(entry)) => Some(entry),
             Ok(Looked::Absent(_)) | Err(_) => None,

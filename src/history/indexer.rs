@@ -22,7 +22,9 @@ const SETTLE: Duration = Duration::from_millis(300);
 struct Signals {
     sealed: bool,
     stop: bool,
+    /// The thread, while it runs.
     running: bool,
+    thread: Option<i32>,
 }
 
 /// Wakes the indexer.
@@ -39,13 +41,25 @@ impl Wake {
         self.changed.notify_all();
     }
 
-    /// Asks the thread to end and waits until it has.
+    /// Asks the thread to end and waits until it has. It is idle no longer then: on a busy machine an idle thread may not run for half a minute,
+    /// and an unmount would wait for it so long.
     pub(super) fn stop(&self) {
         let mut signals = self.signals.lock();
         signals.stop = true;
+        if let Some(errno) = signals.thread.and_then(|thread| sys::set_thread_normal(thread).err()) {
+            tracing::debug!(%errno, "the indexer stays idle");
+        }
         self.changed.notify_all();
         while signals.running {
             self.changed.wait(&mut signals);
+        }
+    }
+
+    /// The thread begins: idle, unless somebody waits for its end already.
+    fn begin(&self) {
+        let mut signals = self.signals.lock();
+        if !signals.stop && sys::set_thread_idle().is_ok() {
+            signals.thread = Some(sys::own_thread());
         }
     }
 
@@ -72,14 +86,15 @@ pub(super) fn start(timeline: Arc<Timeline>) -> std::io::Result<()> {
     timeline.wake.sealed();
     let worker = Arc::clone(&timeline);
     let spawned = std::thread::Builder::new().name("indexer".into()).spawn(move || {
-        let _ = sys::set_thread_idle();
+        worker.wake.begin();
         while worker.wake.wait() {
             if let Err(error) = worker.index_closed() {
                 tracing::error!(%error, "the index cannot be written; closed epochs stay in memory until the next mount");
                 break;
             }
         }
-        worker.wake.signals.lock().running = false;
+        let mut signals = worker.wake.signals.lock();
+        (signals.running, signals.thread) = (false, None);
         worker.wake.changed.notify_all();
     });
     if spawned.is_err() {

@@ -1,7 +1,8 @@
 //! What a key held at a checkpoint: the first record after it.
 //!
 //! Memory is asked before the index. A table leaves memory only after the index has it, so what was in neither has no record; and what the index
-//! has is of an earlier epoch than what memory has, or the same record.
+//! has is of an earlier epoch than what memory has, or the same record. Every record of the open epoch is in memory, so a question about the newest
+//! checkpoint is answered there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,11 +32,13 @@ impl<T> Recorded<T> {
 pub type Answer<T> = SysResult<Option<Recorded<T>>>;
 
 impl Timeline {
-    fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> Option<Recorded<T>> {
+    /// What memory knows, and whether the index could know of an earlier record.
+    fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> (Option<Recorded<T>>, bool) {
         let inner = self.inner.read();
         let from = inner.sealed.partition_point(|table| table.epoch <= after.epoch());
         let mut tables = inner.sealed.iter().skip(from).map(|table| &**table).chain(std::iter::once(&inner.open));
-        tables.find_map(|table| pick(table).map(|before| Recorded { epoch: table.epoch, before }))
+        let found = tables.find_map(|table| pick(table).map(|before| Recorded { epoch: table.epoch, before }));
+        (found, after.epoch().next() < inner.open.epoch)
     }
 
     fn in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
@@ -56,7 +59,10 @@ impl Timeline {
         pick: impl Fn(&NodeUndo) -> Option<T>,
         turn: impl Fn(Undo) -> Option<T>,
     ) -> Answer<T> {
-        let memory = self.in_memory(at, |table| table.node(slot).and_then(&pick));
+        let (memory, earlier) = self.in_memory(at, |table| table.node(slot).and_then(&pick));
+        if !earlier {
+            return Ok(memory);
+        }
         match self.in_index(key, at)? {
             Some(undo) => undo.map(turn).map(Some),
             None => Ok(memory),
@@ -68,7 +74,10 @@ impl Timeline {
     /// # Errors
     /// EIO if the record cannot be read.
     pub fn entry_at(&self, dir: Slot, name: &Name, at: CheckpointId) -> Answer<Option<Child>> {
-        let memory = self.in_memory(at, |table| table.entry(dir, name));
+        let (memory, earlier) = self.in_memory(at, |table| table.entry(dir, name));
+        if !earlier {
+            return Ok(memory);
+        }
         match self.in_index(&Key::Entry(dir, name.clone()), at)? {
             Some(undo) => undo.map(entry).map(Some),
             None => Ok(memory),
@@ -88,6 +97,9 @@ impl Timeline {
                 for (name, before) in table.entries_of(dir) {
                     found.insert(name.clone(), Recorded { epoch: table.epoch, before });
                 }
+            }
+            if at.epoch().next() >= inner.open.epoch {
+                return Ok(found);
             }
         }
         for (name, undo) in self.store.index.entries_after(dir, at).map_err(fault)? {

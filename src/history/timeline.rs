@@ -23,6 +23,8 @@ const UNDO_ITEMS_AT_ONCE: usize = 4096;
 
 pub(super) struct Inner {
     pub(super) open: Table,
+    /// How often records came to the open epoch, or an epoch was closed: as long as it stays, what had no record has none.
+    recordings: u64,
     /// Inodes made in the open epoch: no checkpoint can see them.
     born: HashSet<Slot>,
     /// Closed epochs not yet in the index, oldest first.
@@ -38,6 +40,7 @@ impl Inner {
     pub(super) fn new(epoch: Epoch) -> Inner {
         Inner {
             open: Table::new(epoch),
+            recordings: 0,
             born: HashSet::new(),
             sealed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
@@ -75,6 +78,7 @@ impl Inner {
     }
 
     pub(super) fn seal(&mut self) {
+        self.recordings += 1;
         let next = Table::new(self.open.epoch.next());
         let closed = std::mem::replace(&mut self.open, next);
         self.born.clear();
@@ -137,6 +141,9 @@ impl Timeline {
         if born {
             inner.born.insert(slot);
         } else {
+            if inner.is_born(slot) {
+                inner.open.drop_place(slot);
+            }
             inner.born.remove(&slot);
         }
     }
@@ -179,6 +186,7 @@ impl Timeline {
         records.extend(more);
         self.store.journal.append(&records).map_err(fault)?;
         let mut inner = self.inner.write();
+        inner.recordings += 1;
         for item in undo {
             inner.open.add(item);
         }
@@ -190,6 +198,12 @@ impl Timeline {
             }
         }
         Ok(())
+    }
+
+    /// A number that another record changes: as long as it stays, what had no record has none. A record is made, and so the number changed, before
+    /// its change is.
+    pub fn recordings(&self) -> u64 {
+        self.inner.read().recordings
     }
 
     /// Appends records that change nothing of the tables.
@@ -293,6 +307,11 @@ impl Timeline {
         self.inner.read().checkpoints.get(&id).map(|(checkpoint, _)| checkpoint.clone())
     }
 
+    /// Whether a checkpoint is kept.
+    pub fn has_checkpoint(&self, id: CheckpointId) -> bool {
+        self.inner.read().checkpoints.contains_key(&id)
+    }
+
     /// The newest checkpoint.
     pub fn latest(&self) -> Option<CheckpointId> {
         self.inner.read().checkpoints.last_key_value().map(|(id, _)| *id)
@@ -356,5 +375,26 @@ impl Timeline {
     /// Where in the journal the records after a checkpoint begin.
     pub(super) fn address(&self, id: CheckpointId) -> Option<Address> {
         self.inner.read().checkpoints.get(&id).map(|(_, address)| *address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a filesystem that never gives a number twice, a program that makes, renames and removes directories would fill the table.
+    #[test]
+    fn a_directory_that_came_and_went_in_one_epoch_leaves_no_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(File::open(dir.path()).unwrap(), true).unwrap();
+        let (timeline, _) = Timeline::open(Arc::new(store)).unwrap();
+        let place = Place { parent: Slot::ROOT, name: Name::new(b"renamed") };
+        for slot in [Slot(500), Slot(501)] {
+            timeline.set_born(slot, true);
+            timeline.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }]).unwrap();
+        }
+        timeline.set_born(Slot(500), false);
+        assert_eq!(timeline.place(Slot(500)), None);
+        assert_eq!(timeline.place(Slot(501)), Some(place));
     }
 }

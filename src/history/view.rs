@@ -58,12 +58,17 @@ impl<'a> View<'a> {
         self.state
     }
 
-    /// Asks history, then the live tree, then history again. Says in which epoch the answer was recorded; `None`: it is of the live tree.
+    /// Asks history, then the live tree, then history again: unless nothing at all was recorded meanwhile. Says in which epoch the answer was recorded;
+    /// `None`: it is of the live tree.
     fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl FnOnce() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
+        let recordings = self.timeline.recordings();
         if let Some(found) = past()? {
             return Ok((Some(found.epoch), found.before));
         }
         let answer = live();
+        if self.timeline.recordings() == recordings {
+            return answer.map(|answer| (None, answer));
+        }
         match past()? {
             Some(found) => Ok((Some(found.epoch), found.before)),
             None => answer.map(|answer| (None, answer)),

@@ -14,6 +14,21 @@ pub fn set_thread_idle() -> SysResult<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) }).map(|_| ())
 }
 
+/// A thread of this process, as the scheduler knows it.
+pub fn own_thread() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+/// Takes back what [`set_thread_idle`] did to a thread of this process: somebody waits for it now. A thread that has ended is no error.
+pub fn set_thread_normal(thread: i32) -> SysResult<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `param` lives through the call.
+    match check(unsafe { libc::sched_setscheduler(thread, libc::SCHED_OTHER, &param) }) {
+        Ok(_) | Err(Errno(libc::ESRCH)) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Whether the calling thread has CAP_SYS_ADMIN. In a container it may be one that only counts there: a call that needs the
 /// machine's can still fail with EPERM.
 pub fn has_sys_admin() -> bool {
@@ -84,6 +99,14 @@ pub fn move_to_cpu(cpu: u32) {
     }
 }
 
+/// How often the calling thread has given up the CPU by itself, to wait for something (`ru_nvcsw` of getrusage(2)).
+pub fn waits_of_thread() -> Option<u64> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `usage` has room for the struct and lives through the call; zeroed, it is valid whatever the call does.
+    let usage = unsafe { (libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) == 0).then(|| usage.assume_init()) };
+    u64::try_from(usage?.ru_nvcsw).ok()
+}
+
 /// Memory and threads of this process (`VmRSS` and `Threads` of proc_pid_status(5)).
 pub fn own_memory() -> SysResult<OwnMemory> {
     parse_memory(&std::fs::read_to_string("/proc/self/status")?).ok_or(Errno::EIO)
@@ -139,6 +162,13 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_sleeps_waits() {
+        let before = waits_of_thread();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(before.is_some() && waits_of_thread() > before);
+    }
+
+    #[test]
     fn memory_is_read_in_kibibytes() {
         let status = "Name:\tVmRSS: 1\nVmHWM:\t   900 kB\nVmRSS:\t   512 kB\nThreads:\t7\n";
         assert_eq!(parse_memory(status), Some(OwnMemory { rss_bytes: 512 << 10, threads: 7 }));
@@ -168,6 +198,25 @@ mod tests {
         let (uid, gid, pid) = peer_cred(&a).expect("peer_cred");
         assert_eq!((uid, gid), crate::sys::ids());
         assert_eq!(pid, std::process::id() as i32);
+    }
+
+    #[test]
+    fn a_thread_that_somebody_waits_for_can_be_raised_again() {
+        let (told, tid) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let idle = std::thread::spawn(move || {
+            set_thread_idle().expect("idle scheduling");
+            told.send(own_thread()).expect("the test listens");
+            let _ = ended.recv();
+        });
+        let tid = tid.recv().expect("a thread");
+        // SAFETY: it takes and returns an integer.
+        let policy = || unsafe { libc::sched_getscheduler(tid) };
+        assert_eq!(policy(), libc::SCHED_IDLE);
+        assert_eq!(set_thread_normal(tid), Ok(()));
+        assert_eq!(policy(), libc::SCHED_OTHER);
+        drop(end);
+        idle.join().expect("thread");
     }
 
     #[test]

@@ -13,6 +13,16 @@ pub fn set_thread_idle() -> SysResult<()> {
     check(unsafe { libc::setpriority(libc::PRIO_DARWIN_THREAD, 0, libc::PRIO_DARWIN_BG) }).map(drop)
 }
 
+/// There is no number by which another thread could raise this one.
+pub fn own_thread() -> i32 {
+    0
+}
+
+/// Nothing: a thread can only be raised by itself here.
+pub fn set_thread_normal(_thread: i32) -> SysResult<()> {
+    Ok(())
+}
+
 /// Whether this process is root: there are no capabilities here.
 pub fn has_sys_admin() -> bool {
     rustix::process::geteuid().is_root()
@@ -46,6 +56,11 @@ pub fn cpu_of_thread(_tid: i32) -> Option<u32> {
 
 /// Not told here.
 pub fn own_cpu() -> Option<u32> {
+    None
+}
+
+/// Not told here for one thread.
+pub fn waits_of_thread() -> Option<u64> {
     None
 }
 

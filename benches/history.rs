@@ -1,0 +1,168 @@
+//! The parts of the history that are computation of ours, without a mount: frames of the journal, the look-up of the past, the dirty set, and a
+//! view's listing. `CKPTFS_BENCH_DIR` names the directory (and so the filesystem) to work in; `make bench-compare BASE=REV` compares two revisions.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use ckptfs::history::present::{Present, Trail};
+use ckptfs::history::timeline::Timeline;
+use ckptfs::history::view::{State, View};
+use ckptfs::store::Store;
+use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};
+use ckptfs::store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, Reason, Record, Undo};
+use ckptfs::sys::{Errno, Kind, SysResult, Xattrs};
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+
+/// Records that are encoded or decoded in one go.
+const FRAMES: u64 = 1000;
+/// Numbers of changes since a checkpoint.
+const CHANGES: [u64; 2] = [60, 10_000];
+/// Names of the directory that a view lists, and how many of them were changed since.
+const NAMES: u64 = 1000;
+const CHANGED: u64 = 100;
+/// The directory that they are in.
+const DIR: Slot = Slot(1 << 40);
+
+fn store() -> (tempfile::TempDir, Store) {
+    let base = std::env::var_os("CKPTFS_BENCH_DIR").unwrap_or_else(|| "/var/tmp".into());
+    let dir = tempfile::Builder::new().prefix("ckptfs-bench-").tempdir_in(base).expect("a directory can be made");
+    let (store, _) = Store::open(File::open(dir.path()).expect("it can be opened"), true).expect("a store can be made");
+    (dir, store)
+}
+
+/// A history without changes; no thread of its own moves anything into the index.
+fn timeline() -> (tempfile::TempDir, Timeline) {
+    let (dir, store) = store();
+    (dir, Timeline::open(Arc::new(store)).expect("an empty history can be opened").0)
+}
+
+fn name(number: u64) -> Name {
+    Name::new(format!("file-{number:05}.rs").as_bytes())
+}
+
+fn file(number: u64) -> Child {
+    Child { slot: Slot(number + 1000), kind: Kind::File }
+}
+
+/// What the first write to a file of an epoch records.
+fn written(number: u64) -> Vec<Undo> {
+    let slot = file(number).slot;
+    let place = Place { parent: Slot(number / 50 + 2), name: name(number) };
+    vec![Undo::Data { slot, before: DataState { object: None, size: number, provisional: false } }, Undo::Home { slot, before: place }]
+}
+
+fn seal(timeline: &Timeline, id: u64) -> CheckpointId {
+    let (id, reason) = (CheckpointId(id), Reason::Asked);
+    let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns: 1, atomic: true, dirty: 1, reason };
+    timeline.seal(checkpoint, Vec::new()).expect("there is space");
+    id
+}
+
+fn frames(criterion: &mut Criterion) {
+    let (_dir, store) = store();
+    let records: Vec<Record> = (0..FRAMES).map(|number| Record::Undo { epoch: Epoch(1), undo: written(number) }).collect();
+    let from = store.journal.position();
+    store.journal.append(&records).expect("there is space");
+    let to = store.journal.position();
+    let mut group = criterion.benchmark_group("journal");
+    group.throughput(Throughput::Elements(FRAMES));
+    group.bench_function("encode 1,000 frames (one append)", |bencher| {
+        bencher.iter(|| store.journal.append(&records).expect("there is space"));
+    });
+    group.bench_function("decode 1,000 frames (scan)", |bencher| {
+        bencher.iter(|| {
+            let read = store.journal.scan(from, Some(to)).map(|frame| black_box(frame.expect("it is whole"))).count() as u64;
+            assert_eq!(read, FRAMES);
+        });
+    });
+    group.finish();
+}
+
+fn dirty(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("dirty set");
+    for changes in CHANGES {
+        let (_dir, timeline) = timeline();
+        let before = seal(&timeline, 1);
+        (0..changes).for_each(|number| timeline.record(written(number), Vec::new()).expect("there is space"));
+        group.throughput(Throughput::Elements(changes));
+        group.bench_function(format!("what {changes} changes touched"), |bencher| {
+            bencher.iter(|| black_box(timeline.touched(before, None).expect("it can be read")));
+        });
+        let mut number = 0;
+        group.throughput(Throughput::Elements(1));
+        group.bench_function(format!("does a key need a record, {changes} have"), |bencher| {
+            bencher.iter(|| {
+                number = (number + 7919) % (2 * changes);
+                black_box(timeline.needs(&Key::Data(file(number).slot)))
+            });
+        });
+    }
+    let (_dir, timeline) = timeline();
+    seal(&timeline, 1);
+    let mut number = 0;
+    group.bench_function("record the first change of a file", |bencher| {
+        let prepare = || {
+            number += 1;
+            written(number)
+        };
+        bencher.iter_batched(prepare, |undo| timeline.record(undo, Vec::new()).expect("there is space"), BatchSize::SmallInput);
+    });
+    group.finish();
+}
+
+/// A live tree of one directory, which answers at once: what is measured is what the view adds.
+struct OneDirectory(Vec<(Name, Child)>);
+
+impl Present for OneDirectory {
+    fn child(&self, _: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        Ok(self.0.binary_search_by(|(known, _)| known.cmp(name)).ok().map(|index| self.0[index].1))
+    }
+    fn list(&self, _: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        Ok(self.0.clone())
+    }
+    fn attr(&self, _: &Arc<Trail>) -> SysResult<AttrState> {
+        Err(Errno::ESTALE)
+    }
+    fn xattrs(&self, _: &Arc<Trail>) -> SysResult<Xattrs> {
+        Ok(Vec::new())
+    }
+    fn open(&self, _: &Arc<Trail>) -> SysResult<File> {
+        Err(Errno::ESTALE)
+    }
+}
+
+fn views(criterion: &mut Criterion) {
+    let (_dir, timeline) = timeline();
+    let at = seal(&timeline, 1);
+    // Every tenth name was removed since.
+    let removed = |number: &u64| number % (NAMES / CHANGED) == 0;
+    for number in (0..NAMES).filter(removed) {
+        let undo = vec![Undo::Entry { dir: DIR, name: name(number), before: Some(file(number)) }];
+        timeline.record(undo, Vec::new()).expect("there is space");
+    }
+    let present = OneDirectory((0..NAMES).filter(|number| !removed(number)).map(|number| (name(number), file(number))).collect());
+    let view = View::new(&timeline, &present, State::At(at));
+    let dir = Trail::root().step(&Name::new(b"d"), DIR);
+    let mut group = criterion.benchmark_group("view");
+    group.throughput(Throughput::Elements(NAMES));
+    group.bench_function("list 1,000 names, 100 of them removed since", |bencher| {
+        bencher.iter(|| {
+            let names = view.list(&dir).expect("it can be listed");
+            assert_eq!(names.len() as u64, NAMES);
+            names
+        });
+    });
+    group.throughput(Throughput::Elements(1));
+    let mut number = 0;
+    group.bench_function("look a name up", |bencher| {
+        bencher.iter(|| {
+            number = (number + 7919) % NAMES;
+            black_box(view.step(&dir, &name(number)).expect("it can be looked up")).is_some()
+        });
+    });
+    group.finish();
+}
+
+criterion_group! { name = benches; config = Criterion::default().sample_size(50); targets = frames, dirty, views }
+criterion_main!(benches);
