@@ -34,6 +34,8 @@ the way from one to the other decides small requests.
 
 Requests are counted by the kernel's tracepoint `fuse_request_send` and divided by the files (or operations) of the run. Forgets, for which nobody waits, are
 not counted; otherwise `ckptfs stats` says the same.
+
+fio's file is made anew before each write: a reflink, and so a capture, costs by the extents of a file, and 4 KiB written at random leave thousands of them.
 ";
 
 /// What is written as JSON.
