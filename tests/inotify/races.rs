@@ -73,7 +73,7 @@ fn check(dir: &Path, name: &str, model: &Model) {
 }
 
 fn nothing_is_lost_or_reverted_while_a_restore_is_announced(v: Variant) {
-    const ROUNDS: u64 = 12;
+    const ROUNDS: u64 = 8;
     const WORKERS: u64 = 3;
     const OPERATIONS: u64 = 300;
     let rig = v.start();
@@ -165,13 +165,13 @@ fn a_kill_while_announcing_leaves_what_was_restored(v: Variant) {
     sh(&root, MANY);
     let id = rig.mount.checkpoint();
     let mut cut = 0;
-    for round in 0..5 {
+    for round in 0..3 {
         sh(&root, MANY_CHANGED);
         let mut watcher = Watcher::all_below(&root);
         rig.mount.restore(id);
         // In the middle of it: what is told is not yet all.
         let started = Instant::now();
-        while watcher.said.len() < 5 + 60 * round && started.elapsed() < Duration::from_secs(30) {
+        while watcher.said.len() < 5 + 100 * round && started.elapsed() < Duration::from_secs(30) {
             watcher.take();
             std::thread::sleep(Duration::from_micros(200));
         }

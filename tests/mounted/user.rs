@@ -28,6 +28,15 @@ test "$(stat -c %u d/new)" = "$(id -u)"
 $ckptfs status | grep -q '^D b$'
 $ckptfs restore 1 >/dev/null
 diff -r --no-dereference . "$HOME/copy"
+if command -v inotifywait >/dev/null; then
+    echo again >> a
+    inotifywait -m . > "$HOME/events" 2> "$HOME/watching" & watcher=$!
+    until grep -q established "$HOME/watching"; do sleep 0.01; done
+    $ckptfs restore 1 >/dev/null
+    until grep -q 'CLOSE_WRITE,CLOSE a' "$HOME/events"; do sleep 0.01; done
+    kill $watcher
+    diff -r --no-dereference . "$HOME/copy"
+fi
 mkdir .snapshots/again
 test "$(cat .snapshots/again/b)" = b
 rmdir .snapshots/again
