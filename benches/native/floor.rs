@@ -72,10 +72,17 @@ impl Floor {
 
 impl Drop for Floor {
     fn drop(&mut self) {
-        if try_run_limited(&mut tool("umount", &[&self.point]), MOUNT_SECONDS).is_ok_and(|output| output.status.success()) {
-            let _ = self.child.wait();
-        } else {
-            eprintln!("native: {} cannot be unmounted; tests/cleanup.sh does it", self.point.display());
+        let unmounted = try_run_limited(&mut tool("umount", &[&self.point]), MOUNT_SECONDS).is_ok_and(|output| output.status.success());
+        // Another mount namespace, made while this was mounted, keeps the connection; without its daemon it ends.
+        let pid = self.child.id();
+        let gone = || process::start_of(pid).is_none_or(|start| process::wait_dead(pid, start, Duration::from_secs(MOUNT_SECONDS)));
+        if !unmounted || !gone() {
+            eprintln!("native: the daemon of {} does not end by itself", self.point.display());
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+        if !unmounted {
+            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]), MOUNT_SECONDS);
         }
     }
 }

@@ -32,6 +32,8 @@ mod targets;
 mod tree;
 mod workload;
 
+use std::panic::AssertUnwindSafe;
+
 use common::{Fs, Image};
 use fixtures::Fixtures;
 use lanes::Lane;
@@ -68,7 +70,10 @@ fn main() {
         for scenario in SCENARIOS.into_iter().filter(|scenario| options.wants(scenario.name)) {
             runner.run(&mut world, scenario, &mut results);
         }
-        drop(world);
+        // What was measured is told even if something cannot be unmounted in time; its connection is aborted then.
+        if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
+            eprintln!("native: {}: a mount did not go away", fs.name());
+        }
         if options.wants(tree::NAME) {
             let (more_verbs, more_memory) = tree::measure(&image, options.quick);
             verbs.extend(more_verbs);

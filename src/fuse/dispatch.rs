@@ -3,7 +3,8 @@
 //! On a machine of few cores a request costs what it takes to wake its server: some 7 us where both run on one CPU, 40 to 70 us across two, whatever
 //! is asked. So one thread, the **reader**, reads requests and serves them itself, and it goes to the CPU on which its callers are. What may take
 //! long would keep all others waiting: it is handed to a **helper**. That is what waits for the disk by its nature, what may wait for another request
-//! to be answered, and every kind of request that was slow lately (a cold cache): a kind that is quick again is served by the reader again.
+//! to be answered, and every kind of request that waited lately (a cold cache): a kind
+//! that is quick again is served by the reader again.
 //!
 //! With more readers than one each serves what it reads.
 
@@ -25,6 +26,8 @@ const COUNTED_MAX: Duration = Duration::from_micros(600);
 const PACE_WEIGHT: u32 = 8;
 /// Helpers are made when they are needed, up to this many.
 const HELPERS_MAX: usize = 16;
+/// After a request that took long, so many of its kind are watched: whether they wait, or only had to share the CPU.
+const WATCHED: u32 = 64;
 /// The reader looks where its caller is once in so many requests: it costs about what a request does.
 const LOOK_EVERY: u64 = 64;
 /// It follows a caller that was elsewhere on the same CPU so many times in a row.
@@ -42,8 +45,10 @@ pub struct Dispatcher {
     counts: Arc<RequestCounts>,
     /// Readers that the session has.
     readers: usize,
-    /// What requests of each kind took lately, in nanoseconds.
+    /// What requests of each kind waited lately, in nanoseconds: 0 where none did.
     paces: [AtomicU32; Kind::ALL.len()],
+    /// How many requests of each kind are still to be watched, because one took long.
+    watched: [AtomicU32; Kind::ALL.len()],
     helpers: Helpers,
     /// Requests served by readers.
     served: AtomicU64,
@@ -57,6 +62,7 @@ impl Dispatcher {
             counts,
             readers,
             paces: [const { AtomicU32::new(0) }; Kind::ALL.len()],
+            watched: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             helpers: Helpers::default(),
             served: AtomicU64::new(0),
             seen: Mutex::new((None, 0)),
@@ -96,16 +102,29 @@ impl Dispatcher {
         }
     }
 
+    /// Runs a handler and keeps the pace of its kind. What counts is that it waited: on a busy machine every request takes long now and then, and to
+    /// hand it on would make it take longer still.
     fn timed(&self, kind: Kind, handler: impl FnOnce()) {
+        let (Some(pace), Some(watched)) = (self.paces.get(kind as usize), self.watched.get(kind as usize)) else { return };
+        let watching = watched.load(Ordering::Relaxed);
+        let waits = if watching > 0 { sys::waits_of_thread() } else { None };
         let began = Instant::now();
         if catch_unwind(AssertUnwindSafe(handler)).is_err() {
             tracing::error!(request = kind.name(), "a request panicked and was answered with EIO");
         }
-        let Some(pace) = self.paces.get(kind as usize) else { return };
-        let took = u32::try_from(began.elapsed().min(COUNTED_MAX).as_nanos()).unwrap_or(u32::MAX);
+        let took = began.elapsed();
         // Two threads that do this at once lose one of two samples.
+        if took > SLOW {
+            watched.store(WATCHED, Ordering::Relaxed);
+        } else if watching > 0 {
+            watched.store(watching - 1, Ordering::Relaxed);
+        }
+        let waited = took > SLOW && waits.is_some_and(|before| sys::waits_of_thread() != Some(before));
+        let sample = if waited { u32::try_from(took.min(COUNTED_MAX).as_nanos()).unwrap_or(u32::MAX) } else { 0 };
         let before = pace.load(Ordering::Relaxed);
-        pace.store(before - before / PACE_WEIGHT + took / PACE_WEIGHT, Ordering::Relaxed);
+        if before | sample != 0 {
+            pace.store(before - before.div_ceil(PACE_WEIGHT) + sample / PACE_WEIGHT, Ordering::Relaxed);
+        }
     }
 
     /// Goes where callers are, if they stay there. The thread remains free to be moved elsewhere.
@@ -195,13 +214,18 @@ mod tests {
     fn a_kind_that_is_slow_is_handed_on_until_it_is_quick_again() {
         let dispatcher = dispatcher(1);
         assert!(!dispatcher.hands_on(Kind::Lookup));
+        let busy = || {
+            let began = Instant::now();
+            while began.elapsed() < 4 * SLOW {}
+        };
+        (0..20).for_each(|_| dispatcher.here(Kind::Getattr, 0, busy));
         dispatcher.here(Kind::Lookup, 0, || thread::sleep(Duration::from_millis(1)));
         assert!(!dispatcher.hands_on(Kind::Lookup), "once is no habit");
         for _ in 0..4 {
             dispatcher.here(Kind::Lookup, 0, || thread::sleep(Duration::from_millis(1)));
         }
         assert!(dispatcher.hands_on(Kind::Lookup));
-        assert!(!dispatcher.hands_on(Kind::Getattr), "others are not");
+        assert!(!dispatcher.hands_on(Kind::Getattr), "what works long does not wait");
         let mut quick = 0;
         while dispatcher.hands_on(Kind::Lookup) && quick < 1_000 {
             dispatcher.here(Kind::Lookup, 0, || {});

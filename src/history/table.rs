@@ -116,6 +116,11 @@ impl Table {
         self.places.insert(slot, place);
     }
 
+    /// An inode without a past is gone: nobody asks where it is.
+    pub fn drop_place(&mut self, slot: Slot) {
+        self.places.remove(&slot);
+    }
+
     /// Where an inode is now, if it was renamed in this epoch; else where it was when something near it first changed.
     pub fn place(&self, slot: Slot) -> Option<&Place> {
         self.places.get(&slot).or_else(|| self.nodes.get(&slot).and_then(|node| node.home.as_ref()))

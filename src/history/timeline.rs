@@ -141,6 +141,9 @@ impl Timeline {
         if born {
             inner.born.insert(slot);
         } else {
+            if inner.is_born(slot) {
+                inner.open.drop_place(slot);
+            }
             inner.born.remove(&slot);
         }
     }
@@ -372,5 +375,26 @@ impl Timeline {
     /// Where in the journal the records after a checkpoint begin.
     pub(super) fn address(&self, id: CheckpointId) -> Option<Address> {
         self.inner.read().checkpoints.get(&id).map(|(_, address)| *address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a filesystem that never gives a number twice, a program that makes, renames and removes directories would fill the table.
+    #[test]
+    fn a_directory_that_came_and_went_in_one_epoch_leaves_no_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(File::open(dir.path()).unwrap(), true).unwrap();
+        let (timeline, _) = Timeline::open(Arc::new(store)).unwrap();
+        let place = Place { parent: Slot::ROOT, name: Name::new(b"renamed") };
+        for slot in [Slot(500), Slot(501)] {
+            timeline.set_born(slot, true);
+            timeline.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }]).unwrap();
+        }
+        timeline.set_born(Slot(500), false);
+        assert_eq!(timeline.place(Slot(500)), None);
+        assert_eq!(timeline.place(Slot(501)), Some(place));
     }
 }

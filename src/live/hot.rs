@@ -236,21 +236,29 @@ impl Live {
         Ok(cut)
     }
 
+    /// Clones until nothing has changed since it was cloned. When the time is up it looks a last time: on a machine that is slow the first clones may
+    /// take all of it, and if nothing changed they are of one instant all the same.
     fn converge(&self, epoch: Epoch, files: &mut [Taken], cut: &mut Cut) -> SysResult<()> {
         let started = Instant::now();
         for pass in 0_u32.. {
+            let last = pass > PASSES_MAX || started.elapsed() > CUT_MAX;
             let mut moved = false;
             for taken in files.iter_mut() {
-                if taken.stat.is_some() && !changed_since(taken)? {
-                    continue;
+                if taken.stat.is_none() {
+                    moved = true;
+                    self.take(epoch, taken)?;
+                } else if changed_since(taken)? {
+                    moved = true;
+                    if last {
+                        break;
+                    }
+                    self.take(epoch, taken)?;
                 }
-                moved = true;
-                self.take(epoch, taken)?;
             }
             if !moved {
                 return Ok(());
             }
-            if pass >= PASSES_MAX || started.elapsed() > CUT_MAX {
+            if last {
                 cut.atomic = false;
                 return Ok(());
             }

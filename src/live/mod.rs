@@ -172,6 +172,22 @@ impl Live {
         self.stripes[index].lock()
     }
 
+    /// An inode that the kernel knows has lost its last name, and nobody has it open.
+    pub fn is_dead_and_closed(&self, slot: Slot) -> bool {
+        self.nodes.lock().get(slot).is_some_and(|node| node.dead && node.handles() == 0)
+    }
+
+    /// Generation and attributes of an inode that has lost its last name and that the kernel knows; counts one look-up.
+    pub fn look_up_dead(&self, slot: Slot) -> Option<(u64, Stat)> {
+        // Its number is taken for as long as it is held, so it cannot have become another's.
+        let held = self.orphan(slot)?;
+        let stat = Stat { nlink: 0, ..sys::stat_fd(&held).ok()? };
+        let mut nodes = self.nodes.lock();
+        let node = nodes.get_mut(slot).filter(|node| node.dead && node.lookups > 0)?;
+        node.lookups += 1;
+        Some((node.generation, stat))
+    }
+
     /// An inode that the kernel knows has lost its last name.
     pub fn is_dead(&self, slot: Slot) -> bool {
         self.nodes.lock().get(slot).is_some_and(|node| node.dead)

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Growth of the daemon's memory over the watched rounds that is no leak, in percent.
 const GROWTH_MAX_PERCENT: u64 = 10;
 /// Times that the rounds are begun anew: memory that has found its place stays, what leaks goes on growing.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: u32 = 5;
 /// Descriptors below the store that a long history may use: layers and segments of the journal are kept open, up to a limit.
 const STORE_DESCRIPTORS_MAX: usize = 160;
 

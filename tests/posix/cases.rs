@@ -1,13 +1,16 @@
 //! Bugs that the suites found, each with its smallest case.
 
 use std::fs::{self, OpenOptions, Permissions};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::common::{Variant, for_each_variant};
+use super::common::mount::wait_until;
+use super::common::process::start_of;
+use super::common::{Io, Variant, for_each_variant, skip};
+use super::support::{Slot, checkpoint, connect};
 
-for_each_variant! { reflink => a_running_program_is_not_emptied_by_an_open_to_read }
+for_each_variant! { reflink => a_running_program_is_not_emptied_by_an_open_to_read, a_slow_clone_is_of_one_instant_all_the_same }
 
 /// A copy of `sleep` that runs; killed when dropped.
 struct Running(Child);
@@ -45,4 +48,53 @@ fn a_running_program_is_not_emptied_by_an_open_to_read(v: Variant) {
     fs::set_permissions(&program, Permissions::from_mode(0o644)).unwrap();
     empty().unwrap();
     assert_eq!(fs::metadata(&program).unwrap().len(), 0, "what cannot be executed is emptied, as Linux does");
+}
+
+/// strace on a daemon, which makes its clones slow. It lets go of it when dropped.
+struct SlowClones(Child);
+
+impl SlowClones {
+    fn start(daemon: u32, said: &Path) -> Option<SlowClones> {
+        let mut command = Command::new("strace");
+        command.args(["-f", "-e", "trace=ioctl", "-e", "inject=ioctl:delay_exit=150000", "-p", &daemon.to_string(), "-o"]).arg(said);
+        let strace = SlowClones(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().ok()?);
+        wait_until("strace follows every thread of the daemon", 60, || {
+            let tasks = fs::read_dir(format!("/proc/{daemon}/task")).expect("the daemon lives");
+            let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            start_of(strace.0.id()).is_none() || !tasks.flatten().any(|task| status(task).contains("TracerPid:\t0\n"))
+        });
+        start_of(strace.0.id()).map(|_| strace)
+    }
+}
+
+impl Drop for SlowClones {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.0.id() as i32) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// fsx stood still, and a checkpoint said that it is not of one instant: the disk was busy, the first clone took all the time that a cut has, and it
+/// gave up without looking whether anything had changed meanwhile.
+fn a_slow_clone_is_of_one_instant_all_the_same(v: Variant) {
+    let said = Slot::new("strace");
+    let rig = v.start();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(rig.path().join("f")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let mut client = connect(rig.path());
+    checkpoint(&mut client);
+    let Some(slow) = SlowClones::start(rig.mount.pid(), &said.path().join("calls")) else {
+        return skip("there is no strace that may follow the daemon");
+    };
+    file.write_all_at(&[1; 100_000], 0).unwrap();
+    let info = checkpoint(&mut client);
+    drop(slow);
+    assert!(info.atomic, "nothing was written while the clone was made");
+    if v.io == Io::Passthrough {
+        assert!(info.duration_us > Some(100_000), "the clone was not slow: {info:?}");
+    }
+    file.write_all_at(&[2; 100_000], 0).unwrap();
+    assert!(fs::read(rig.view(info.id.0).join("f")).unwrap()[..100_000] == [1; 100_000]);
 }

@@ -27,6 +27,7 @@ const GHOST_HANDLE: Fh = Fh(1 << 61);
 pub(super) struct Expected {
     dir: Slot,
     name: Name,
+    node: Option<Slot>,
     what: What,
     /// The kernel has asked for the name.
     asked: bool,
@@ -40,7 +41,7 @@ pub(in super::super) fn is_ghost(node: NodeId) -> bool {
 impl Announcer {
     /// The next requests of the voice are to be those of this step.
     pub(super) fn expect(&self, step: &Step) {
-        *self.expected.lock() = Some(Expected { dir: step.dir, name: step.name.clone(), what: step.what, asked: false });
+        *self.expected.lock() = Some(Expected { dir: step.dir, name: step.name.clone(), node: step.node, what: step.what, asked: false });
     }
 
     /// Nothing is expected any more; whether the kernel has asked for the name since [`Announcer::expect`].
@@ -54,11 +55,11 @@ impl Announcer {
     }
 
     /// What the voice is expected to do to a name.
-    fn expected(&self, dir: NodeId, name: &[u8]) -> Option<What> {
+    fn expected(&self, dir: NodeId, name: &[u8]) -> Option<(What, Option<Slot>)> {
         let mut expected = self.expected.lock();
         let expected = expected.as_mut().filter(|expected| expected.dir.0 == dir.0 && expected.name.as_bytes() == name)?;
         expected.asked = true;
-        Some(expected.what)
+        Some((expected.what, expected.node))
     }
 
     /// Answers a look-up, if it is one of a step of the voice.
@@ -67,7 +68,7 @@ impl Announcer {
         if voice == NOBODY || (voice != UNKNOWN && voice != caller.pid) {
             return None;
         }
-        let what = self.expected(dir, name)?;
+        let (what, node) = self.expected(dir, name)?;
         if voice == UNKNOWN {
             // Nobody else knows the name. A caller that the kernel does not tell stays unknown.
             self.voice.store(if caller.pid == 0 { UNKNOWN } else { caller.pid }, Ordering::Release);
@@ -78,6 +79,7 @@ impl Announcer {
             What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
             What::Written => (there == Ok(Kind::File)).then_some(false),
             What::Come(_) | What::Hello => None,
+            What::Dead => return Some(Ok(node.and_then(|node| self.dead(node)).map_or(Looked::Absent(Duration::ZERO), Looked::Found))),
             What::Content | What::Attributes => return None,
         };
         Some(Ok(ghost.map_or(Looked::Absent(Duration::ZERO), |dir| Looked::Found(self.ghost(dir)))))
@@ -89,7 +91,7 @@ impl Announcer {
             return None;
         }
         let is_so = match self.expected(dir, name) {
-            Some(What::Gone { now, .. }) => self.live.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT),
+            Some((What::Gone { now, .. }, _)) => self.live.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT),
             _ => false,
         };
         Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
@@ -100,7 +102,7 @@ impl Announcer {
         if !self.is_voice(caller) {
             return None;
         }
-        let Some(What::Come(kind)) = self.expected(dir, name) else { return Some(Err(Errno::EEXIST)) };
+        let Some((What::Come(kind), _)) = self.expected(dir, name) else { return Some(Err(Errno::EEXIST)) };
         let is_so = self.live.kind_at(Slot(dir.0), &Name::new(name)) == Ok(kind);
         Some(if is_so { Ok(self.ghost(kind == Kind::Dir)) } else { Err(Errno::EEXIST) })
     }
@@ -118,6 +120,12 @@ impl Announcer {
     /// Whether a request for new attributes comes from the voice: it is answered with those that the node has.
     pub(in super::super) fn sets_nothing(&self, caller: Caller, node: NodeId) -> bool {
         is_ghost(node) || self.is_voice(caller)
+    }
+
+    /// An inode without a name that the kernel knows.
+    fn dead(&self, slot: Slot) -> Option<Entry> {
+        let (generation, stat) = self.live.look_up_dead(slot)?;
+        Some(Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: Duration::ZERO })
     }
 
     /// A new ghost. Nothing of it may be remembered.

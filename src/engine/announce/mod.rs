@@ -21,6 +21,7 @@ mod answers;
 mod voice;
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -37,9 +38,6 @@ pub(super) use answers::{attr, is_ghost, opened};
 /// Events of one restore that are made one by one. The queue of a watcher has room for 16,384 (`max_queued_events`), and one change can be three
 /// of them; directories that are left get one for all that happened in them.
 const STEPS_MAX: usize = 5_000;
-
-/// What somebody had the kernel remember of a name keeps it from asking us: it is made to forget, and the step is tried again so often.
-const ROUNDS_MAX: usize = 5;
 
 /// How long [`Announcer::hush`] waits for the voice to let go of the mount.
 const HUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -69,6 +67,9 @@ pub(super) enum What {
     Content,
     /// The inode has other attributes.
     Attributes,
+    /// The inode (`node`) lost its last name, and the kernel was told so but may have forgotten the name: it is given another, which nobody knows and
+    /// which is taken away at once.
+    Dead,
     /// Nothing: this is how the voice makes itself known.
     Hello,
 }
@@ -199,25 +200,22 @@ impl Announcer {
         };
         let steps: Vec<Step> = steps.into_iter().filter(|step| self.is_heard(step, &watched)).collect();
         tracing::debug!(steps = steps.len(), "announcing a restore");
-        let mut todo = self.by_dir(shortened(steps));
-        for round in 1..=ROUNDS_MAX {
-            if todo.is_empty() || self.is_hushed() {
-                return;
-            }
-            if round == ROUNDS_MAX {
-                // Better that something came, without that something went, than neither.
-                todo.iter_mut().for_each(|told| told.steps.retain(|step| !matches!(step.what, What::Gone { now: Some(_), .. })));
-            }
-            todo = voice::speak(self, mounted, &todo);
-            for told in &todo {
-                for step in &told.steps {
-                    mounted.caches.forget_entry(NodeId(step.dir.0), step.name.as_bytes());
-                }
+        let todo = self.by_dir(shortened(steps));
+        if todo.is_empty() {
+            return;
+        }
+        voice::speak(self, mounted, &todo);
+        for step in todo.iter().flat_map(|told| &told.steps).filter(|step| step.what == What::Dead) {
+            if let Some(dead) = step.node {
+                mounted.caches.delete_entry(NodeId(step.dir.0), NodeId(dead.0), step.name.as_bytes());
             }
         }
     }
 
     fn is_heard(&self, step: &Step, watched: &Watched) -> bool {
+        if step.what == What::Dead {
+            return step.node.is_some_and(|dead| watched.has(dead.0) && self.live.is_dead_and_closed(dead));
+        }
         let above = || if step.name.as_bytes() == b"." { self.live.parent(step.dir) } else { None };
         let has = |slot: Option<Slot>| slot.is_some_and(|slot| watched.has(slot.0));
         has(Some(step.dir)) || has(step.node) || has(above())
@@ -254,15 +252,21 @@ impl Announcer {
     }
 }
 
-/// The first [`STEPS_MAX`], and one for each directory of the rest.
-fn shortened(mut steps: Vec<Step>) -> Vec<Step> {
-    if steps.len() <= STEPS_MAX {
-        return steps;
+/// A name in the root directory that nobody else will ask for.
+pub(super) fn secret_name() -> Name {
+    Name::new(format!(".ckptfs-{:016x}", RandomState::new().build_hasher().finish()).as_bytes())
+}
+
+/// The first [`STEPS_MAX`], and one for each directory of the rest. Inodes that died are as many as are watched, and no events of a directory.
+fn shortened(steps: Vec<Step>) -> Vec<Step> {
+    let (mut steps, dead): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(|step| step.what != What::Dead);
+    if steps.len() > STEPS_MAX {
+        let rest = steps.split_off(STEPS_MAX);
+        let mut seen = std::collections::HashSet::new();
+        let dirs = rest.into_iter().map(|step| step.dir).filter(|dir| seen.insert(*dir));
+        steps.extend(dirs.map(|dir| Step { dir, name: Name::new(b"."), node: Some(dir), what: What::Attributes }).take(STEPS_MAX));
     }
-    let rest = steps.split_off(STEPS_MAX);
-    let mut seen = std::collections::HashSet::new();
-    let dirs = rest.into_iter().map(|step| step.dir).filter(|dir| seen.insert(*dir));
-    steps.extend(dirs.map(|dir| Step { dir, name: Name::new(b"."), node: Some(dir), what: What::Attributes }).take(STEPS_MAX));
+    steps.extend(dead);
     steps
 }
 

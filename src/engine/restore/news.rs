@@ -1,7 +1,7 @@
 //! What a restore has to tell to those who watch the tree.
 
 use super::super::Engine;
-use super::super::announce::{Step, What};
+use super::super::announce::{Step, What, secret_name};
 use super::Stale;
 use super::plan::{Content, NamePlan, Plan};
 use crate::store::ids::{Name, Slot};
@@ -20,6 +20,8 @@ impl Engine {
         }
         let dressed = stale.dressed.iter().map(|dir| Step { dir: *dir, name: Name::new(b"."), node: Some(*dir), what: What::Attributes });
         steps.extend(dressed);
+        let dead = |slot: &Slot| Step { dir: Slot::ROOT, name: secret_name(), node: Some(*slot), what: What::Dead };
+        steps.extend(stale.dead.iter().map(|(_, _, slot)| dead(slot)));
         self.announcer.tell(steps);
     }
 }

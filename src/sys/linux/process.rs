@@ -99,6 +99,14 @@ pub fn move_to_cpu(cpu: u32) {
     }
 }
 
+/// How often the calling thread has given up the CPU by itself, to wait for something (`ru_nvcsw` of getrusage(2)).
+pub fn waits_of_thread() -> Option<u64> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `usage` has room for the struct and lives through the call; zeroed, it is valid whatever the call does.
+    let usage = unsafe { (libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) == 0).then(|| usage.assume_init()) };
+    u64::try_from(usage?.ru_nvcsw).ok()
+}
+
 /// Memory and threads of this process (`VmRSS` and `Threads` of proc_pid_status(5)).
 pub fn own_memory() -> SysResult<OwnMemory> {
     parse_memory(&std::fs::read_to_string("/proc/self/status")?).ok_or(Errno::EIO)
@@ -151,6 +159,13 @@ mod tests {
         };
         std::thread::spawn(work).join().expect("thread");
         assert_eq!(cpu_of_thread(i32::MAX), None);
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_waits() {
+        let before = waits_of_thread();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(before.is_some() && waits_of_thread() > before);
     }
 
     #[test]

@@ -59,6 +59,11 @@ pub fn own_cpu() -> Option<u32> {
     None
 }
 
+/// Not told here for one thread.
+pub fn waits_of_thread() -> Option<u64> {
+    None
+}
+
 /// Threads are not bound to a CPU here.
 pub fn move_to_cpu(_cpu: u32) {}
 
