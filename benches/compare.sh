@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares the criterion benches (store, history) of this working tree with those of another revision:
 #
-#   compare.sh REV [FILTER]
+#   compare.sh REV [TEXT]       TEXT: only benches whose name has it
 #
 # The programs of this working tree are built against both libraries, so that both measure the same; the revision is checked out under target/.
 # Prints each bench with its time and the change against REV: the estimate and its confidence interval of 95%.
@@ -38,31 +38,32 @@ done
 
 export CRITERION_HOME=$HOME_DIR/criterion
 rm -rf "$CRITERION_HOME"
-measured=(--noplot --color never)
-if [ -n "$filter" ]; then measured+=("$filter"); fi
 
-# Both are built first: a build beside a measurement would disturb it.
-(cd "$tree" && CARGO_TARGET_DIR=$TARGET cargo bench --no-run "${targets[@]}")
-cargo bench --no-run "${targets[@]}"
-echo "measuring $(git log -1 --format='%h %s' "$commit")" >&2
-(cd "$tree" && CARGO_TARGET_DIR=$TARGET cargo bench "${targets[@]}" -- --save-baseline base "${measured[@]}") >"$HOME_DIR/base.log"
-echo "measuring the working tree" >&2
-cargo bench "${targets[@]}" -- --baseline base "${measured[@]}" >"$HOME_DIR/now.log"
+# Builds the benches of the tree in $1 and prints their programs, in the order of BENCHES.
+programs() {
+    local bench said
+    said=$(cd "$1" && CARGO_TARGET_DIR=$TARGET cargo bench --no-run "${targets[@]}" 2>&1) || { echo "$said" >&2; return 1; }
+    for bench in "${BENCHES[@]}"; do
+        echo "$TARGET/$(sed -n "s|^ *Executable benches/$bench.rs (.*\(release/deps/[^)]*\))|\1|p" <<<"$said")"
+    done
+}
 
-# criterion's lines: `NAME  time: [low estimate high]` (the name on a line before if it is long), `change: [low estimate high] (p = ...)`, a verdict.
-awk -v rev="$(git rev-parse --short "$commit")" '
-    function value(text) { sub(/^[^[]*\[/, "", text); sub(/\].*/, "", text); return text }
-    BEGIN { printf "%-52s %12s   %s\n", "bench", "now", "change against " rev ": estimate [95% interval]" }
-    /time: +\[/ {
-        if ($1 != "time:") { name = $0; sub(/ +time: .*/, "", name) }
-        split(value($0), t, " "); now = t[3] " " t[4]; thrpt = 0
-    }
-    /thrpt: +\[/ { thrpt = 1 }
-    /^ *change:/ { inside = 1 }
-    inside && /\[.*%.*\]/ && !/thrpt/ { split(value($0), c, " "); change = c[2] " [" c[1] " " c[3] "]"; inside = 0 }
-    /(Performance has|No change in|Change within)/ {
-        verdict = $0; sub(/^ +/, "", verdict); sub(/\.$/, "", verdict)
-        printf "%-52s %12s   %-34s %s\n", name, now, change, verdict
-    }
-    /^[^ ].*[^:]$/ && !/time:|Benchmarking|Found|Running|Warning/ { name = $0 }
-' "$HOME_DIR/now.log"
+# Everything is built before anything is measured. Then each bench of REV runs just before the same of now: what else the machine does changes.
+mapfile -t before < <(programs "$tree")
+mapfile -t now < <(programs "$PWD")
+[ "${#before[@]}" = "${#BENCHES[@]}" ] && [ "${#now[@]}" = "${#BENCHES[@]}" ] || exit 1
+
+printf '%-52s %12s   %s\n' "bench" "now" "change against $(git rev-parse --short "$commit"): estimate [95% interval]"
+for index in "${!BENCHES[@]}"; do
+    while IFS= read -r name; do
+        "${before[index]}" --bench --noplot --color never --exact "$name" --save-baseline base >"$HOME_DIR/base.log" 2>&1
+        "${now[index]}" --bench --noplot --color never --exact "$name" --baseline base >"$HOME_DIR/now.log" 2>&1
+        # `time: [low estimate high]`, the same in % after `change:`, a verdict.
+        awk -v name="$name" '
+            function values(text, v) { sub(/^[^[]*\[/, "", text); sub(/\].*/, "", text); return split(text, v, " ") }
+            /time: +\[/ && !/%/ { values($0, t); now = t[3] " " t[4] }
+            /(change|time): +\[.*%/ { values($0, c); change = c[2] " [" c[1] " " c[3] "]" }
+            /(Performance has|No change in|Change within)/ { verdict = $0; gsub(/^ +|\.$/, "", verdict) }
+            END { printf "%-52s %12s   %-34s %s\n", name, now, change, verdict }' "$HOME_DIR/now.log"
+    done < <("${now[index]}" --bench --list 2>/dev/null | sed -n 's/: benchmark$//p' | grep -F -- "$filter")
+done

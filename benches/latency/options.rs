@@ -20,15 +20,18 @@ pub enum Section {
     Ops,
     /// Mounting.
     Mount,
+    /// Memory of the daemon by inodes that the kernel knows; of the first filesystem only.
+    Memory,
 }
 
-const SECTIONS: [(&str, Section); 6] = [
+const SECTIONS: [(&str, Section); 7] = [
     ("checkpoint", Section::Checkpoint),
     ("cli", Section::Cli),
     ("hot", Section::Hot),
     ("restore", Section::Restore),
     ("ops", Section::Ops),
     ("mount", Section::Mount),
+    ("memory", Section::Memory),
 ];
 const IOS: [(&str, Io); 2] = [("passthrough", Io::Passthrough), ("daemon", Io::Daemon)];
 
