@@ -229,7 +229,10 @@ pub trait Service: Send + Sync {
     fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
     fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()>;
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened>;
+    /// The entry may be kept, but not always its attributes: [`Service::created`] is to be called once the kernel has it.
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)>;
+    /// The kernel knows a file that was created.
+    fn created(&self, node: NodeId);
     fn read(&self, node: NodeId, fh: Fh, offset: u64, size: u32) -> SysResult<Vec<u8>>;
     /// `from_cache`: dirty pages of a mapping that the kernel writes back (`FUSE_WRITE_CACHE`). `kill_priv`: set-id bits are to be cleared.
     fn write(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, data: &[u8], from_cache: bool) -> SysResult<u32>;

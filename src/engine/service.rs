@@ -95,9 +95,10 @@ impl Engine {
         Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot) }
     }
 
-    /// A write has cleared set-id bits, which the kernel leaves to us (`HANDLE_KILLPRIV_V2`) and so does not know: after a write it asks for times and
-    /// size anew, and for the mode only if something else made it. Only attributes are forgotten, which waits for nothing.
-    fn mode_changed(&self, node: NodeId) {
+    /// Attributes are other than the kernel may think: it forgets them, which waits for nothing. A write has cleared set-id bits, which it leaves to us
+    /// (`HANDLE_KILLPRIV_V2`): after a write it asks for times and size anew, and for the mode only if something else made it. Or a new file may be
+    /// mapped, and stores change its times.
+    fn attributes_changed(&self, node: NodeId) {
         if let Some(caches) = self.caches.get() {
             caches.forget_attributes(node);
         }
@@ -327,7 +328,16 @@ impl Service for Engine {
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make { kind: Kind::File, mode: mode & 0o7777, umask, rdev: 0, target: b"", uid: caller.uid, gid: caller.gid, open: None };
         let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller))?;
-        Ok((self.made(&made), self.opened(id, &handle)))
+        let entry = Entry { ttl: FOR_EVER, ..self.made(&made) };
+        Ok((entry, self.opened(id, &handle)))
+    }
+
+    fn created(&self, node: NodeId) {
+        if let Ok(Node::Live(slot)) = self.node(node)
+            && self.live.is_mappable_now(slot)
+        {
+            self.attributes_changed(node);
+        }
     }
 
     fn read(&self, _node: NodeId, fh: Fh, offset: u64, size: u32) -> SysResult<Vec<u8>> {
@@ -343,7 +353,7 @@ impl Service for Engine {
         }
         let (written, lost_set_id) = self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache, from_cache)?;
         if lost_set_id {
-            self.mode_changed(node);
+            self.attributes_changed(node);
         }
         Ok(written)
     }
@@ -455,7 +465,7 @@ impl Service for Engine {
             }
         })?;
         if caller.uid != 0 {
-            self.mode_changed(node);
+            self.attributes_changed(node);
         }
         Ok(())
     }
@@ -467,7 +477,7 @@ impl Service for Engine {
     fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
         let copied = self.copy_range((from.1, from.2), (to.1, to.2), length, caller.uid == 0)?;
         if caller.uid != 0 {
-            self.mode_changed(to.0);
+            self.attributes_changed(to.0);
         }
         Ok(copied)
     }

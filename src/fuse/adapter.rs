@@ -314,6 +314,7 @@ impl Filesystem for Adapter {
                     Some(id) => reply.created_passthrough(&entry.ttl, &attr, generation, fh, convert::passthrough_flags(&opened), &id),
                     None => reply.created(&entry.ttl, &attr, generation, fh, convert::open_flags(&opened)),
                 }
+                server.service.created(entry.node);
             }
             Err(error) => reply.error(errno(error)),
         });
