@@ -121,8 +121,8 @@ fn passthrough_without_reflink_is_refused() {
 fn without_dev_fuse_it_says_so() {
     on_xfs(|image| {
         let dir = image.dir("d");
-        // A file system namespace of its own, with an empty /dev but for null.
-        let script = "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$0\" mount \"$1\"";
+        // A mount namespace of its own, with an empty /dev but for null, and without the mounts of tests beside: they could not be unmounted while it lives.
+        let script = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$0\" mount \"$1\"";
         let mut command = tool("unshare", &["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_ckptfs")]);
         refused(&run_limited(command.arg(&dir), 60), 1, "FUSE", "doctor");
     });

@@ -76,8 +76,8 @@ fn on(fs: Fs) {
 fn as_user(home: &Path, dir: &Path) -> std::process::Output {
     let binary = home.join("ckptfs");
     std::fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).unwrap();
-    // fusermount3 wants a user with a name.
-    let open_fuse = "mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
+    // fusermount3 wants a user with a name. The mounts of tests beside go: they could not be unmounted while this namespace lives.
+    let open_fuse = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /mnt && mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
                      (cat /etc/passwd; echo 'somebody:x:61234:61234::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && exec \"$@\"";
     let user = USER.to_string();
     let mut command = tool("unshare", &["--mount", "sh", "-c", open_fuse, "sh", "setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"]);
