@@ -78,3 +78,12 @@ fn without_checkpoints_nothing_is_kept() {
         case(Fs::Xfs, io, "mkdir f 493\nput a 5000 1\ncheckpoint\ndelete 0\nrmdir f\nwrite a 10 10 2\nput b 10 3\nrename b a\ncheckpoint\nunlink a");
     }
 }
+
+/// A restore took one of two names away, and the kernel went on counting two: only a listing that told its attributes anew had put that right.
+#[test]
+fn a_restore_that_takes_a_name_away_is_counted_by_the_kernel() {
+    for io in [Io::Passthrough, Io::Daemon] {
+        case(Fs::Xfs, io, "put e 0 529\ncheckpoint\nrename e odd\nlink odd e\nrestore 0\ncheck-live");
+        case(Fs::Xfs, io, "put e 10 529\nlink e odd\ncheckpoint\nunlink odd\nrestore 0\ncheck-live");
+    }
+}

@@ -193,11 +193,13 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// A name has lost its inode, for which that may have been the last.
+    /// A name has lost its inode, for which that may have been the last. If not it has fewer names than the kernel thinks.
     fn lost(&mut self, dir: Slot, name: &Name, slot: Slot) {
         // Only what the kernel knows can be dead: the tables hold nothing else.
         if self.live().is_dead(slot) {
             self.stale.dead.push((dir, name.clone(), slot));
+        } else {
+            self.stale.nodes.push(slot);
         }
     }
 
@@ -269,6 +271,7 @@ impl Applier<'_> {
             None => self.live().locate(At::from(child.slot), child.kind)?,
         };
         let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
+        self.stale.nodes.push(child.slot);
         let to = (At::from(at.parent), &at.name);
         if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace)? {
             self.lost(at.parent, &at.name, replaced);
