@@ -51,8 +51,8 @@ pub struct Serving {
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub snapdir: Snapdir,
-    /// How many threads read the kernel's requests; one is the quickest for one caller at a time, more can be for many on many CPUs
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    /// How many threads read the kernel's requests
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub readers: u8,
 }
 

@@ -132,15 +132,14 @@ impl Server {
 }
 
 impl Adapter {
-    /// `readers`: threads that will read requests.
-    pub fn new(service: Arc<dyn Service>, passthrough: bool, readers: usize) -> Self {
-        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts()), readers));
+    pub fn new(service: Arc<dyn Service>, passthrough: bool) -> Self {
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts())));
         Self { server: Arc::new(Server { service, backings: Backings::new() }), dispatcher, passthrough, dirs_unasked: false, started: false }
     }
 
     /// Serves a request, here or on another thread.
-    fn serve(&self, kind: Kind, request: &Request, handler: impl FnOnce(&Server) + Send + 'static) {
-        if self.dispatcher.hands_on(kind) { self.apart(kind, handler) } else { self.dispatcher.here(kind, request.pid(), || handler(&self.server)) }
+    fn serve(&self, kind: Kind, handler: impl FnOnce(&Server) + Send + 'static) {
+        if self.dispatcher.hands_on(kind) { self.apart(kind, handler) } else { self.dispatcher.here(kind, || handler(&self.server)) }
     }
 
     fn apart(&self, kind: Kind, handler: impl FnOnce(&Server) + Send + 'static) {
@@ -149,13 +148,13 @@ impl Adapter {
     }
 
     /// As [`Adapter::serve`], for what may change the content of a file.
-    fn serve_content(&self, kind: Kind, request: &Request, ino: INodeNo, changes: bool, handler: impl FnOnce(&Server) + Send + 'static) {
-        if changes && self.server.service.captures_much(node(ino)) { self.apart(kind, handler) } else { self.serve(kind, request, handler) }
+    fn serve_content(&self, kind: Kind, ino: INodeNo, changes: bool, handler: impl FnOnce(&Server) + Send + 'static) {
+        if changes && self.server.service.captures_much(node(ino)) { self.apart(kind, handler) } else { self.serve(kind, handler) }
     }
 
     /// As [`Adapter::serve`], for a change below `parent`, which may have to wait for other requests.
-    fn serve_change(&self, kind: Kind, request: &Request, parent: INodeNo, handler: impl FnOnce(&Server) + Send + 'static) {
-        if self.server.service.waits(node(parent)) { self.apart(kind, handler) } else { self.serve(kind, request, handler) }
+    fn serve_change(&self, kind: Kind, parent: INodeNo, handler: impl FnOnce(&Server) + Send + 'static) {
+        if self.server.service.waits(node(parent)) { self.apart(kind, handler) } else { self.serve(kind, handler) }
     }
 }
 
@@ -180,13 +179,13 @@ impl Filesystem for Adapter {
     fn destroy(&mut self) {
         if self.started {
             self.dispatcher.wait_idle();
-            self.dispatcher.here(Kind::Destroy, 0, || self.server.service.ended());
+            self.dispatcher.here(Kind::Destroy, || self.server.service.ended());
         }
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
-        self.serve(Kind::Lookup, request, move |server| match server.service.lookup(caller, node(parent), &name) {
+        self.serve(Kind::Lookup, move |server| match server.service.lookup(caller, node(parent), &name) {
             Ok(Looked::Found(entry)) => answer_entry(Ok(entry), reply),
             Ok(Looked::Absent(ttl)) => reply.entry(&ttl, &convert::absent_attr(), fuser::Generation(0)),
             Err(error) => reply.error(errno(error)),
@@ -194,14 +193,14 @@ impl Filesystem for Adapter {
     }
 
     /// BATCH_FORGET comes here too, through the trait's own `batch_forget`.
-    fn forget(&self, request: &Request, ino: INodeNo, nlookup: u64) {
+    fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
         if let Some(node) = convert::forgotten(ino) {
-            self.serve(Kind::Forget, request, move |server| server.service.forget(node, nlookup));
+            self.serve(Kind::Forget, move |server| server.service.forget(node, nlookup));
         }
     }
 
-    fn getattr(&self, request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        self.serve(Kind::Getattr, request, move |server| answer_attr(server.service.getattr(node(ino), fh.map(handle)), reply));
+    fn getattr(&self, _: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        self.serve(Kind::Getattr, move |server| answer_attr(server.service.getattr(node(ino), fh.map(handle)), reply));
     }
 
     fn setattr(
@@ -223,14 +222,14 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let caller = caller(request);
-        self.serve_content(Kind::Setattr, request, ino, size.is_some(), move |server| {
+        self.serve_content(Kind::Setattr, ino, size.is_some(), move |server| {
             let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
             answer_attr(server.service.setattr(caller, node(ino), fh.map(handle), set), reply);
         });
     }
 
-    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        self.serve(Kind::Readlink, request, move |server| match server.service.readlink(node(ino)) {
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        self.serve(Kind::Readlink, move |server| match server.service.readlink(node(ino)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(error)),
         });
@@ -239,7 +238,7 @@ impl Filesystem for Adapter {
     fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
         let name = name.as_bytes().to_vec();
         let caller = caller(request);
-        self.serve_change(Kind::Mknod, request, parent, move |server| {
+        self.serve_change(Kind::Mknod, parent, move |server| {
             let new = convert::new_node(mode, umask, rdev).ok_or(Errno::EINVAL);
             answer_entry(new.and_then(|new| server.service.make(caller, node(parent), &name, new)), reply);
         });
@@ -248,7 +247,7 @@ impl Filesystem for Adapter {
     fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let name = name.as_bytes().to_vec();
         let caller = caller(request);
-        self.serve_change(Kind::Mkdir, request, parent, move |server| {
+        self.serve_change(Kind::Mkdir, parent, move |server| {
             let new = convert::new_dir(mode, umask);
             answer_entry(server.service.make(caller, node(parent), &name, new), reply);
         });
@@ -256,42 +255,42 @@ impl Filesystem for Adapter {
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
-        self.serve_change(Kind::Unlink, request, parent, move |server| answer_empty(server.service.unlink(caller, node(parent), &name), reply));
+        self.serve_change(Kind::Unlink, parent, move |server| answer_empty(server.service.unlink(caller, node(parent), &name), reply));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
-        self.serve_change(Kind::Rmdir, request, parent, move |server| answer_empty(server.service.rmdir(caller, node(parent), &name), reply));
+        self.serve_change(Kind::Rmdir, parent, move |server| answer_empty(server.service.rmdir(caller, node(parent), &name), reply));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let name = name.as_bytes().to_vec();
         let target = target.as_os_str().as_bytes().to_vec();
         let caller = caller(request);
-        self.serve_change(Kind::Symlink, request, parent, move |server| {
+        self.serve_change(Kind::Symlink, parent, move |server| {
             answer_entry(server.service.symlink(caller, node(parent), &name, &target), reply);
         });
     }
 
-    fn rename(&self, request: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
+    fn rename(&self, _: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
         let new_name = new_name.as_bytes().to_vec();
-        self.serve_change(Kind::Rename, request, parent, move |server| {
+        self.serve_change(Kind::Rename, parent, move |server| {
             let how = convert::rename_how(flags).ok_or(Errno::EINVAL);
             let rename = |how| server.service.rename(node(parent), &name, node(new_parent), &new_name, how);
             answer_empty(how.and_then(rename), reply);
         });
     }
 
-    fn link(&self, request: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+    fn link(&self, _: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
         let new_name = new_name.as_bytes().to_vec();
-        self.serve(Kind::Link, request, move |server| answer_entry(server.service.link(node(ino), node(new_parent), &new_name), reply));
+        self.serve(Kind::Link, move |server| answer_entry(server.service.link(node(ino), node(new_parent), &new_name), reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let caller = caller(request);
         let changes = convert::opens_to_change(flags);
-        self.serve_content(Kind::Open, request, ino, changes, move |server| match server.service.open(caller, node(ino), flags.0) {
+        self.serve_content(Kind::Open, ino, changes, move |server| match server.service.open(caller, node(ino), flags.0) {
             Ok(opened) => {
                 let fh = FileHandle(opened.fh.0);
                 match server.backing_id(node(ino), &opened, |file| reply.open_backing(file)) {
@@ -307,7 +306,7 @@ impl Filesystem for Adapter {
         let mode = convert::create_mode(mode);
         let name = name.as_bytes().to_vec();
         let caller = caller(request);
-        self.serve(Kind::Create, request, move |server| match server.service.create(caller, node(parent), &name, mode, umask, flags) {
+        self.serve(Kind::Create, move |server| match server.service.create(caller, node(parent), &name, mode, umask, flags) {
             Ok((entry, opened)) => {
                 let (attr, generation, fh) = (convert::file_attr(&entry.stat), convert::generation(&entry), FileHandle(opened.fh.0));
                 match server.backing_id(entry.node, &opened, |file| reply.open_backing(file)) {
@@ -322,7 +321,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        request: &Request,
+        _: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -331,7 +330,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.serve(Kind::Read, request, move |server| match server.service.read(node(ino), handle(fh), offset, size) {
+        self.serve(Kind::Read, move |server| match server.service.read(node(ino), handle(fh), offset, size) {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(errno(error)),
         });
@@ -359,45 +358,39 @@ impl Filesystem for Adapter {
             self.apart(Kind::Write, move |server| write(server, &data));
         } else {
             // The data is still where it was read, and is not copied.
-            self.dispatcher.here(Kind::Write, request.pid(), || write(&self.server, data));
+            self.dispatcher.here(Kind::Write, || write(&self.server, data));
         }
     }
 
-    fn flush(&self, request: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        self.serve(Kind::Flush, request, move |server| answer_empty(server.service.flush(node(ino), handle(fh)), reply));
+    fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        self.serve(Kind::Flush, move |server| answer_empty(server.service.flush(node(ino), handle(fh)), reply));
     }
 
-    fn release(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.serve(Kind::Release, request, move |server| {
+    fn release(&self, _: &Request, ino: INodeNo, fh: FileHandle, _flags: OpenFlags, _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty) {
+        self.serve(Kind::Release, move |server| {
             server.backings.detach(handle(fh));
             server.service.release(node(ino), handle(fh));
             reply.ok();
         });
     }
 
-    fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.serve(Kind::Fsync, request, move |server| answer_empty(server.service.fsync(node(ino), handle(fh), datasync), reply));
+    fn fsync(&self, _: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.serve(Kind::Fsync, move |server| answer_empty(server.service.fsync(node(ino), handle(fh), datasync), reply));
     }
 
     /// ENOSYS where the kernel understands it: directories are opened without asking from then on, as with [`convert::dir_flags`].
-    fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let unasked = self.dirs_unasked;
-        self.serve(Kind::Opendir, request, move |_| {
-            if unasked { reply.error(errno(Errno::ENOSYS)) } else { reply.opened(FileHandle(0), convert::dir_flags()) }
-        });
+        self.serve(
+            Kind::Opendir,
+            move |_| {
+                if unasked { reply.error(errno(Errno::ENOSYS)) } else { reply.opened(FileHandle(0), convert::dir_flags()) }
+            },
+        );
     }
 
-    fn readdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        self.serve(Kind::Readdir, request, move |server| {
+    fn readdir(&self, _: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        self.serve(Kind::Readdir, move |server| {
             match listing::fill(&*server.service, node(ino), offset, |listed| listing::add(&mut reply, listed)) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),
@@ -405,8 +398,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn readdirplus(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        self.serve(Kind::Readdirplus, request, move |server| {
+    fn readdirplus(&self, _: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        self.serve(Kind::Readdirplus, move |server| {
             let add = |listed: &_| listing::add_plus(&*server.service, node(ino), &mut reply, listed);
             match listing::fill(&*server.service, node(ino), offset, add) {
                 Ok(()) => reply.ok(),
@@ -415,16 +408,16 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn releasedir(&self, request: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.serve(Kind::Releasedir, request, move |_| reply.ok());
+    fn releasedir(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.serve(Kind::Releasedir, move |_| reply.ok());
     }
 
-    fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.serve(Kind::Fsyncdir, request, move |server| answer_empty(server.service.fsyncdir(node(ino), datasync), reply));
+    fn fsyncdir(&self, _: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.serve(Kind::Fsyncdir, move |server| answer_empty(server.service.fsyncdir(node(ino), datasync), reply));
     }
 
-    fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        self.serve(Kind::Statfs, request, move |server| match server.service.statfs(node(ino)) {
+    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        self.serve(Kind::Statfs, move |server| match server.service.statfs(node(ino)) {
             Ok(s) => reply.statfs(s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, s.namelen, s.frsize),
             Err(error) => reply.error(errno(error)),
         });
@@ -434,19 +427,19 @@ impl Filesystem for Adapter {
         let name = name.as_bytes().to_vec();
         let value = value.to_vec();
         let caller = caller(request);
-        self.serve(Kind::Setxattr, request, move |server| {
+        self.serve(Kind::Setxattr, move |server| {
             let how = convert::xattr_how(flags, position).ok_or(Errno::EINVAL);
             answer_empty(how.and_then(|how| server.service.setxattr(caller, node(ino), &name, &value, how)), reply);
         });
     }
 
-    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let name = name.as_bytes().to_vec();
-        self.serve(Kind::Getxattr, request, move |server| answer_xattr(server.service.getxattr(node(ino), &name), size, reply));
+        self.serve(Kind::Getxattr, move |server| answer_xattr(server.service.getxattr(node(ino), &name), size, reply));
     }
 
-    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.serve(Kind::Listxattr, request, move |server| {
+    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.serve(Kind::Listxattr, move |server| {
             answer_xattr(server.service.listxattr(node(ino)).map(|names| convert::joined(&names)), size, reply)
         });
     }
@@ -454,23 +447,21 @@ impl Filesystem for Adapter {
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
         let caller = caller(request);
-        self.serve(Kind::Removexattr, request, move |server| answer_empty(server.service.removexattr(caller, node(ino), &name), reply));
+        self.serve(Kind::Removexattr, move |server| answer_empty(server.service.removexattr(caller, node(ino), &name), reply));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         let caller = caller(request);
-        self.serve(Kind::Access, request, move |server| answer_empty(server.service.access(caller, node(ino), mask.bits()), reply));
+        self.serve(Kind::Access, move |server| answer_empty(server.service.access(caller, node(ino), mask.bits()), reply));
     }
 
     fn fallocate(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
         let caller = caller(request);
-        self.serve(Kind::Fallocate, request, move |server| {
-            answer_empty(server.service.fallocate(caller, node(ino), handle(fh), offset, length, mode), reply)
-        });
+        self.serve(Kind::Fallocate, move |server| answer_empty(server.service.fallocate(caller, node(ino), handle(fh), offset, length, mode), reply));
     }
 
-    fn lseek(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        self.serve(Kind::Lseek, request, move |server| {
+    fn lseek(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        self.serve(Kind::Lseek, move |server| {
             let from = u64::try_from(offset).map_err(|_| Errno::ENXIO);
             let seek = convert::seek(whence).ok_or(Errno::EINVAL);
             let found = seek.and_then(|seek| server.service.lseek(node(ino), handle(fh), from?, seek));
@@ -495,7 +486,7 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let caller = caller(request);
-        self.serve(Kind::CopyFileRange, request, move |server| {
+        self.serve(Kind::CopyFileRange, move |server| {
             let from = (node(ino_in), handle(fh_in), offset_in);
             let to = (node(ino_out), handle(fh_out), offset_out);
             let copied = server.service.copy_file_range(caller, from, to, length.min(COPY_BYTES_MAX));
@@ -503,36 +494,17 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn ioctl(
-        &self,
-        request: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _flags: IoctlFlags,
-        _command: u32,
-        _data: &[u8],
-        _out_size: u32,
-        reply: ReplyIoctl,
-    ) {
-        self.serve(Kind::Ioctl, request, move |_| reply.error(errno(Errno::ENOTTY)));
+    fn ioctl(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _flags: IoctlFlags, _command: u32, _data: &[u8], _out_size: u32, reply: ReplyIoctl) {
+        self.serve(Kind::Ioctl, move |_| reply.error(errno(Errno::ENOTTY)));
     }
 
     /// ENOSYS: the kernel does not ask again.
-    fn bmap(&self, request: &Request, _ino: INodeNo, _block_size: u32, _block: u64, reply: ReplyBmap) {
-        self.serve(Kind::Bmap, request, move |_| reply.error(errno(Errno::ENOSYS)));
+    fn bmap(&self, _: &Request, _ino: INodeNo, _block_size: u32, _block: u64, reply: ReplyBmap) {
+        self.serve(Kind::Bmap, move |_| reply.error(errno(Errno::ENOSYS)));
     }
 
     /// ENOSYS: the kernel does not ask again, and every file is ready at all times.
-    fn poll(
-        &self,
-        request: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _notifier: PollNotifier,
-        _events: PollEvents,
-        _flags: PollFlags,
-        reply: ReplyPoll,
-    ) {
-        self.serve(Kind::Poll, request, move |_| reply.error(errno(Errno::ENOSYS)));
+    fn poll(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _notifier: PollNotifier, _events: PollEvents, _flags: PollFlags, reply: ReplyPoll) {
+        self.serve(Kind::Poll, move |_| reply.error(errno(Errno::ENOSYS)));
     }
 }

@@ -1,15 +1,11 @@
 //! Which thread serves a request.
 //!
-//! On a machine of few cores a request costs what it takes to wake its server: some 7 us where both run on one CPU, 40 to 70 us across two, whatever
-//! is asked. So one thread, the **reader**, reads requests and serves them itself, and it goes to the CPU on which its callers are. What may take
-//! long would keep all others waiting: it is handed to a **helper**. That is what waits for the disk by its nature, what may wait for another request
-//! to be answered, and every kind of request that waited lately (a cold cache): a kind
-//! that is quick again is served by the reader again.
-//!
-//! With more readers than one each serves what it reads.
+//! A few threads, the **readers**, read requests and serve what they read. What may take long would keep a reader from all others: it is handed to a
+//! **helper**. That is what waits for the disk by its nature, what may wait for another request to be answered, and every kind of request that waited
+//! lately (a cold cache): a kind that is quick again is served by the readers again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -28,10 +24,6 @@ const PACE_WEIGHT: u32 = 8;
 const HELPERS_MAX: usize = 16;
 /// After a request that took long, so many of its kind are watched: whether they wait, or only had to share the CPU.
 const WATCHED: u32 = 64;
-/// The reader looks where its caller is once in so many requests: it costs about what a request does.
-const LOOK_EVERY: u64 = 64;
-/// It follows a caller that was elsewhere on the same CPU so many times in a row.
-const LOOKS_TO_FOLLOW: u32 = 2;
 
 /// How long helpers have to finish when the session has ended.
 const IDLE_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -43,35 +35,26 @@ type Queue = Arc<Mutex<Receiver<Job>>>;
 /// Decides, counts, and serves.
 pub struct Dispatcher {
     counts: Arc<RequestCounts>,
-    /// Readers that the session has.
-    readers: usize,
     /// What requests of each kind waited lately, in nanoseconds: 0 where none did.
     paces: [AtomicU32; Kind::ALL.len()],
     /// How many requests of each kind are still to be watched, because one took long.
     watched: [AtomicU32; Kind::ALL.len()],
     helpers: Helpers,
-    /// Requests served by readers.
-    served: AtomicU64,
-    /// Where callers were seen: a CPU, and how often in a row.
-    seen: Mutex<(Option<u32>, u32)>,
 }
 
 impl Dispatcher {
-    pub fn new(counts: Arc<RequestCounts>, readers: usize) -> Self {
+    pub fn new(counts: Arc<RequestCounts>) -> Self {
         Self {
             counts,
-            readers,
             paces: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             watched: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             helpers: Helpers::default(),
-            served: AtomicU64::new(0),
-            seen: Mutex::new((None, 0)),
         }
     }
 
     /// Whether the next request of this kind is for a helper.
     pub fn hands_on(&self, kind: Kind) -> bool {
-        self.readers == 1 && (waits_for_disk(kind) || self.pace(kind) > SLOW)
+        waits_for_disk(kind) || self.pace(kind) > SLOW
     }
 
     fn pace(&self, kind: Kind) -> Duration {
@@ -79,12 +62,9 @@ impl Dispatcher {
     }
 
     /// Serves a request on this thread, which has read it. If the handler panics the reply that it owned has answered EIO by the time this returns.
-    pub fn here(&self, kind: Kind, caller: u32, handler: impl FnOnce()) {
+    pub fn here(&self, kind: Kind, handler: impl FnOnce()) {
         self.counts.count(kind);
         self.timed(kind, handler);
-        if self.readers == 1 && !moves_data(kind) && self.served.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
-            self.look_for(caller);
-        }
     }
 
     /// Has a helper serve a request, and returns at once.
@@ -126,31 +106,11 @@ impl Dispatcher {
             pace.store(before - before.div_ceil(PACE_WEIGHT) + sample / PACE_WEIGHT, Ordering::Relaxed);
         }
     }
-
-    /// Goes where callers are, if they stay there. The thread remains free to be moved elsewhere.
-    fn look_for(&self, caller: u32) {
-        let Some(cpu) = i32::try_from(caller).ok().filter(|pid| *pid > 0).and_then(sys::cpu_of_thread) else { return };
-        let mut seen = self.seen.lock();
-        if sys::own_cpu() == Some(cpu) {
-            *seen = (None, 0);
-            return;
-        }
-        *seen = if seen.0 == Some(cpu) { (seen.0, seen.1 + 1) } else { (Some(cpu), 1) };
-        if seen.1 >= LOOKS_TO_FOLLOW {
-            *seen = (None, 0);
-            sys::move_to_cpu(cpu);
-        }
-    }
 }
 
 /// Requests that wait for the disk by their nature.
 fn waits_for_disk(kind: Kind) -> bool {
     matches!(kind, Kind::Fsync | Kind::Fsyncdir | Kind::Fallocate | Kind::CopyFileRange)
-}
-
-/// Requests whose work is large beside the waking of their server; a caller gains if they are served elsewhere.
-fn moves_data(kind: Kind) -> bool {
-    matches!(kind, Kind::Read | Kind::Write | Kind::Readdir | Kind::Readdirplus | Kind::Forget | Kind::Release | Kind::Releasedir)
 }
 
 /// Threads that serve what is handed to them. They end when this is dropped, after what was handed to them before.
@@ -206,43 +166,37 @@ mod tests {
 
     use super::*;
 
-    fn dispatcher(readers: usize) -> Arc<Dispatcher> {
-        Arc::new(Dispatcher::new(Arc::default(), readers))
+    fn dispatcher() -> Arc<Dispatcher> {
+        Arc::new(Dispatcher::new(Arc::default()))
     }
 
     #[test]
     fn a_kind_that_is_slow_is_handed_on_until_it_is_quick_again() {
-        let dispatcher = dispatcher(1);
+        let dispatcher = dispatcher();
         assert!(!dispatcher.hands_on(Kind::Lookup));
         let busy = || {
             let began = Instant::now();
             while began.elapsed() < 4 * SLOW {}
         };
-        (0..20).for_each(|_| dispatcher.here(Kind::Getattr, 0, busy));
-        dispatcher.here(Kind::Lookup, 0, || thread::sleep(Duration::from_millis(1)));
+        (0..20).for_each(|_| dispatcher.here(Kind::Getattr, busy));
+        dispatcher.here(Kind::Lookup, || thread::sleep(Duration::from_millis(1)));
         assert!(!dispatcher.hands_on(Kind::Lookup), "once is no habit");
         for _ in 0..4 {
-            dispatcher.here(Kind::Lookup, 0, || thread::sleep(Duration::from_millis(1)));
+            dispatcher.here(Kind::Lookup, || thread::sleep(Duration::from_millis(1)));
         }
         assert!(dispatcher.hands_on(Kind::Lookup));
         assert!(!dispatcher.hands_on(Kind::Getattr), "what works long does not wait");
         let mut quick = 0;
         while dispatcher.hands_on(Kind::Lookup) && quick < 1_000 {
-            dispatcher.here(Kind::Lookup, 0, || {});
+            dispatcher.here(Kind::Lookup, || {});
             quick += 1;
         }
         assert!(quick < 1_000);
     }
 
     #[test]
-    fn many_readers_serve_what_they_read() {
-        assert!(dispatcher(1).hands_on(Kind::Fsync));
-        assert!(!dispatcher(2).hands_on(Kind::Fsync));
-    }
-
-    #[test]
     fn helpers_do_not_wait_for_each_other() {
-        let dispatcher = dispatcher(1);
+        let dispatcher = dispatcher();
         let (go, wait) = mpsc::channel::<()>();
         let (done, results) = mpsc::channel();
         let first = done.clone();
@@ -259,8 +213,8 @@ mod tests {
 
     #[test]
     fn a_panic_ends_neither_the_reader_nor_a_helper() {
-        let dispatcher = dispatcher(1);
-        dispatcher.here(Kind::Lookup, 0, || panic!("on purpose"));
+        let dispatcher = dispatcher();
+        dispatcher.here(Kind::Lookup, || panic!("on purpose"));
         dispatcher.apart(Kind::Fsync, || panic!("on purpose"));
         let (done, results) = mpsc::channel();
         dispatcher.apart(Kind::Fsync, move || done.send(()).expect("send"));

@@ -26,8 +26,8 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// Mounts read-only.
     pub read_only: bool,
-    /// Threads that read requests; at least 1, and 1 but on Linux. A single one hands what takes long to helpers. Each has a buffer of 16 MiB of
-    /// address space, of which requests touch 1 MiB.
+    /// Threads that read requests, and serve those that do not take long; at least 1, and 1 but on Linux. Each has a buffer of 16 MiB of address
+    /// space, of which requests touch 1 MiB.
     pub readers: usize,
 }
 
@@ -86,7 +86,7 @@ impl Session {
     /// # Errors
     /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
     pub fn mount(service: Arc<dyn Service>, config: &MountConfig) -> io::Result<Session> {
-        let adapter = Adapter::new(service, config.passthrough, config.readers());
+        let adapter = Adapter::new(service, config.passthrough);
         let mut session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
         let caches = Arc::new(KernelCaches::new(session.notifier()));
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));

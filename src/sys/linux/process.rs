@@ -77,28 +77,6 @@ fn field<T: std::str::FromStr>(stat: &[u8], number: usize) -> Option<T> {
     rest.split_ascii_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }
 
-/// The CPU on which thread `tid` is or last was (field 39 of proc_pid_stat(5)); `None` if it is none of those that can be seen from here.
-pub fn cpu_of_thread(tid: i32) -> Option<u32> {
-    field(&std::fs::read(format!("/proc/{tid}/stat")).ok()?, 39)
-}
-
-/// The CPU that the calling thread is on.
-pub fn own_cpu() -> Option<u32> {
-    u32::try_from(rustix::thread::sched_getcpu()).ok()
-}
-
-/// Moves the calling thread to a CPU, if it may run there; it may be moved away again at any time (sched_setaffinity(2)).
-pub fn move_to_cpu(cpu: u32) {
-    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
-    let Some(cpu) = usize::try_from(cpu).ok().filter(|cpu| *cpu < rustix::thread::CpuSet::MAX_CPU && allowed.is_set(*cpu)) else { return };
-    let mut there = rustix::thread::CpuSet::new();
-    there.set(cpu);
-    if rustix::thread::sched_setaffinity(None, &there).is_ok() {
-        // It was allowed before.
-        let _ = rustix::thread::sched_setaffinity(None, &allowed);
-    }
-}
-
 /// How often the calling thread has given up the CPU by itself, to wait for something (`ru_nvcsw` of getrusage(2)).
 pub fn waits_of_thread() -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
@@ -142,23 +120,6 @@ mod tests {
         let stat = b"12 (a) b) c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 10";
         assert_eq!(field(stat, 22), Some(98_765_u64));
         assert_eq!(field::<u64>(b"12 (x", 22), None);
-    }
-
-    #[test]
-    fn a_thread_goes_where_it_is_told_and_may_leave_again() {
-        let work = || {
-            let allowed = rustix::thread::sched_getaffinity(None).expect("affinity");
-            for cpu in (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)) {
-                move_to_cpu(cpu as u32);
-                assert_eq!(rustix::thread::sched_getaffinity(None).expect("affinity"), allowed);
-            }
-            move_to_cpu(u32::MAX);
-            let tid = rustix::thread::gettid().as_raw_pid();
-            assert!(cpu_of_thread(tid).is_some_and(|cpu| allowed.is_set(cpu as usize)));
-            assert!(own_cpu().is_some());
-        };
-        std::thread::spawn(work).join().expect("thread");
-        assert_eq!(cpu_of_thread(i32::MAX), None);
     }
 
     #[test]

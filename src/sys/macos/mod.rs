@@ -20,8 +20,8 @@ pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use process::{
-    cpu_of_thread, drop_cap_fsetid_for, has_sys_admin, move_to_cpu, own_cpu, own_memory, own_thread, peer_cred, process_starttime, release_memory,
-    set_thread_idle, set_thread_normal, waits_of_thread,
+    drop_cap_fsetid_for, has_sys_admin, own_memory, own_thread, peer_cred, process_starttime, release_memory, set_thread_idle, set_thread_normal,
+    waits_of_thread,
 };
 pub use watch::{leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};

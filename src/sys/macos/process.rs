@@ -49,23 +49,10 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
     Ok(info.pbi_start_tvsec.saturating_mul(1_000_000).saturating_add(info.pbi_start_tvusec))
 }
 
-/// Not told here.
-pub fn cpu_of_thread(_tid: i32) -> Option<u32> {
-    None
-}
-
-/// Not told here.
-pub fn own_cpu() -> Option<u32> {
-    None
-}
-
 /// Not told here for one thread.
 pub fn waits_of_thread() -> Option<u64> {
     None
 }
-
-/// Threads are not bound to a CPU here.
-pub fn move_to_cpu(_cpu: u32) {}
 
 /// Memory and threads of this process (proc_pidinfo, `PROC_PIDTASKINFO`).
 pub fn own_memory() -> SysResult<OwnMemory> {
