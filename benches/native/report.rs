@@ -29,7 +29,8 @@ the way from one to the other decides small requests.
 - **passthrough**: ckptfs, the kernel reads and writes; no checkpoint yet.
 - **after a checkpoint**: the same with a checkpoint made just before each run, so that every change is a first change.
 - **daemon**: ckptfs, the daemon reads and writes; no checkpoint.
-- **floor**: libfuse's example `passthrough_ll`, from Debian's libfuse3-dev, with all caches on; it keeps no history and opens no file by passthrough. With one
+- **floor**: libfuse's example `passthrough_ll`, from Debian's libfuse3-dev, with all caches on and the same checks of permissions (`default_permissions`); it keeps no history, serves
+  no extended attributes and opens no file by passthrough. With one
   thread or with many, whichever was faster in this row (named). It looks for each inode in a list, which grows with the tree.
 
 Requests are counted by the kernel's tracepoint `fuse_request_send` and divided by the files (or operations) of the run. Forgets, for which nobody waits, are
