@@ -133,12 +133,11 @@ impl Helpers {
         if under_way > made && made < HELPERS_MAX {
             self.make(Arc::clone(receiver));
         }
-        // The receiver lives as long as this does. Without a single helper nobody would take it up.
-        if self.made.load(Ordering::Relaxed) == 0 {
+        // Without a single helper nobody would take it up.
+        let sent = if self.made.load(Ordering::Relaxed) == 0 { Err(job) } else { sender.send(job).map_err(|refused| refused.0) };
+        if let Err(job) = sent {
             job();
             self.under_way.fetch_sub(1, Ordering::Relaxed);
-        } else if let Err(refused) = sender.send(job) {
-            (refused.0)();
         }
     }
 
