@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Read;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -97,4 +98,14 @@ pub fn fails(command: &mut Command, seconds: u64) -> String {
 /// Runs `command`, which must succeed, and returns its stdout as text.
 pub fn stdout_of(command: &mut Command, seconds: u64) -> String {
     String::from_utf8(succeeds(command, seconds).stdout).expect("the output is UTF-8")
+}
+
+/// Runs a shell script in a directory; panics with what it said unless it exits with 0.
+#[track_caller]
+pub fn sh(dir: &Path, script: &str) -> String {
+    let mut command = tool("bash", &["-euc", script]);
+    let output = try_run_limited(command.current_dir(dir), TOOL_SECONDS).unwrap_or_else(|problem| panic!("{problem}"));
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{script}\n{}: {text}", output.status);
+    text
 }

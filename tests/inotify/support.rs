@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
+pub use super::common::command::sh;
 use super::common::command::try_run_limited;
 use super::common::tree::NodeKind;
 use super::common::{NodeInfo, TreeOpts, tool};
@@ -105,16 +106,6 @@ pub type Tree = BTreeMap<PathBuf, NodeInfo>;
 /// The whole tree, without our own names.
 pub fn tree(root: &Path) -> Tree {
     super::common::tree::tree_without(root, &TreeOpts::default().ignore)
-}
-
-/// Runs a shell script in a directory; panics with what it said unless it exits with 0.
-#[track_caller]
-pub fn sh(dir: &Path, script: &str) -> String {
-    let mut command = tool("bash", &["-euc", script]);
-    let output = try_run_limited(command.current_dir(dir), super::common::command::TOOL_SECONDS).unwrap_or_else(|problem| panic!("{problem}"));
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{script}\n{}: {text}", output.status);
-    text
 }
 
 /// Names of a directory, sorted.

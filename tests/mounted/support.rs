@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::common::command::try_run_limited;
+pub use super::common::command::sh;
 use super::common::{NodeInfo, TreeOpts, run_limited, tool};
 
 /// A file mapped into memory, shared. Reads and stores go through the mapping.
@@ -107,16 +107,6 @@ pub fn said(name: &str, arguments: &[&std::ffi::OsStr]) -> String {
     }
     text.push_str(&String::from_utf8_lossy(&output.stdout));
     text.push_str(&String::from_utf8_lossy(&output.stderr));
-    text
-}
-
-/// Runs a shell script in a directory; panics with what it said unless it exits with 0.
-#[track_caller]
-pub fn sh(dir: &Path, script: &str) -> String {
-    let mut command = tool("bash", &["-euc", script]);
-    let output = try_run_limited(command.current_dir(dir), super::common::command::TOOL_SECONDS).unwrap_or_else(|problem| panic!("{problem}"));
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{script}\n{}: {text}", output.status);
     text
 }
 
