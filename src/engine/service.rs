@@ -215,6 +215,7 @@ impl Service for Engine {
         };
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
         let stat = self.live.set_attr(slot, file, &change)?;
+        self.root_changed(slot);
         Ok(self.live_attr(slot, stat))
     }
 
@@ -305,6 +306,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.open(caller, node) {
             return answer;
         }
+        self.check_descriptors()?;
         let flags = open_flags(flags, caller);
         match self.node(node)? {
             Node::Control(_) => Err(Errno::EINVAL),
@@ -325,6 +327,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer.map(|ghost| (ghost, announce::opened()));
         }
+        self.check_descriptors()?;
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make { kind: Kind::File, mode: mode & 0o7777, umask, rdev: 0, target: b"", uid: caller.uid, gid: caller.gid, open: None };
         let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller))?;
@@ -421,12 +424,16 @@ impl Service for Engine {
             XattrHow::Create => XattrMode::Create,
             XattrHow::Replace => XattrMode::Replace,
         };
-        self.live.set_xattr(self.writable(node)?, name, value, mode)
+        let slot = self.writable(node)?;
+        self.live.set_xattr(slot, name, value, mode)?;
+        self.root_changed(slot);
+        Ok(())
     }
 
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>> {
         match self.node(node)? {
             Node::Live(slot) => self.live.get_xattr(slot, name),
+            Node::Control(SNAPDIR) => self.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let xattrs = self.view(past.state()).xattrs(&past.trail)?;
@@ -444,7 +451,10 @@ impl Service for Engine {
     }
 
     fn removexattr(&self, _caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
-        self.live.remove_xattr(self.writable(node)?, name)
+        let slot = self.writable(node)?;
+        self.live.remove_xattr(slot, name)?;
+        self.root_changed(slot);
+        Ok(())
     }
 
     fn access(&self, _caller: Caller, node: NodeId, mask: i32) -> SysResult<()> {
