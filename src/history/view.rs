@@ -242,9 +242,11 @@ impl<'a> View<'a> {
                     if let Some(file) = self.timeline.open_object(object)? {
                         return Ok((Source::Object(object), Some(file)));
                     }
-                    // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record.
+                    // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record. No epoch is
+                    // closed between a record and its move: of a closed one there is nothing to wait for.
+                    let moving = object.origin == ObjectOrigin::Moved && object.epoch == self.timeline.epoch();
                     if self.source(node.slot)? == Source::Object(object) {
-                        if object.origin != ObjectOrigin::Moved || waits == MOVE_WAITS_MAX {
+                        if !moving || waits == MOVE_WAITS_MAX {
                             tracing::error!(?object, "a version is missing from the store");
                             return Err(Errno::EIO);
                         }

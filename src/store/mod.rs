@@ -79,8 +79,12 @@ impl Store {
     /// [`Store::open`], with a directory for the index where the system has no `/proc/self/fd`: see [`Layout::with_index_home`].
     pub fn open_with(root: impl AsFd, create: bool, index_home: Option<PathBuf>) -> StoreResult<(Store, Opened)> {
         let layout = Layout::open(root, create)?.with_index_home(index_home);
-        let (journal, found) = Journal::open(&layout)?;
         let layers = Layers::new(&layout)?;
+        // The journal is there before anything is kept. Without this a history that lost it would begin anew, as if there had been none.
+        if Journal::is_missing(&layout)? && !layers.epochs()?.is_empty() {
+            return Err(StoreError::JournalDamaged { segment: 1, offset: 0 });
+        }
+        let (journal, found) = Journal::open(&layout)?;
         let (index, opening) = Index::open(&layout)?;
         let rebuilt = match opening {
             // Of nothing there is nothing to index.

@@ -1,10 +1,11 @@
 //! The plan of a restore: which names of which directories lead to what, now and then.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
-use crate::history::diff::{join, same_content};
+use crate::history::diff::same_content;
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::history::view::{Source, State, View};
@@ -64,6 +65,10 @@ struct Planner<'a> {
     view: View<'a>,
     touched: Touched,
     paths: &'a [Vec<u8>],
+    /// Where the paths are in the live tree.
+    roots: HashSet<Place>,
+    /// Directories of the live tree, and whether they are inside of what is restored.
+    inside: RefCell<HashMap<Slot, bool>>,
     plan: Plan,
 }
 
@@ -79,7 +84,8 @@ impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
     pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>], touched: Touched) -> SysResult<Plan> {
         let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new() };
-        let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, plan };
+        let roots = paths.iter().filter_map(|path| live_place(engine, path)).collect();
+        let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, roots, inside: RefCell::default(), plan };
         if paths.is_empty() {
             planner.plan.alive_dirs.insert(Slot::ROOT);
             let wanted = planner.dir(Trail::root(), Some(Trail::root()))?;
@@ -109,6 +115,14 @@ impl Plan {
                 && dir.names.iter().any(|name| name.name == place.name && name.want.as_ref().map(|(child, _)| child.slot) != Some(slot))
         })
     }
+}
+
+/// The place that a path names in the live tree, if the directory is there.
+fn live_place(engine: &Engine, path: &[u8]) -> Option<Place> {
+    let end = path.iter().rposition(|byte| *byte == b'/');
+    let (dir, name) = (path.get(..end.unwrap_or(0))?, path.get(end.map_or(0, |end| end + 1)..)?);
+    let (child, _) = engine.view(State::Live).walk(dir).ok()??;
+    (child.kind == Kind::Dir).then(|| Place { parent: child.slot, name: Name::new(name) })
 }
 
 impl Planner<'_> {
@@ -214,21 +228,28 @@ impl Planner<'_> {
         Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside as u64)
     }
 
+    /// A place of the live tree is at or below one of the paths. What was found out about a directory is remembered: a deep tree would be climbed
+    /// for each of its directories.
     fn is_below_paths(&self, place: &Place) -> bool {
-        let Some(path) = self.live_path(place) else { return false };
-        self.paths.iter().any(|allowed| path == *allowed || (path.starts_with(allowed) && path.get(allowed.len()) == Some(&b'/')))
-    }
-
-    /// The path of a place in the live tree.
-    fn live_path(&self, place: &Place) -> Option<Vec<u8>> {
-        let mut names = vec![place.name.clone()];
-        let mut at = place.parent;
-        while at != Slot::ROOT {
-            let up = self.engine.live.locate(At::from(at), Kind::Dir).ok()?;
-            names.push(up.name);
-            at = up.parent;
-        }
-        Some(names.iter().rev().fold(Vec::new(), |path, name| join(&path, name)))
+        let (mut at, mut climbed) = (place.clone(), Vec::new());
+        let below = loop {
+            if self.roots.contains(&at) {
+                break true;
+            }
+            if at.parent == Slot::ROOT {
+                break false;
+            }
+            if let Some(known) = self.inside.borrow().get(&at.parent) {
+                break *known;
+            }
+            climbed.push(at.parent);
+            match self.engine.live.locate(At::from(at.parent), Kind::Dir) {
+                Ok(up) => at = up,
+                Err(_) => break false,
+            }
+        };
+        self.inside.borrow_mut().extend(climbed.into_iter().map(|slot| (slot, below)));
+        below
     }
 
     fn content(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
