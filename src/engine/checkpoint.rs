@@ -23,6 +23,9 @@ impl Engine {
     pub(super) fn make_checkpoint(&self, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
+        if !self.timeline().takes_checkpoints() {
+            return Err(error::index_failed(&self.timeline().index_trouble().unwrap_or_default()));
+        }
         let _one_at_a_time = self.checkpointing.lock();
         let (gate, flushed) = self.freeze();
         let sealed = self.seal(&options.note, tags, reason, flushed);
@@ -30,7 +33,9 @@ impl Engine {
         let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
         if options.sync {
             // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
-            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the checkpoint was made, but the tree cannot be synced", errno))?;
+            let journal = &self.timeline().store().journal;
+            let synced = sys::syncfs(self.live.root()).inspect_err(|_| journal.latch());
+            synced.map_err(|errno| error::failed("the checkpoint was made, but the tree cannot be synced", errno))?;
             self.timeline().store().journal.sync().map_err(|error| error::failed("the checkpoint cannot be synced", error.errno()))?;
         }
         let mut info = CheckpointInfo::new(&checkpoint);
@@ -92,7 +97,8 @@ impl Engine {
             dirty: self.timeline().dirty(),
             reason,
         };
-        self.timeline().seal(checkpoint.clone(), cut.ahead)?;
+        let objects = cut.objects();
+        self.timeline().seal(checkpoint.clone(), cut.ahead).inspect_err(|_| self.live.drop_cut(&objects))?;
         self.live.epoch_closed();
         Ok((checkpoint, cut.files))
     }

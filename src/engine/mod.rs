@@ -16,13 +16,14 @@ mod past;
 pub mod request;
 mod restore;
 mod service;
+mod syncer;
 mod unserved;
 mod verbs;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use api::{VerbError, VerbResult};
@@ -86,7 +87,7 @@ pub struct Engine {
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     started: String,
     counts: Arc<counts::RequestCounts>,
-    stop: Arc<AtomicBool>,
+    syncer: Arc<syncer::Syncer>,
     warnings: Vec<String>,
 }
 
@@ -112,8 +113,9 @@ impl Engine {
         let failed = |errno: Errno| error::failed("the store cannot be used", errno);
         let (timeline, aftermath) = Timeline::open(Arc::clone(&store)).map_err(failed)?;
         let timeline = Arc::new(timeline);
-        let reflink = probe_reflink(&store).map_err(failed)?;
-        let exact_times = probe_times(&store).map_err(failed)?;
+        let with_room = |probe: fn(&Store) -> crate::sys::SysResult<bool>| store.reserve.with_room(|| probe(&store), |errno| *errno);
+        let reflink = with_room(probe_reflink).map_err(failed)?;
+        let exact_times = with_room(probe_times).map_err(failed)?;
         let served = Served::new(&config, reflink, exact_times)?;
         let staging = staging(&store).map_err(failed)?;
         let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
@@ -138,7 +140,7 @@ impl Engine {
             unserved: Mutex::default(),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
-            stop: Arc::new(AtomicBool::new(false)),
+            syncer: Arc::default(),
             warnings,
         });
         engine.begin_service(&aftermath).map_err(failed)?;
@@ -149,7 +151,7 @@ impl Engine {
             tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
         }
         engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
-        engine.start_syncer().map_err(|error| failed(error.into()))?;
+        engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
         Ok(engine)
     }
 
@@ -176,7 +178,7 @@ impl Engine {
 
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.syncer.stop();
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
@@ -217,45 +219,6 @@ impl Engine {
             last = last.max(nanoseconds(sys::stat_at(journal, &entry.name)?.mtime));
         }
         Ok(last)
-    }
-
-    /// Puts the journal on disk once a second, if something was written.
-    fn start_syncer(&self) -> std::io::Result<()> {
-        let (stop, timeline, live) = (Arc::clone(&self.stop), Arc::clone(self.timeline()), Arc::clone(&self.live));
-        let store = Arc::clone(timeline.store());
-        std::thread::Builder::new()
-            .name("syncer".into())
-            .spawn(move || {
-                let mut synced = store.journal.position();
-                let mut epoch = None;
-                while !stop.load(Ordering::Relaxed) {
-                    // The layer of the open epoch is there before it is needed: on a full filesystem inodes can be moved into it, but not a
-                    // directory be made. That of a closed epoch goes if nothing is in it.
-                    let open = timeline.epoch();
-                    if epoch != Some(open) {
-                        if let Some(Err(error)) = epoch.map(|closed| store.layers.remove_epoch_if_empty(closed)) {
-                            tracing::debug!(%error, "an empty layer was not removed");
-                        }
-                        epoch = store.layers.dir(open).is_ok().then_some(open);
-                    }
-                    std::thread::sleep(std::time::Duration::from_secs(1));
-                    if live.take_shrunk() {
-                        sys::release_memory();
-                    }
-                    let position = store.journal.position();
-                    if position == synced {
-                        continue;
-                    }
-                    match store.journal.sync() {
-                        Ok(()) => synced = position,
-                        Err(error) => {
-                            tracing::error!(%error, "the journal cannot be synced: the past can no longer be kept, changes to it will fail");
-                            return;
-                        }
-                    }
-                }
-            })
-            .map(drop)
     }
 }
 

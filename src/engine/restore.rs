@@ -86,9 +86,9 @@ impl Engine {
     fn carry_out(&self, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
         self.timeline().append(&[Record::RestoreBegin { target: plan.target, guard, paths: paths.to_vec() }])?;
         let applied = apply::apply(self, plan);
-        let ended = self.timeline().append(&[Record::RestoreEnd]);
-        let stale = applied?;
-        ended.map(|()| stale)
+        // Were it not told before the next change, the next mount would restore once more, over what was done since.
+        self.timeline().tell(Record::RestoreEnd);
+        applied
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.

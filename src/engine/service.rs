@@ -214,7 +214,8 @@ impl Service for Engine {
             privileged: caller.uid == 0,
         };
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
-        let stat = self.live.set_attr(slot, file, &change)?;
+        // One that fails may have changed something, and the kernel goes on believing what it knew.
+        let stat = self.live.set_attr(slot, file, &change).inspect_err(|_| self.attributes_changed(node))?;
         Ok(self.live_attr(slot, stat))
     }
 

@@ -87,7 +87,16 @@ impl Engine {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.warnings.clone();
         if self.timeline().store().journal.is_latched() {
-            warnings.push("the journal cannot be written: changes to what checkpoints can see fail until the next mount".into());
+            let next = "unmount, run `ckptfs fsck`, and mount again";
+            warnings.push(format!(
+                "the journal or a version cannot be written: changes to what checkpoints can see fail with EIO until the next mount; {next}"
+            ));
+        }
+        if let Some(why) = self.timeline().index_trouble() {
+            let refused = if self.timeline().takes_checkpoints() { "will soon be" } else { "are" };
+            warnings.push(format!(
+                "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
+            ));
         }
         warnings
     }

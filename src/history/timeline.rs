@@ -15,7 +15,7 @@ use super::table::Table;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::record::{AttrState, Checkpoint, DataState, Key, Place, Record, Undo};
 use crate::store::{Address, Store, StoreError};
-use crate::sys::lock::RwLock;
+use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, SysResult};
 
 /// Undo records in one frame at most, where there can be many.
@@ -105,6 +105,8 @@ pub struct Aftermath {
 pub struct Timeline {
     pub(super) store: Arc<Store>,
     pub(super) inner: RwLock<Inner>,
+    /// Records that could not be appended when what they tell happened: they go before the next ones. A crash before that is found by recovery.
+    pub(super) owed: Mutex<Vec<Record>>,
     pub(super) wake: super::indexer::Wake,
 }
 
@@ -184,7 +186,7 @@ impl Timeline {
             records.push(Record::Undo { epoch, undo: undo.clone() });
         }
         records.extend(more);
-        self.store.journal.append(&records).map_err(fault)?;
+        self.write(&records)?;
         let mut inner = self.inner.write();
         inner.recordings += 1;
         for item in undo {
@@ -211,7 +213,30 @@ impl Timeline {
     /// # Errors
     /// ENOSPC or EIO of the journal.
     pub fn append(&self, records: &[Record]) -> SysResult<()> {
-        self.store.journal.append(records).map(|_| ()).map_err(fault)
+        self.write(records).map(drop)
+    }
+
+    /// Appends records, behind those that the journal is owed.
+    fn write(&self, records: &[Record]) -> SysResult<Vec<Address>> {
+        let append = |records: &[Record]| self.store.reserve.with_room(|| self.store.journal.append(records), StoreError::errno).map_err(fault);
+        let mut owed = self.owed.lock();
+        if owed.is_empty() {
+            drop(owed);
+            return append(records);
+        }
+        let all = [owed.as_slice(), records].concat();
+        let addresses = append(&all)?;
+        let before = owed.len();
+        owed.clear();
+        Ok(addresses.into_iter().skip(before).collect())
+    }
+
+    /// Appends a record of what is so already: where that fails, it is owed.
+    pub fn tell(&self, record: Record) {
+        if let Err(errno) = self.append(std::slice::from_ref(&record)) {
+            tracing::warn!(%errno, ?record, "what happened cannot be recorded yet");
+            self.owed.lock().push(record);
+        }
     }
 
     /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
@@ -229,14 +254,19 @@ impl Timeline {
         Ok(inner.open.void(slot).and_then(|data| data.object))
     }
 
-    /// A data record that is no longer true is taken out whatever it was: recovery found that its object never came to be.
-    ///
-    /// # Errors
-    /// As [`Timeline::append`].
-    pub fn strike(&self, slot: Slot) -> SysResult<()> {
-        self.append(&[Record::Void { epoch: self.epoch(), slot }])?;
+    /// A data record that is no longer true is taken out whatever it was: its object never came to be, and the next change needs another.
+    pub fn strike(&self, slot: Slot) {
+        self.tell(Record::Void { epoch: self.epoch(), slot });
         self.inner.write().open.void(slot);
-        Ok(())
+    }
+
+    /// Inodes are here, whatever was recorded before.
+    pub fn put_places(&self, places: Vec<(Slot, Place)>) {
+        self.tell(Record::Moved { places: places.clone() });
+        let mut inner = self.inner.write();
+        for (slot, place) in places {
+            inner.open.put_place(slot, place);
+        }
     }
 
     /// The provisional capture of a file will be needed: it can no longer be voided.
@@ -276,7 +306,7 @@ impl Timeline {
         let next = inner.open.epoch.next();
         let mut records = vec![Record::Checkpoint(checkpoint.clone())];
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
-        let addresses = self.store.journal.append(&records).map_err(fault)?;
+        let addresses = self.write(&records)?;
         let address = addresses.first().copied().ok_or(Errno::EIO)?;
         inner.seal();
         for item in ahead {
@@ -354,7 +384,7 @@ impl Timeline {
             let mut tables = std::iter::once(&inner.open).chain(inner.sealed.iter().rev().map(|table| &**table));
             tables.find_map(|table| table.place(slot).cloned())
         };
-        memory.or_else(|| self.store.index.place(slot).map_err(fault).ok().flatten())
+        memory.or_else(|| self.store.index.place(slot).map_err(|error| self.index_fault(error)).ok().flatten())
     }
 
     /// Opens an object for reading; `None` if it is not there.

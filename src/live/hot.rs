@@ -57,6 +57,14 @@ pub struct Cut {
     pub files: u64,
 }
 
+impl Cut {
+    /// What was captured.
+    pub fn objects(&self) -> Vec<ObjectId> {
+        let object = |undo: &Undo| if let Undo::Data { before, .. } = undo { before.object } else { None };
+        self.ahead.iter().filter_map(object).collect()
+    }
+}
+
 struct Taken {
     slot: Slot,
     hot: Hot,
@@ -223,17 +231,22 @@ impl Live {
         let mut files: Vec<Taken> =
             self.hot.lock().iter().map(|(slot, hot)| Taken { slot: *slot, hot: hot.clone(), stat: None, object: None }).collect();
         let mut cut = Cut { atomic: true, files: files.len() as u64, ahead: Vec::new() };
-        let result = self.converge(epoch, &mut files, &mut cut);
-        if let Err(errno) = result {
-            files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
-            return Err(errno);
-        }
         // Inodes whose place is recorded.
         let mut known = HashSet::new();
-        for taken in files {
-            self.keep_ahead(&taken, &mut known, &mut cut.ahead)?;
+        let converged = self.converge(epoch, &mut files, &mut cut);
+        let result = converged.and_then(|()| files.iter().try_for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead)));
+        match result {
+            Ok(()) => Ok(cut),
+            Err(errno) => {
+                files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
+                Err(errno)
+            }
         }
-        Ok(cut)
+    }
+
+    /// The epoch was not closed: what was captured for the next is needed by nobody.
+    pub fn drop_cut(&self, objects: &[ObjectId]) {
+        objects.iter().for_each(|object| self.drop_object(*object));
     }
 
     /// Clones until nothing has changed since it was cloned. When the time is up it looks a last time: on a machine that is slow the first clones may

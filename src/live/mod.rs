@@ -180,6 +180,11 @@ impl Live {
         self.stripes[index].lock()
     }
 
+    /// Does what must not fail for want of space as long as the store has any in reserve.
+    pub(super) fn with_room<T>(&self, call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
+        self.timeline.store().reserve.with_room(call, |errno| *errno)
+    }
+
     /// An inode that the kernel knows has lost its last name, and nobody has it open.
     pub fn is_dead_and_closed(&self, slot: Slot) -> bool {
         self.nodes.lock().get(slot).is_some_and(|node| node.dead && node.handles() == 0)

@@ -77,7 +77,7 @@ impl Live {
                     tracing::error!(slot = slot.0, "a captured version is missing from the store");
                     continue;
                 }
-                self.timeline.strike(slot)?;
+                self.timeline.strike(slot);
             }
         }
         Ok(())

@@ -20,6 +20,7 @@
 mod args;
 mod copy;
 mod data;
+pub mod fault;
 pub mod host;
 pub mod lock;
 mod name;
