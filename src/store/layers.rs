@@ -8,7 +8,7 @@
 //! - an object that exists is never written, except by whoever made it before it was recorded in the journal;
 //! - what has another name than an object's is not ours, and is left alone.
 //!
-//! Locking: `epochs` is held for look-ups, and for writing while a directory is made, opened or removed; an epoch's `next` while its directory is
+//! Locking: `epochs` is held for look-ups, and for writing while a directory is made (by the reserve, if need be), opened or removed; an epoch's `next` while its directory is
 //! listed, once. Neither is taken under the other. Objects need no lock: each has one maker.
 //! Creating, moving in and removing are durable when the journal's next sync is, where the filesystem orders metadata (xfs, btrfs, ext4); nothing
 //! here calls fsync.
@@ -31,7 +31,7 @@ use super::error::{StoreError, StoreResult};
 use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use super::layout::Layout;
 use super::reserve::Reserve;
-use crate::sys::lock::{Mutex, RwLock};
+use crate::sys::lock::{Mutex, Rank, RwLock};
 use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Directories that are kept open.
@@ -79,7 +79,7 @@ impl Layers {
     /// The layers of a store. Reads nothing yet.
     pub fn new(layout: &Layout) -> StoreResult<Layers> {
         let dir = layout.layers_dir().try_clone_to_owned().map_err(StoreError::io("open", "layers"))?;
-        Ok(Layers { dir, read_only: layout.read_only(), reserve: None, epochs: RwLock::default() })
+        Ok(Layers { dir, read_only: layout.read_only(), reserve: None, epochs: RwLock::ranked(Rank::Layers, BTreeMap::new()) })
     }
 
     /// With this to take from when the filesystem is full.

@@ -8,7 +8,7 @@
 //! Invariants: nothing here holds anything that is needed, so all of it can be deleted while nothing is mounted; ballast takes no more than about a
 //! sixtieth of what was free, the inodes no more than a thirtieth; a filesystem with little room gets none.
 //!
-//! Locking: `state` is a leaf and held for a moment, never across a call that makes something. One thread refills (the engine's syncer).
+//! Locking: `state` is held for a moment, never across a call that makes something. One thread refills (the engine's syncer).
 //!
 //! ```text
 //! reserve/ballast-<n>            n = 0 ... 7; allocated blocks that hold nothing, or given up: empty
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::layout::Layout;
-use crate::sys::lock::Mutex;
+use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Open, RenameMode, SysResult};
 
 const NAME: &[u8] = b"reserve";
@@ -64,7 +64,7 @@ impl Reserve {
     /// The reserve of a store. Makes its directory, and nothing in it.
     pub fn open(layout: &Layout) -> Reserve {
         let dir = if layout.read_only() { None } else { open_dir(layout).ok() };
-        Reserve { dir, state: Mutex::new(State { short: true, ..State::default() }) }
+        Reserve { dir, state: Mutex::ranked(Rank::Reserve, State { short: true, ..State::default() }) }
     }
 
     /// Does what must not fail for want of space: when it does, ballast is given up and it is done again, as long as there is any.

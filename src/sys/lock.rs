@@ -39,6 +39,10 @@ pub enum Rank {
     Writer,
     /// `store::journal`: one new segment at a time.
     Making,
+    /// `store::layers`: the directories, while one is made.
+    Layers,
+    /// `store::reserve`: what is kept for a full disk, which every lock's holder may need.
+    Reserve,
     /// Everything else: held for a moment, and nothing is locked under it.
     Leaf,
 }
