@@ -131,7 +131,11 @@ impl Verbs for Engine {
     }
 
     fn status(&self) -> VerbResult<Status> {
-        let failed = |errno| error::failed("the tree cannot be compared", errno);
+        let failed = |errno| {
+            let failed = error::failed("the tree cannot be compared", errno);
+            let warnings = self.warnings();
+            if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
+        };
         self.settle();
         let latest = self.timeline().latest();
         let dirty = match latest {

@@ -133,7 +133,9 @@ impl Comparison<'_> {
             match there(self.from.step(&from.1, &name)) {
                 Ok(old) => self.pair(&path, old, new, out)?,
                 // Changed while nobody served the tree: what it was cannot be told.
-                Err(Errno::EIO) => out.extend(new.map(|(child, _)| Differs { path, how: Difference::Modified, kind: child.kind, slot: child.slot })),
+                Err(Errno::EIO) if self.from.may_be_unserved() => {
+                    out.extend(new.map(|(child, _)| Differs { path, how: Difference::Modified, kind: child.kind, slot: child.slot }))
+                }
                 Err(errno) => return Err(errno),
             }
         }
@@ -158,7 +160,7 @@ impl Comparison<'_> {
         }
         let before = match self.from.attr(from) {
             // Changed while nobody served the tree: it differs, nobody knows how.
-            Err(Errno::EIO) => return Ok(true),
+            Err(Errno::EIO) if self.from.may_be_unserved() => return Ok(true),
             before => before?,
         };
         let Some(after) = there(self.to.attr(to).map(Some))? else { return Ok(true) };

@@ -379,12 +379,23 @@ impl Timeline {
 
     /// Where an inode with a past is to be found now; a hint, to be verified.
     pub fn place(&self, slot: Slot) -> Option<Place> {
+        self.place_or_fault(slot).ok().flatten()
+    }
+
+    /// As [`Timeline::place`].
+    ///
+    /// # Errors
+    /// EIO if the index cannot be asked.
+    pub fn place_or_fault(&self, slot: Slot) -> SysResult<Option<Place>> {
         let memory = {
             let inner = self.inner.read();
             let mut tables = std::iter::once(&inner.open).chain(inner.sealed.iter().rev().map(|table| &**table));
             tables.find_map(|table| table.place(slot).cloned())
         };
-        memory.or_else(|| self.store.index.place(slot).map_err(|error| self.index_fault(error)).ok().flatten())
+        match memory {
+            Some(place) => Ok(Some(place)),
+            None => self.store.index.place(slot).map_err(|error| self.index_fault(error)),
+        }
     }
 
     /// Opens an object for reading; `None` if it is not there.

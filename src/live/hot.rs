@@ -18,7 +18,7 @@ use super::data::Handle;
 use crate::history::diff::same_bytes;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
-use crate::sys::{self, Open, Stat, SysResult};
+use crate::sys::{self, Errno, Open, Stat, SysResult};
 
 /// Passes after which the cut gives up being of one instant.
 const PASSES_MAX: u32 = 64;
@@ -320,7 +320,11 @@ impl Live {
 /// The file may differ from its clone.
 fn changed_since(taken: &Taken) -> SysResult<bool> {
     let Some(before) = taken.stat else { return Ok(true) };
-    if taken.hot.mappable && sys::dirty_pages(&*taken.hot.file).is_ok_and(|dirty| dirty > 0) {
+    let dirty = match sys::dirty_pages(&*taken.hot.file) {
+        Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EPERM) => 0,
+        dirty => dirty?,
+    };
+    if taken.hot.mappable && dirty > 0 {
         return Ok(true);
     }
     let now = sys::stat_fd(&*taken.hot.file)?;

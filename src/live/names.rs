@@ -63,7 +63,7 @@ impl Live {
         }
         let dir = self.dir(parent)?;
         self.record_new_name(parent, &dir, name, Vec::new(), Vec::new())?;
-        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir) { make.mode & !make.umask } else { make.mode };
+        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir)? { make.mode & !make.umask } else { make.mode };
         let file = create(&dir, name, make, mode)?;
         let made = self.own(parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {
@@ -74,13 +74,18 @@ impl Live {
     }
 
     /// New inodes in the directory get its default ACL, and the umask does not count.
-    fn has_default_acl(&self, slot: Slot, dir: &OwnedFd) -> bool {
+    fn has_default_acl(&self, slot: Slot, dir: &OwnedFd) -> SysResult<bool> {
         if self.dirs.is_plain(slot) {
-            return false;
+            return Ok(false);
         }
-        let has = sys::getxattr(dir, b"system.posix_acl_default").is_ok();
+        let has = match sys::getxattr(dir, b"system.posix_acl_default") {
+            Ok(_) => true,
+            Err(Errno::NO_XATTR | Errno::EOPNOTSUPP | Errno::EACCES | Errno::EPERM) => false,
+            // What it gives to those below is not known, and a wrong mode may let in others.
+            Err(errno) => return Err(errno),
+        };
         self.dirs.set_plain(slot, !has);
-        has
+        Ok(has)
     }
 
     /// A name is to appear: it must not be there, and that it is not is recorded.
