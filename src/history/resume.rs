@@ -9,7 +9,7 @@ use crate::store::ids::Epoch;
 use crate::store::record::Record;
 use crate::store::{Address, Store};
 use crate::sys::SysResult;
-use crate::sys::lock::{Rank, RwLock};
+use crate::sys::lock::{Mutex, Rank, RwLock};
 
 impl Timeline {
     /// Opens the history that is in `store`. Costs what changed since the index last took over, not what there is.
@@ -39,13 +39,13 @@ impl Timeline {
             }
         }
         let Replay { inner, aftermath } = replay;
-        let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), wake: Wake::default() };
+        let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), wake: Wake::default(), distrusted: Mutex::default() };
         Ok((timeline, aftermath))
     }
 
     /// Starts the thread that moves closed epochs into the index. It ends with [`Timeline::stop`].
     pub fn start_indexer(self: &Arc<Timeline>) -> std::io::Result<()> {
-        indexer::start(Arc::clone(self))
+        indexer::start(self)
     }
 
     /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
@@ -104,6 +104,8 @@ impl Replay {
                 self.aftermath.unclean = false;
                 self.aftermath.stopped_ns = Some(at_ns);
             }
+            Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
+            Record::By { .. } => {}
         }
     }
 
