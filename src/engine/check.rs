@@ -280,6 +280,10 @@ fn named(journal: &Journal, state: &StateName) -> VerbResult<CheckpointId> {
 }
 
 fn check_index(check: &mut Check, layout: &Layout, journal: &Journal) -> VerbResult<()> {
+    // What a damaged journal does not tell of cannot be compared.
+    if check.findings.iter().any(|finding| finding.kind == DamageKind::JournalDamaged) {
+        return Ok(());
+    }
     match Index::open_to_check(layout).map_err(|cause| unreadable(&cause))? {
         Ok(index) => check.compare_index(&index, journal),
         // Of nothing there is nothing to index.
