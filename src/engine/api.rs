@@ -203,6 +203,8 @@ pub struct Stats {
     pub inodes: u64,
     /// Inodes of views that the kernel knows.
     pub past_inodes: u64,
+    /// Watchers are being told what a restore has changed.
+    pub announcing: bool,
     /// What the sealer has done.
     #[serde(default)]
     pub sealer: SealerInfo,
