@@ -5,6 +5,8 @@
 
 mod announce;
 pub mod api;
+mod audit;
+pub mod check;
 mod checkpoint;
 mod control;
 pub mod counts;
@@ -31,6 +33,7 @@ use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
+pub use crate::live::SealMode;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
@@ -65,6 +68,8 @@ pub struct Config {
     pub strict_writes: bool,
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
+    /// What is done ahead of need, when the machine is idle (`--seal`).
+    pub seal: SealMode,
 }
 
 /// A served tree. See the module.
@@ -85,6 +90,7 @@ pub struct Engine {
     asked_by_kernel: Mutex<()>,
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
+    checks: check::Checks,
     started: String,
     counts: Arc<counts::RequestCounts>,
     syncer: Arc<syncer::Syncer>,
@@ -99,6 +105,7 @@ struct Served {
     wants_passthrough: bool,
     strict_writes: bool,
     snapdir_visible: bool,
+    seal: SealMode,
 }
 
 impl Engine {
@@ -138,6 +145,7 @@ impl Engine {
             checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
+            checks: check::Checks::default(),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
             syncer: Arc::default(),
@@ -152,6 +160,7 @@ impl Engine {
         }
         engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
         engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
+        engine.live.start_sealer(engine.config.seal).map_err(|error| failed(error.into()))?;
         Ok(engine)
     }
 
@@ -179,6 +188,7 @@ impl Engine {
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
         self.syncer.stop();
+        self.live.stop_sealer();
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
@@ -249,6 +259,7 @@ impl Served {
             wants_passthrough: possible && config.io != IoChoice::Daemon,
             strict_writes: config.strict_writes,
             snapdir_visible: config.snapdir_visible,
+            seal: config.seal,
         })
     }
 }

@@ -235,7 +235,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return if new.kind == Kind::Dir { self.mkdir_snapshot(name) } else { Err(Errno::EROFS) };
+            return if new.kind == Kind::Dir { self.mkdir_snapshot(caller, name) } else { Err(Errno::EROFS) };
         }
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
@@ -274,7 +274,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return self.unlink_snapshot(name);
+            return self.unlink_snapshot(caller, name);
         }
         let (slot, name) = self.writable_name(parent, name)?;
         self.live.unlink(slot, &name).map(drop)
@@ -285,7 +285,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return self.rmdir_snapshot(name);
+            return self.rmdir_snapshot(caller, name);
         }
         let (slot, name) = self.writable_name(parent, name)?;
         self.live.rmdir(slot, &name).map(drop)

@@ -2,15 +2,16 @@
 
 use super::Engine;
 use super::api::{
-    Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, StateName, Stats, Status, TreePath, VerbError,
-    VerbResult, Verbs,
+    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, SealerInfo, StateName, Stats, Status,
+    TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions,
 };
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::touched::Touched;
 use crate::history::view::State;
+use crate::live::SealMode;
 use crate::store::ids::CheckpointId;
-use crate::store::record::Reason;
+use crate::store::record::{Actor, Reason};
 use crate::sys::{self, Errno, SysResult};
 
 /// Times that a comparison with the live tree is tried again when the tree changes under it.
@@ -105,6 +106,15 @@ impl Engine {
         DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
     }
 
+    fn sealer_info(&self) -> SealerInfo {
+        let stats = self.live.seal_stats();
+        let mode = match self.config.seal {
+            SealMode::Off => "off",
+            SealMode::Hash => "hash",
+        };
+        SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes }
+    }
+
     fn io_name(&self) -> &'static str {
         if self.live.passthrough() { "passthrough" } else { "daemon" }
     }
@@ -124,8 +134,8 @@ fn change(differs: Differs, backwards: bool) -> Change {
 }
 
 impl Verbs for Engine {
-    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        let made = self.make_checkpoint(options, Reason::Asked)?;
+    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        let made = self.make_checkpoint(by, options, Reason::Asked)?;
         self.snapdir_changed();
         Ok(made)
     }
@@ -186,6 +196,7 @@ impl Verbs for Engine {
             inodes: self.live.known() as u64,
             past_inodes: self.past.known() as u64,
             announcing: self.announcer.is_at_work(),
+            sealer: self.sealer_info(),
         })
     }
 
@@ -208,14 +219,22 @@ impl Verbs for Engine {
         self.compare(from, to, b"").map_err(|errno| error::failed("the two states cannot be compared", errno))
     }
 
-    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
-        self.restore_to(options)
+    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
+        self.restore_to(by, options)
     }
 
-    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        let deleted = self.delete_checkpoint(self.checkpoint_id(state)?)?;
+    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {
+        let deleted = self.delete_checkpoint(by, self.checkpoint_id(state)?)?;
         self.snapdir_changed();
         Ok(deleted)
+    }
+
+    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
+        self.verify_for_a_while(options)
+    }
+
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
+        super::audit::events(&self.timeline().store().journal)
     }
 
     fn unmount(&self, lazy: bool) -> VerbResult<()> {

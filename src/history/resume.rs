@@ -40,13 +40,14 @@ impl Timeline {
         }
         let Replay { inner, aftermath } = replay;
         let owed = Mutex::ranked(Rank::Owed, Vec::new());
-        let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), owed, wake: Wake::default() };
+        let timeline =
+            Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), owed, wake: Wake::default(), distrusted: Mutex::default() };
         Ok((timeline, aftermath))
     }
 
     /// Starts the thread that moves closed epochs into the index. It ends with [`Timeline::stop`].
     pub fn start_indexer(self: &Arc<Timeline>) -> std::io::Result<()> {
-        indexer::start(Arc::clone(self))
+        indexer::start(self)
     }
 
     /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
@@ -110,6 +111,8 @@ impl Replay {
                 self.aftermath.unclean = false;
                 self.aftermath.stopped_ns = Some(at_ns);
             }
+            Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
+            Record::By { .. } => {}
         }
     }
 

@@ -221,6 +221,7 @@ impl Live {
     /// An epoch was closed: what was made durable belongs to it.
     pub fn epoch_closed(&self) {
         self.durable.lock().clear();
+        self.wake_sealer();
     }
 
     /// Captures all hot files for `epoch`, the one about to open. The caller holds the gate for writing.

@@ -44,6 +44,12 @@ impl Home {
         Ok(Home { dir, path })
     }
 
+    /// As [`Home::of`], also where nothing else of the store may be written.
+    pub fn to_check(layout: &Layout) -> StoreResult<Home> {
+        let (dir, path) = layout.index_home()?;
+        Ok(Home { dir, path })
+    }
+
     /// Whether there is an index.
     pub fn exists(&self) -> StoreResult<bool> {
         match at::is_dir(&self.dir, NAME.as_bytes()) {

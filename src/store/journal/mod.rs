@@ -30,7 +30,7 @@
 //!
 //! segment   "ckptjrnl", u32 version = 1, u32 number, 16 B store id, 32 B hash of these 32 bytes; then frames to the end
 //! frame     u32 len       bytes of payload, at most 4 MiB
-//!           u16 kind      1 ... 11, see `codec`
+//!           u16 kind      1 ... 13, see `codec`
 //!           u16 flags     0
 //!           u64 seq
 //!           u64 durable   all frames up to this number were on disk when this one was written
@@ -165,10 +165,26 @@ impl Journal {
         let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
         let found = opening::open(&dir, &identity, segment_bytes, !layout.read_only())?;
+        let opening = Opening { torn: found.torn, end: found.end };
+        Ok((Journal::of(dir, identity, segment_bytes, found), opening))
+    }
+
+    /// Opens the journal of a store to check it: its chain is followed from the beginning, and if something in it is damaged the journal holds what
+    /// is whole before that. Nothing is written.
+    ///
+    /// Errors: `Io`.
+    pub fn open_to_check(layout: &Layout) -> StoreResult<(Journal, Opening, Option<StoreError>)> {
+        let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
+        let identity = Identity::new(layout.id());
+        let (found, damage) = opening::open_to_check(&dir, &identity)?;
+        let opening = Opening { torn: found.torn, end: found.end };
+        Ok((Journal::of(dir, identity, SEGMENT_BYTES, found), opening, damage))
+    }
+
+    fn of(dir: OwnedFd, identity: Identity, segment_bytes: u32, found: opening::Found) -> Journal {
         let durable = if found.file.is_some() { found.link.seq } else { 0 };
-        let (end, link) = (found.end, found.link);
-        let writer = Writer { file: found.file, end, link, durable, unsynced: Vec::new(), buffer: Vec::new() };
-        let journal = Journal {
+        let writer = Writer { file: found.file, end: found.end, link: found.link, durable, unsynced: Vec::new(), buffer: Vec::new() };
+        Journal {
             dir,
             identity,
             segment_bytes,
@@ -178,8 +194,7 @@ impl Journal {
             writer: Mutex::ranked(Rank::Writer, writer),
             making: Mutex::ranked(Rank::Making, ()),
             readers: Mutex::new(BTreeMap::new()),
-        };
-        Ok((journal, Opening { torn: found.torn, end }))
+        }
     }
 
     /// Appends records, all with one write, and returns where each begins. They survive a `kill -9` on return, and a power cut after

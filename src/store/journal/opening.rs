@@ -59,6 +59,35 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
     Ok(Found { first, file: Some(file), end, link, torn: rest.torn() })
 }
 
+/// As [`open`] of a store that is read-only, for a check: follows the whole chain from the beginning to where it breaks or ends, and gives the damage
+/// beside what is whole before it.
+pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(Found, Option<StoreError>)> {
+    let search = Search { dir, identity, segments: segment::list(dir)? };
+    let first = search.segments.first().copied().unwrap_or(1);
+    let mut found = Found { first, file: None, end: Address { segment: first, ..Address::START }, link: identity.genesis(), torn: false };
+    let gap = (first..).zip(&search.segments).find(|(expected, number)| expected != *number);
+    let walked = match gap {
+        _ if search.segments.is_empty() => return Ok((found, None)),
+        Some((missing, _)) => Err(StoreError::JournalDamaged { segment: missing, offset: 0 }),
+        None if first != 1 => Err(StoreError::JournalDamaged { segment: 1, offset: 0 }),
+        None => search.walk(first),
+    };
+    let damage = match walked {
+        Ok((end, link)) => {
+            (found.end, found.link) = (end, link);
+            match search.survey(end, link) {
+                Ok(rest) => {
+                    found.torn = rest.torn();
+                    None
+                }
+                Err(damage) => Some(damage),
+            }
+        }
+        Err(damage) => Some(damage),
+    };
+    Ok((found, damage))
+}
+
 /// What follows the end.
 #[derive(Debug, Default)]
 struct Rest {
