@@ -12,6 +12,7 @@ mod apply;
 mod news;
 mod plan;
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::Engine;
@@ -157,8 +158,11 @@ impl Engine {
         cleaned.sort();
         cleaned.dedup();
         // A path below another is restored with it.
-        let all = cleaned.clone();
-        cleaned.retain(|path| !all.iter().any(|other| path.len() > other.len() && path.starts_with(other) && path.get(other.len()) == Some(&b'/')));
+        let all: HashSet<Vec<u8>> = cleaned.iter().cloned().collect();
+        cleaned.retain(|path| {
+            let mut above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').filter_map(|(end, _)| path.get(..end));
+            !above.any(|above| all.contains(above))
+        });
         Ok(cleaned)
     }
 
@@ -175,5 +179,6 @@ impl Engine {
         for slot in &stale.nodes {
             caches.forget_data(NodeId(slot.0));
         }
+        self.root_changed(Slot::ROOT);
     }
 }

@@ -216,6 +216,7 @@ impl Service for Engine {
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
         // One that fails may have changed something, and the kernel goes on believing what it knew.
         let stat = self.live.set_attr(slot, file, &change).inspect_err(|_| self.attributes_changed(node))?;
+        self.root_changed(slot);
         Ok(self.live_attr(slot, stat))
     }
 
@@ -306,6 +307,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.open(caller, node) {
             return answer;
         }
+        self.check_descriptors()?;
         let flags = open_flags(flags, caller);
         match self.node(node)? {
             Node::Control(_) => Err(Errno::EINVAL),
@@ -326,6 +328,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer.map(|ghost| (ghost, announce::opened()));
         }
+        self.check_descriptors()?;
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make { kind: Kind::File, mode: mode & 0o7777, umask, rdev: 0, target: b"", uid: caller.uid, gid: caller.gid, open: None };
         let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller))?;
@@ -422,12 +425,16 @@ impl Service for Engine {
             XattrHow::Create => XattrMode::Create,
             XattrHow::Replace => XattrMode::Replace,
         };
-        self.live.set_xattr(self.writable(node)?, name, value, mode)
+        let slot = self.writable(node)?;
+        self.live.set_xattr(slot, name, value, mode)?;
+        self.root_changed(slot);
+        Ok(())
     }
 
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>> {
         match self.node(node)? {
             Node::Live(slot) => self.live.get_xattr(slot, name),
+            Node::Control(SNAPDIR) => self.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let xattrs = self.view(past.state()).xattrs(&past.trail)?;
@@ -445,7 +452,10 @@ impl Service for Engine {
     }
 
     fn removexattr(&self, _caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
-        self.live.remove_xattr(self.writable(node)?, name)
+        let slot = self.writable(node)?;
+        self.live.remove_xattr(slot, name)?;
+        self.root_changed(slot);
+        Ok(())
     }
 
     fn access(&self, _caller: Caller, node: NodeId, mask: i32) -> SysResult<()> {
