@@ -43,10 +43,13 @@ pub fn serve(point: &Path) {
     let service = Arc::new(Null { counts: Arc::default(), tree });
     let config = MountConfig {
         mountpoint: point.to_owned(),
-        source: "null".to_owned(),
+        source: "null".into(),
         passthrough: false,
         allow_other: true,
         read_only: false,
+        dev: false,
+        suid: false,
+        exec: true,
         readers: READERS,
     };
     Session::mount(service, &config).and_then(Session::wait).expect("a filesystem in memory can be mounted");

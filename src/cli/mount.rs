@@ -51,6 +51,9 @@ pub struct Serving {
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub snapdir: Snapdir,
+    /// What is done ahead of need when the machine is idle: `hash` lets `verify --deep` find every changed bit of what was captured
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    pub seal: Seal,
     /// Permission bits of .snapshots (octal), and so who may see the past; those of the root directory if not given
     #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
     pub snapdir_mode: Option<u32>,
@@ -117,6 +120,16 @@ pub enum Snapdir {
     Visible,
 }
 
+/// `--seal`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Seal {
+    /// Nothing
+    Off,
+    /// Captured versions are hashed
+    #[default]
+    Hash,
+}
+
 impl Serving {
     /// The arguments that give this again.
     pub fn arguments(&self) -> Vec<OsString> {
@@ -124,7 +137,8 @@ impl Serving {
             let value = value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
             format!("--{name}={value}").into()
         }
-        let mut arguments = vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir)];
+        let mut arguments =
+            vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
         arguments.push(format!("--readers={}", self.readers).into());
         arguments.extend(self.snapdir_mode.map(|mode| format!("--snapdir-mode={mode:o}").into()));
         for flag in &self.options {

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::counts::RequestCounts;
-use crate::sys::{Kind, Stat, SysResult, Time};
+use crate::store::record::Actor;
+use crate::sys::{self, Kind, Stat, SysResult, Time};
 
 /// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
 /// (`.snapshots` and what it lists).
@@ -28,6 +29,13 @@ pub struct Caller {
     pub gid: u32,
     /// Id of the calling thread; 0 if the kernel does not tell.
     pub pid: u32,
+}
+
+impl Caller {
+    /// Who asks, for the record.
+    pub fn actor(&self) -> Actor {
+        Actor { uid: self.uid, gid: self.gid, pid: self.pid, process: sys::process_name(self.pid).unwrap_or_default() }
+    }
 }
 
 /// A node and how long the kernel may remember it.

@@ -214,7 +214,8 @@ impl Service for Engine {
             privileged: caller.uid == 0,
         };
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
-        let stat = self.live.set_attr(slot, file, &change)?;
+        // One that fails may have changed something, and the kernel goes on believing what it knew.
+        let stat = self.live.set_attr(slot, file, &change).inspect_err(|_| self.attributes_changed(node))?;
         self.root_changed(slot);
         Ok(self.live_attr(slot, stat))
     }
@@ -235,7 +236,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return if new.kind == Kind::Dir { self.mkdir_snapshot(name) } else { Err(Errno::EROFS) };
+            return if new.kind == Kind::Dir { self.mkdir_snapshot(caller, name) } else { Err(Errno::EROFS) };
         }
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
@@ -274,7 +275,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return self.unlink_snapshot(name);
+            return self.unlink_snapshot(caller, name);
         }
         let (slot, name) = self.writable_name(parent, name)?;
         self.live.unlink(slot, &name).map(drop)
@@ -285,7 +286,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return self.rmdir_snapshot(name);
+            return self.rmdir_snapshot(caller, name);
         }
         let (slot, name) = self.writable_name(parent, name)?;
         self.live.rmdir(slot, &name).map(drop)

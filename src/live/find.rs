@@ -47,6 +47,15 @@ struct Level<'a> {
     places: std::vec::IntoIter<Place>,
     /// The name at the place that is being tried.
     name: Option<Name>,
+    /// Why it may be somewhere else too, or where it could not be looked for.
+    unknown: Option<Errno>,
+}
+
+impl<'a> Level<'a> {
+    fn of(live: &Live, at: At<'a>) -> Level<'a> {
+        let (places, unknown) = live.places_known(at);
+        Level { at, places: places.into_iter(), name: None, unknown }
+    }
 }
 
 /// An inode where it was found.
@@ -58,12 +67,26 @@ pub(super) struct Found {
     pub(super) stat: Stat,
 }
 
+/// What says that an inode is not at a place where it was looked for.
+pub(super) fn is_elsewhere(errno: Errno) -> bool {
+    [Errno::ENOENT, Errno::ENOTDIR, Errno::ESTALE, Errno::ELOOP, Errno::EXDEV].contains(&errno)
+}
+
 impl Live {
     /// The names under which an inode may be found, the likeliest first.
     pub(super) fn places(&self, at: At<'_>) -> Vec<Place> {
+        self.places_known(at).0
+    }
+
+    /// As [`Live::places`], and why there may be more, if history could not be asked.
+    fn places_known(&self, at: At<'_>) -> (Vec<Place>, Option<Errno>) {
         let mut places: Vec<Place> = self.nodes.lock().get(at.slot).map(|node| node.links().cloned().collect()).unwrap_or_default();
+        let mut unknown = None;
         if places.is_empty() {
-            places.extend(self.timeline.place(at.slot));
+            match self.timeline.place_or_fault(at.slot) {
+                Ok(place) => places.extend(place),
+                Err(errno) => unknown = Some(errno),
+            }
             if let Some(Trail { name, up: Some(up), .. }) = at.trail.map(|trail| &**trail) {
                 let place = Place { parent: up.slot, name: name.clone() };
                 if !places.contains(&place) {
@@ -71,29 +94,33 @@ impl Live {
                 }
             }
         }
-        places
+        (places, unknown)
     }
 
     /// Finds an inode at one of its names.
     ///
     /// # Errors
-    /// ESTALE if it is at none of them.
+    /// ESTALE if it is at none of them; another if that cannot be told.
     pub(super) fn find(&self, at: At<'_>) -> SysResult<Found> {
-        for place in self.places(at) {
-            let Ok(dir) = self.dir(at.above(&place)) else { continue };
-            let Ok(stat) = sys::stat_at(&dir, place.name.as_bytes()) else { continue };
-            if self.slot_of(&stat) == Ok(at.slot) {
-                return Ok(Found { parent: place.parent, dir, name: place.name, stat });
+        // That it is nowhere must be proven: a place that could not be looked at may be where it is.
+        let (places, mut unknown) = self.places_known(at);
+        for place in places {
+            let dir = self.dir(at.above(&place));
+            match dir.and_then(|dir| Ok((sys::stat_at(&dir, place.name.as_bytes())?, dir))) {
+                Ok((stat, dir)) if self.slot_of(&stat) == Ok(at.slot) => return Ok(Found { parent: place.parent, dir, name: place.name, stat }),
+                Ok(_) => {}
+                Err(errno) if is_elsewhere(errno) => {}
+                Err(errno) => unknown = Some(errno),
             }
         }
-        tracing::debug!(slot = at.slot.0, "an inode is at none of its known names");
-        Err(Errno::ESTALE)
+        tracing::debug!(slot = at.slot.0, ?unknown, "an inode is at none of its known names");
+        Err(unknown.unwrap_or(Errno::ESTALE))
     }
 
     /// A descriptor of a directory, for use as the base of *at() calls.
     ///
     /// # Errors
-    /// ESTALE if it cannot be found, ENOTDIR if it is none.
+    /// ESTALE if it cannot be found, ENOTDIR if it is none; another if that cannot be told.
     pub fn dir<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Arc<OwnedFd>> {
         let at = at.into();
         match self.dir_at_hand(at.slot) {
@@ -113,40 +140,47 @@ impl Live {
 
     /// Goes up from a directory to one that is at hand, and down again by names. Without recursion: a tree can be deeper than the stack.
     fn climb(&self, at: At<'_>) -> SysResult<Arc<OwnedFd>> {
-        let level = |at| Level { at, places: self.places(at).into_iter(), name: None };
-        let (mut levels, mut above) = (vec![level(at)], HashSet::from([at.slot]));
+        let (mut levels, mut above) = (vec![Level::of(self, at)], HashSet::from([at.slot]));
         // What became of the directory above the last level; `None`: the next place of that level is to be tried.
         let mut found: Option<SysResult<Arc<OwnedFd>>> = None;
         while let Some(last) = levels.last_mut() {
-            if let Some(Ok(dir)) = found.take()
-                && let Some(fd) = last.name.take().and_then(|name| self.step_down(last.at.slot, &dir, &name).transpose())
-            {
-                levels.pop();
-                found = Some(fd);
-                continue;
+            let stepped = match (found.take(), last.name.take()) {
+                (Some(Ok(dir)), Some(name)) => self.step_down(last.at.slot, &dir, &name),
+                (Some(Err(errno)), _) if !is_elsewhere(errno) => Err(errno),
+                _ => Ok(None),
+            };
+            match stepped {
+                Ok(None) => {}
+                Err(errno) if errno != Errno::ENOTDIR => last.unknown = if is_elsewhere(errno) { last.unknown } else { Some(errno) },
+                settled => {
+                    found = settled.transpose();
+                    levels.pop();
+                    continue;
+                }
             }
             let Some(place) = last.places.next() else {
+                found = Some(Err(last.unknown.unwrap_or(Errno::ESTALE)));
                 levels.pop();
-                found = Some(Err(Errno::ESTALE));
                 continue;
             };
             let up = last.at.above(&place);
             last.name = Some(place.name);
-            if let Some(fd) = self.dir_at_hand(up.slot) {
-                found = Some(Ok(fd));
-            } else if above.insert(up.slot) {
-                levels.push(level(up));
-            } else {
+            match self.dir_at_hand(up.slot) {
+                Some(fd) => found = Some(Ok(fd)),
+                None if above.insert(up.slot) => levels.push(Level::of(self, up)),
                 // Places that are no longer true can lead in a circle.
-                found = Some(Err(Errno::ESTALE));
+                None => found = Some(Err(Errno::ESTALE)),
             }
         }
         found.unwrap_or(Err(Errno::ESTALE))
     }
 
-    /// Opens a directory by name, if it is the one that is meant.
+    /// Opens a directory by name; `None` if it is not the one that is meant.
     fn step_down(&self, slot: Slot, dir: &OwnedFd, name: &Name) -> SysResult<Option<Arc<OwnedFd>>> {
-        let Ok(stat) = sys::stat_at(dir, name.as_bytes()) else { return Ok(None) };
+        let stat = match sys::stat_at(dir, name.as_bytes()) {
+            Err(errno) if is_elsewhere(errno) => return Ok(None),
+            stat => stat?,
+        };
         if self.slot_of(&stat) != Ok(slot) {
             return Ok(None);
         }

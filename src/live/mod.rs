@@ -23,6 +23,7 @@ mod present;
 mod recover;
 mod remove;
 mod restore;
+mod sealer;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -35,6 +36,7 @@ pub use find::At;
 pub use hot::Cut;
 pub use names::{Made, Make};
 pub use nodes::IoMode;
+pub use sealer::{SealMode, SealStats};
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -67,6 +69,7 @@ pub struct Live {
     watch: mapped::Watch,
     /// Objects of the open epoch known to be on disk.
     durable: Mutex<HashSet<Slot>>,
+    sealer: sealer::Sealer,
     passthrough: AtomicBool,
     reflink: bool,
     /// The backing filesystem can lose a capture that an application's fsync of the live file survives (btrfs's tree log; copies anywhere).
@@ -103,6 +106,7 @@ impl Live {
             lately: lately::Lately::default(),
             watch: mapped::Watch::default(),
             durable: Mutex::new(HashSet::new()),
+            sealer: sealer::Sealer::default(),
             passthrough: AtomicBool::new(false),
             reflink,
             capture_before_fsync: !reflink || filesystem == "btrfs",
@@ -178,6 +182,11 @@ impl Live {
     fn stripe(&self, slot: Slot) -> MutexGuard<'_, ()> {
         let index = (slot.0 as usize) % self.stripes.len();
         self.stripes[index].lock()
+    }
+
+    /// Does what must not fail for want of space as long as the store has any in reserve.
+    pub(super) fn with_room<T>(&self, call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
+        self.timeline.store().reserve.with_room(call, |errno| *errno)
     }
 
     /// An inode that the kernel knows has lost its last name, and nobody has it open.

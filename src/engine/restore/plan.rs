@@ -58,6 +58,8 @@ pub(super) struct Plan {
     pub(super) contents: HashMap<Slot, Content>,
     /// Wanted directories that are in the live tree, here or elsewhere.
     pub(super) alive_dirs: HashSet<Slot>,
+    /// Where a wanted inode that is in the live tree was found when the plan was made: history may know only a name that it has lost.
+    pub(super) found: HashMap<Slot, Place>,
 }
 
 struct Planner<'a> {
@@ -83,8 +85,11 @@ enum Step<'p> {
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
     pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>], touched: Touched) -> SysResult<Plan> {
-        let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new() };
-        let roots = paths.iter().filter_map(|path| live_place(engine, path)).collect();
+        let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new(), found: HashMap::new() };
+        let mut roots = HashSet::new();
+        for path in paths {
+            roots.extend(live_place(engine, path)?);
+        }
         let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, roots, inside: RefCell::default(), plan };
         if paths.is_empty() {
             planner.plan.alive_dirs.insert(Slot::ROOT);
@@ -118,11 +123,11 @@ impl Plan {
 }
 
 /// The place that a path names in the live tree, if the directory is there.
-fn live_place(engine: &Engine, path: &[u8]) -> Option<Place> {
+fn live_place(engine: &Engine, path: &[u8]) -> SysResult<Option<Place>> {
     let end = path.iter().rposition(|byte| *byte == b'/');
-    let (dir, name) = (path.get(..end.unwrap_or(0))?, path.get(end.map_or(0, |end| end + 1)..)?);
-    let (child, _) = engine.view(State::Live).walk(dir).ok()??;
-    (child.kind == Kind::Dir).then(|| Place { parent: child.slot, name: Name::new(name) })
+    let (dir, name) = (path.get(..end.unwrap_or(0)).unwrap_or_default(), path.get(end.map_or(0, |end| end + 1)..).unwrap_or_default());
+    let found = engine.view(State::Live).walk(dir)?.filter(|(child, _)| child.kind == Kind::Dir);
+    Ok(found.map(|(child, _)| Place { parent: child.slot, name: Name::new(name) }))
 }
 
 impl Planner<'_> {
@@ -175,7 +180,7 @@ impl Planner<'_> {
         for name in names {
             let wanted = match self.view.step(&want, &name) {
                 // Changed while nobody served the tree: it stays as it is.
-                Err(Errno::EIO) => continue,
+                Err(Errno::EIO) if self.view.may_be_unserved() => continue,
                 wanted => wanted?,
             };
             let have = match &live {
@@ -196,7 +201,7 @@ impl Planner<'_> {
         let mut open = wanted;
         open.reverse();
         while let Some((child, trail)) = open.pop() {
-            let alive = self.is_alive(child, &trail);
+            let alive = self.is_alive(child, &trail)?;
             if child.kind == Kind::Dir {
                 if alive {
                     self.plan.alive_dirs.insert(child.slot);
@@ -212,11 +217,29 @@ impl Planner<'_> {
     }
 
     /// The inode is still in the live tree, where the restore may take it from.
-    fn is_alive(&self, child: Child, trail: &Arc<Trail>) -> bool {
-        if self.paths.is_empty() {
-            return self.engine.live.locate(At::from(trail), child.kind).is_ok();
+    fn is_alive(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
+        let found = if self.paths.is_empty() {
+            match self.engine.live.locate(At::from(trail), child.kind) {
+                Err(Errno::ESTALE) => None,
+                place => Some(place?),
+            }
+        } else {
+            self.names_inside(child, trail)?.pop()
+        };
+        let alive = found.is_some();
+        self.plan.found.extend(found.map(|place| (child.slot, place)));
+        Ok(alive)
+    }
+
+    /// The places where the live inode is that are to be restored.
+    fn names_inside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Vec<Place>> {
+        let mut inside = Vec::new();
+        for place in self.engine.live.locate_all(At::from(trail), child.kind)? {
+            if self.is_below_paths(&place)? {
+                inside.push(place);
+            }
         }
-        self.engine.live.locate_all(At::from(trail), child.kind).iter().any(|place| self.is_below_paths(place))
+        Ok(inside)
     }
 
     /// The live inode has, or may have, names that are not to be restored: what is done to it would be seen there.
@@ -224,13 +247,13 @@ impl Planner<'_> {
         if self.paths.is_empty() {
             return Ok(false);
         }
-        let inside = self.engine.live.locate_all(At::from(trail), child.kind).iter().filter(|place| self.is_below_paths(place)).count();
-        Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside as u64)
+        let inside = self.names_inside(child, trail)?.len() as u64;
+        Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside)
     }
 
     /// A place of the live tree is at or below one of the paths. What was found out about a directory is remembered: a deep tree would be climbed
     /// for each of its directories.
-    fn is_below_paths(&self, place: &Place) -> bool {
+    fn is_below_paths(&self, place: &Place) -> SysResult<bool> {
         let (mut at, mut climbed) = (place.clone(), Vec::new());
         let below = loop {
             if self.roots.contains(&at) {
@@ -243,13 +266,13 @@ impl Planner<'_> {
                 break *known;
             }
             climbed.push(at.parent);
-            match self.engine.live.locate(At::from(at.parent), Kind::Dir) {
-                Ok(up) => at = up,
-                Err(_) => break false,
-            }
+            at = match self.engine.live.locate(At::from(at.parent), Kind::Dir) {
+                Err(Errno::ESTALE) => break false,
+                up => up?,
+            };
         };
         self.inside.borrow_mut().extend(climbed.into_iter().map(|slot| (slot, below)));
-        below
+        Ok(below)
     }
 
     fn content(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
@@ -259,7 +282,7 @@ impl Planner<'_> {
         if !self.touched.nodes.contains(&child.slot) {
             return Ok(Content::Same);
         }
-        if self.view.attr(trail) == Err(Errno::EIO) {
+        if self.view.may_be_unserved() && self.view.attr(trail) == Err(Errno::EIO) {
             // Changed while nobody served the tree: it stays as it is.
             return Ok(Content::Same);
         }
