@@ -269,7 +269,7 @@ impl Bench {
         if !output.status.success() {
             let error = said.lines().find(|line| line.starts_with("Error: "));
             assert!(output.status.code() == Some(1) && error.is_some_and(|error| !error.contains("ended before it served")), "{name}: {said}");
-            assert!(!super::common::mount::minor_of(dir).is_some(), "{name}: refused, and mounted all the same");
+            assert!(super::common::mount::minor_of(dir).is_none(), "{name}: refused, and mounted all the same");
             // The tree itself is an ordinary directory, whatever is in the store.
             assert_eq!(fs::read(dir.join("a")).expect("the tree"), noise(6000, 3), "{name}");
             eprintln!("{name}: refused in {:?}: {}", began.elapsed(), error.unwrap_or_default());

@@ -183,7 +183,7 @@ fn swaps_in_the_mount_lead_nowhere(v: Variant) {
             assert_eq!(read(&then.join("d/f")).as_deref(), Some("inside"), "the past has a directory there");
             assert_eq!(fs::read_link(then.join("l")).expect("and a link here"), outside.dir);
             for verb in [&["restore", "1", "d/f"][..], &["restore", "1", "d"], &["diff", "1"], &["restore", "1"]] {
-                if round % 8 == 0 {
+                if round.is_multiple_of(8) {
                     let _ = mount.run(verb);
                 }
             }
