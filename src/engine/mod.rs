@@ -8,6 +8,7 @@ pub mod api;
 mod checkpoint;
 mod control;
 pub mod counts;
+mod durable;
 mod error;
 mod files;
 mod listing;
@@ -26,6 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use api::{VerbError, VerbResult};
+use durable::sync_checkpoints;
 use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
@@ -87,7 +89,7 @@ pub struct Engine {
     started: String,
     counts: Arc<counts::RequestCounts>,
     stop: Arc<AtomicBool>,
-    warnings: Vec<String>,
+    warnings: Mutex<Vec<String>>,
 }
 
 /// What [`Config`] said, for as long as the tree is served.
@@ -139,9 +141,10 @@ impl Engine {
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
             stop: Arc::new(AtomicBool::new(false)),
-            warnings,
+            warnings: Mutex::new(warnings),
         });
         engine.begin_service(&aftermath).map_err(failed)?;
+        engine.name_incomplete().map_err(failed)?;
         if aftermath.unclean {
             engine.live.recover(&aftermath).map_err(failed)?;
         }
@@ -180,6 +183,11 @@ impl Engine {
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
+        }
+        if self.timeline().unsynced().next().is_some()
+            && let Err(errno) = sync_checkpoints(&self.live)
+        {
+            tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
         self.timeline().stop();
         // Whoever changes the tree once we are gone shall be seen to have done so after us.
@@ -227,7 +235,7 @@ impl Engine {
             .name("syncer".into())
             .spawn(move || {
                 let mut synced = store.journal.position();
-                let mut epoch = None;
+                let (mut epoch, mut pace) = (None, durable::Pace::default());
                 while !stop.load(Ordering::Relaxed) {
                     // The layer of the open epoch is there before it is needed: on a full filesystem inodes can be moved into it, but not a
                     // directory be made. That of a closed epoch goes if nothing is in it.
@@ -242,6 +250,7 @@ impl Engine {
                     if live.take_shrunk() {
                         sys::release_memory();
                     }
+                    pace.sync_if_due(&live);
                     let position = store.journal.position();
                     if position == synced {
                         continue;

@@ -85,7 +85,7 @@ impl Engine {
 
     /// What somebody should know.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.warnings.clone();
+        let mut warnings = self.warnings.lock().clone();
         if self.timeline().store().journal.is_latched() {
             warnings.push("the journal cannot be written: changes to what checkpoints can see fail until the next mount".into());
         }

@@ -210,11 +210,6 @@ impl Live {
         }
     }
 
-    /// An epoch was closed: what was made durable belongs to it.
-    pub fn epoch_closed(&self) {
-        self.durable.lock().clear();
-    }
-
     /// Captures all hot files for `epoch`, the one about to open. The caller holds the gate for writing.
     ///
     /// # Errors

@@ -134,6 +134,20 @@ impl Layers {
         removed.map_err(StoreError::io("remove the object", name))
     }
 
+    /// Whether an object is there.
+    pub fn exists(&self, id: ObjectId) -> StoreResult<bool> {
+        let dir = match self.epoch(id.epoch, false) {
+            Ok(dir) => dir,
+            Err(error) if error.errno() == crate::sys::Errno::ENOENT => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        match rustix::fs::statat(&dir.objects, file_name(id), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(StoreError::io("stat the object", file_name(id))(error)),
+        }
+    }
+
     /// The objects of an epoch, in order; none if it has no directory.
     pub fn list(&self, epoch: Epoch) -> StoreResult<Vec<ObjectId>> {
         let dir = match self.epoch(epoch, false) {

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 use super::frame::{self, Header, Link, Seen};
 use super::segment::{self, SEGMENT_HEADER, Window};
-use super::{Address, Identity};
+use super::{Address, Identity, tail};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 
@@ -33,6 +33,10 @@ pub(super) struct Found {
     pub link: Link,
     /// Something followed the end.
     pub torn: bool,
+    /// Up to where the tree that is on disk goes, by the tail.
+    pub witness: Option<Address>,
+    /// Tail files, whose frames are on disk now.
+    pub tails: Vec<String>,
 }
 
 /// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and makes everything durable.
@@ -40,7 +44,7 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
     let search = Search { dir, identity, segments: segment::list(dir)? };
     let Some(&first) = search.segments.first() else {
         let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
-        return Ok(Found { first: 1, file, end: Address::START, link: identity.genesis(), torn: false });
+        return Ok(Found { first: 1, file, end: Address::START, link: identity.genesis(), torn: false, witness: None, tails: Vec::new() });
     };
     for (expected, number) in (first..).zip(&search.segments) {
         if expected != *number {
@@ -48,15 +52,20 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
         }
     }
     let start = search.starting_segment()?;
-    let (end, link) = search.walk(start)?;
+    let (mut end, mut link) = search.walk(start)?;
+    let tail = tail::read(dir)?;
+    if write && tail.fill(dir, end)? {
+        (end, link) = search.walk(start)?;
+    }
     let rest = search.survey(end, link)?;
+    let witness = tail.witness;
     if !write {
-        return Ok(Found { first, file: None, end, link, torn: rest.torn() });
+        return Ok(Found { first, file: None, end, link, torn: rest.torn(), witness, tails: Vec::new() });
     }
     search.repair(end, &rest)?;
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
-    Ok(Found { first, file: Some(file), end, link, torn: rest.torn() })
+    Ok(Found { first, file: Some(file), end, link, torn: rest.torn(), witness, tails: tail.names })
 }
 
 /// What follows the end.
