@@ -12,6 +12,7 @@ mod delete;
 mod diff;
 mod doctor;
 mod error;
+mod holder;
 mod holders;
 mod launch;
 mod locate;

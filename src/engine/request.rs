@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::counts::RequestCounts;
-use crate::sys::{Kind, Stat, SysResult, Time};
+use crate::sys::{Kind, Ledger, Stat, SysResult, Time};
 
 /// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
 /// (`.snapshots` and what it lists).
@@ -28,7 +28,33 @@ pub struct Caller {
     pub gid: u32,
     /// Id of the calling thread; 0 if the kernel does not tell.
     pub pid: u32,
+    /// Number of the request.
+    pub request: u64,
+    /// The request was given to a worker that has died: it may have been done.
+    pub again: bool,
 }
+
+/// An open file, as one worker leaves it to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOpen {
+    /// The handle.
+    pub fh: Fh,
+    /// Whose.
+    pub node: NodeId,
+    /// open(2)'s.
+    pub flags: i32,
+    /// The kernel does its I/O.
+    pub passthrough: bool,
+}
+
+/// Rows of a ledger that tell of open files are `fuse/`'s; those of other kinds have other numbers (2: `live`, 3: nodes of views, 4: `live`).
+pub const LEFT_OPEN: u64 = 1;
+/// The note of a ledger that names the thread that was announcing.
+pub const NOTE_VOICE: usize = 0;
+/// The note of a ledger that has what the kernel can do.
+pub const NOTE_CAPABILITIES: usize = 1;
+/// The note of a ledger that has the kernel's version of the protocol.
+pub const NOTE_PROTOCOL: usize = 2;
 
 /// A node and how long the kernel may remember it.
 #[derive(Clone, Copy, Debug)]
@@ -206,6 +232,12 @@ pub trait Caches: Send + Sync {
 pub trait Service: Send + Sync {
     /// Where requests are to be counted.
     fn counts(&self) -> &Arc<RequestCounts>;
+    /// What is left to the worker that takes over, if one would.
+    fn ledger(&self) -> Option<Arc<Ledger>>;
+    /// Takes over an open file of the worker before.
+    fn adopt(&self, left: &LeftOpen) -> SysResult<()>;
+    /// All were taken over.
+    fn adopted(&self);
     /// The session is up. `passthrough`: the kernel granted it.
     fn started(&self, passthrough: bool);
     /// The session has ended; nothing more will be asked.
@@ -224,10 +256,10 @@ pub trait Service: Send + Sync {
     fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>>;
     fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry>;
     fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry>;
-    fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry>;
+    fn link(&self, caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry>;
     fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
     fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
-    fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()>;
+    fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()>;
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened>;
     /// The entry may be kept, but not always its attributes: [`Service::created`] is to be called once the kernel has it.
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)>;

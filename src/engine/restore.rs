@@ -65,12 +65,12 @@ impl Engine {
         self.snapdir_changed();
         match applied {
             Ok(stale) => {
-                self.forget(&stale);
+                self.forget_stale(&stale);
                 self.announce(&plan, &stale);
             }
             Err(errno) => {
                 let stale = apply::all_of(&plan);
-                self.forget(&stale);
+                self.forget_stale(&stale);
                 self.announce(&plan, &stale);
                 let mut error = failed(errno);
                 error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
@@ -92,16 +92,16 @@ impl Engine {
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
-    pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<()> {
-        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(()) };
+    pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
+        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
         if self.timeline().checkpoint(*target).is_none() {
-            return Ok(());
+            return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
         let _gate = self.live.gate.write();
         let _tree = self.live.tree.write();
         let plan = plan::Plan::make(self, *target, paths, self.touched(*target, None)?)?;
-        self.carry_out(&plan, *guard, paths).map(drop)
+        self.carry_out(&plan, *guard, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.
@@ -163,7 +163,7 @@ impl Engine {
     }
 
     /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
-    fn forget(&self, stale: &Stale) {
+    pub(super) fn forget_stale(&self, stale: &Stale) {
         let Some(caches) = self.caches.get() else { return };
         // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
         for (parent, name, child) in &stale.dead {

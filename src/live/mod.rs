@@ -23,11 +23,12 @@ mod present;
 mod recover;
 mod remove;
 mod restore;
+mod takeover;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use attrs::Change;
 pub use data::{Handle, HandleId, OpenFlags};
@@ -35,6 +36,7 @@ pub use find::At;
 pub use hot::Cut;
 pub use names::{Made, Make};
 pub use nodes::IoMode;
+pub use takeover::{Keeper, Legacy, Orphans, Turn};
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -69,6 +71,8 @@ pub struct Live {
     durable: Mutex<HashSet<Slot>>,
     passthrough: AtomicBool,
     reflink: bool,
+    /// What is left to the worker that takes over, if one would.
+    legacy: OnceLock<takeover::Legacy>,
     /// The backing filesystem can lose a capture that an application's fsync of the live file survives (btrfs's tree log; copies anywhere).
     capture_before_fsync: bool,
 }
@@ -85,7 +89,7 @@ impl Live {
         }
         let filesystem = sys::fs_name(sys::statfs_fd(&root)?.fs_type);
         let mut nodes = nodes::Nodes::default();
-        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, None, 1);
+        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, nodes::generation_of(&stat), None, 1);
         Ok(Live {
             root,
             staging: Arc::new(staging),
@@ -105,6 +109,7 @@ impl Live {
             durable: Mutex::new(HashSet::new()),
             passthrough: AtomicBool::new(false),
             reflink,
+            legacy: OnceLock::new(),
             capture_before_fsync: !reflink || filesystem == "btrfs",
         })
     }
@@ -191,7 +196,7 @@ impl Live {
         let held = self.orphan(slot)?;
         let stat = Stat { nlink: 0, ..sys::stat_fd(&held).ok()? };
         let mut nodes = self.nodes.lock();
-        let node = nodes.get_mut(slot).filter(|node| node.dead && node.lookups > 0)?;
+        let node = nodes.get_mut(slot).filter(|node| node.dead && node.is_known())?;
         node.lookups += 1;
         Some((node.generation, stat))
     }

@@ -145,7 +145,7 @@ impl Live {
 
     /// Before an inode loses its last name: takes hold of it, if the kernel knows it.
     pub(super) fn hold(&self, target: &Target<'_>) -> Option<Arc<OwnedFd>> {
-        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.lookups > 0 || node.handles() > 0) {
+        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.is_known() || node.handles() > 0) {
             return None;
         }
         target.fd().ok().cloned()
@@ -167,6 +167,7 @@ impl Live {
         if last {
             self.dirs.remove(target.slot);
             self.hot.lock().remove(&target.slot);
+            self.leave_cold(target.slot);
             self.timeline.set_born(target.slot, false);
         } else {
             self.lately.note(target.slot);
@@ -193,6 +194,7 @@ impl Live {
         self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
         self.timeline.record(undo, more)?;
         let held = self.hold(&target);
+        self.leave_orphan(target.slot, held.as_ref());
         match fate {
             Fate::Move(object) => self.move_away(&dir, name, object).inspect_err(|_| self.take_back(target.slot))?,
             Fate::Free if want_dir => sys::rmdir_at(&dir, name.as_bytes())?,

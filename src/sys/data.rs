@@ -59,6 +59,11 @@ pub fn seek_hole(file: impl AsFd, offset: u64) -> SysResult<u64> {
     retry(|| rustix::fs::seek(&file, SeekFrom::Hole(offset)))
 }
 
+/// Writes a message in one call, for files that take it as a whole.
+pub fn write_at_once(fd: impl AsFd, message: &[u8]) -> SysResult<()> {
+    retry(|| rustix::io::write(&fd, message)).map(drop)
+}
+
 /// Makes data and metadata durable (fsync(2); on macOS it reaches the drive, not its platter: `F_FULLFSYNC` is `syncfs`'s).
 ///
 /// An error means that data may be lost already; another fsync that succeeds proves nothing.
