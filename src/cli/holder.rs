@@ -12,11 +12,10 @@
 //!                     T count time [ledger, device, root]   take over; then
 //!                     O number [file]                   an open file without a name, any number of times
 //!                     E                                 that is all
-//!                     b                                 all is let go
 //!   from the worker   M [ledger, device, root, log?]    it is mounted: hold these
 //!                     R                                 it serves
 //!                     K number [file], D number         hold this, let go of it
-//!                     B                                 it ends in order: let go of all
+//!                     B                                 it ends in order: let go of all, and end first
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -47,7 +46,7 @@ const REAP_TIMEOUT: Duration = Duration::from_millis(500);
 const REAP_PAUSE: Duration = Duration::from_millis(1);
 /// Bytes of a message at most.
 const MESSAGE_MAX: usize = 64;
-/// How long a worker that ends waits until the holder has let go.
+/// How long a worker that ends waits until the holder has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the holder holds for the next worker.
@@ -89,12 +88,12 @@ pub fn hold(args: daemon::Args) -> Outcome {
     let mut holder = Holder { arguments, signals, held: None, takeovers, taken_over, deaths, brief };
     loop {
         let (served, status) = holder.one_worker()?;
-        if served.in_order || holder.held.is_none() {
-            return match status.and_then(|status| status.code()) {
-                Some(0) => Ok(()),
-                // What went wrong was told by it.
-                _ => Err(Failure::No),
-            };
+        match status {
+            _ if served.in_order => return Ok(()),
+            Some(status) if holder.held.is_none() && status.success() => return Ok(()),
+            // What went wrong was told by it.
+            _ if holder.held.is_none() => return Err(Failure::No),
+            _ => {}
         }
         if !holder.is_worth_it(&served) {
             tracing::error!("the daemon dies again and again: nobody takes over, the mount is dead (`ckptfs mount` repairs it)");
@@ -116,7 +115,9 @@ impl Holder {
         if self.brief_it(&ours).is_ok() {
             self.listen(&ours, &worker, &mut served);
         }
-        Ok((served, reap(&mut worker)))
+        // One that ends in order waits for our end.
+        let status = if served.in_order { None } else { reap(&mut worker) };
+        Ok((served, status))
     }
 
     fn spawn(&self, socket: OwnedFd) -> std::io::Result<Child> {
@@ -153,13 +154,16 @@ impl Holder {
             if said {
                 match sys::receive_message(socket, &mut buffer) {
                     Ok((0, _)) | Err(_) => return,
-                    Ok((length, fds)) => self.take(socket, buffer.get(..length).unwrap_or_default(), fds, served),
+                    Ok((length, fds)) => self.take(buffer.get(..length).unwrap_or_default(), fds, served),
+                }
+                if served.in_order {
+                    return;
                 }
             }
         }
     }
 
-    fn take(&mut self, socket: &OwnedFd, message: &[u8], mut fds: Vec<OwnedFd>, served: &mut Served) {
+    fn take(&mut self, message: &[u8], mut fds: Vec<OwnedFd>, served: &mut Served) {
         let number = message.get(1..9).and_then(|bytes| bytes.first_chunk::<8>()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
         match (message.first(), &mut self.held) {
             (Some(b'M'), _) if fds.len() >= 3 => {
@@ -178,8 +182,6 @@ impl Holder {
             (Some(b'B'), _) => {
                 served.in_order = true;
                 self.held = None;
-                // A worker that does not wait for it has ended.
-                let _ = sys::send_message(socket, b"b", &[]);
             }
             _ => {}
         }
@@ -306,12 +308,10 @@ impl Link {
         self.say(b"R", &[]);
     }
 
-    /// The mount is gone: waits until the holder has let go of everything.
+    /// The mount is gone: waits until the holder is too, so that whoever waits for this process finds neither.
     pub fn end(&self) {
         self.say(b"B", &[]);
-        if let Ok([true]) = sys::wait_readable([self.socket.as_fd()], Some(END_TIMEOUT)) {
-            let _ = sys::receive_message(&self.socket, &mut [0; MESSAGE_MAX]);
-        }
+        let _ = sys::wait_readable([self.socket.as_fd()], Some(END_TIMEOUT));
     }
 
     /// Without a holder there is nobody to be told.
