@@ -50,6 +50,12 @@ impl Floor {
         Floor::start(&mut command, point)
     }
 
+    /// A tree in memory behind our own adapter ([`crate::null`]), served by this program.
+    pub fn null(point: &Path) -> Floor {
+        let this = std::env::current_exe().expect("this program has a path");
+        Floor::start(Command::new(this).arg(crate::null::ARGUMENT).arg(point), point)
+    }
+
     fn start(command: &mut Command, point: &Path) -> Floor {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let pid = child.id();

@@ -33,10 +33,12 @@ pub enum Column {
     FloorMany,
     /// bindfs.
     Bindfs,
+    /// Our adapter over a tree in memory.
+    Null,
 }
 
 impl Column {
-    pub const ALL: [(&str, Column); 8] = [
+    pub const ALL: [(&str, Column); 9] = [
         ("plain", Column::Plain),
         ("cloned", Column::Cloned),
         ("passthrough", Column::Passthrough),
@@ -45,6 +47,7 @@ impl Column {
         ("floor-one", Column::FloorOne),
         ("floor-many", Column::FloorMany),
         ("bindfs", Column::Bindfs),
+        ("null", Column::Null),
     ];
 
     pub fn name(self) -> &'static str {
@@ -61,6 +64,7 @@ impl Column {
             Column::Daemon => "daemon",
             Column::FloorOne | Column::FloorMany => "floor",
             Column::Bindfs => "bindfs",
+            Column::Null => "null",
         }
     }
 
@@ -93,6 +97,7 @@ impl Lane {
             Column::FloorOne => theirs(true),
             Column::FloorMany => theirs(false),
             Column::Bindfs => Some(Floor::bindfs(&root, &point)),
+            Column::Null => Some(Floor::null(&point)),
         };
         let root = if floor.is_some() { point } else { root };
         Lane { column, root, mount: None, floor, held: RefCell::new(None) }

@@ -17,6 +17,7 @@ mod fio;
 mod fixtures;
 mod floor;
 mod lanes;
+mod null;
 mod ops;
 mod options;
 mod place;
@@ -49,6 +50,12 @@ const SCENARIOS: [&Scenario; 6] = [&small::SCENARIO, &ops::SCENARIO, &programs::
 const IMAGE_BYTES: u64 = 24 << 30;
 
 fn main() {
+    let mut arguments = std::env::args_os().skip(1);
+    if let (Some(argument), Some(point)) = (arguments.next(), arguments.next())
+        && argument == null::ARGUMENT
+    {
+        return null::serve(std::path::Path::new(&point));
+    }
     let mut names = SCENARIOS.map(|scenario| scenario.name).to_vec();
     names.push(tree::NAME);
     let options = Options::parse(&names).unwrap_or_else(|problem| {

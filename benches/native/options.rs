@@ -28,7 +28,7 @@ const FILES_QUICK: usize = 2_000;
 impl Options {
     /// `known` are the names that `--only` takes.
     pub fn parse(known: &[&str]) -> Result<Options, String> {
-        let columns = Column::ALL.iter().map(|(_, column)| *column).filter(|column| *column != Column::Bindfs).collect();
+        let columns = Column::ALL.iter().map(|(_, column)| *column).filter(|column| !matches!(column, Column::Bindfs | Column::Null)).collect();
         let mut options = Options {
             work: None,
             filesystems: FILESYSTEMS.map(|(_, fs)| fs).to_vec(),

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::succeeds;
 use crate::fixtures::{Fixtures, GIT_CHANGED, cargo, git, npm};
 use crate::lanes::Lane;
-use crate::workload::{SETUP_SECONDS, Scenario, Unit, Workload, World, any, nothing, place, timed, within};
+use crate::workload::{SETUP_SECONDS, Scenario, Unit, Workload, World, any, nothing, place, timed, twice, within};
 
 const fn workload(name: &'static str, title: &'static str, files: fn(&Fixtures) -> Option<usize>, run: fn(&World<'_>, &Lane) -> f64) -> Workload {
     Workload { name, title, unit: Unit::Seconds, changes: false, can: any, files, before: nothing, run }
@@ -21,7 +21,7 @@ pub const GIT: Scenario = Scenario {
     setup: |world, lane| copy(&world.fixtures.git().dir, lane, "git"),
     workloads: &[
         Workload {
-            before: |_, lane| _ = git_status(lane),
+            before: |_, lane| twice(|| _ = git_status(lane)),
             ..workload("git-status", "`git status`, warm", |fixtures| Some(fixtures.git().files), |_, lane| git_status(lane))
         },
         Workload { changes: true, ..workload("git-checkout", "`git checkout` between two tags", |_| Some(GIT_CHANGED), git_checkout) },

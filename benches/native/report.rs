@@ -32,9 +32,14 @@ the way from one to the other decides small requests.
 - **floor**: libfuse's example `passthrough_ll`, from Debian's libfuse3-dev, with all caches on and the same checks of permissions (`default_permissions`); it keeps no history, serves
   no extended attributes and opens no file by passthrough. With one
   thread or with many, whichever was faster in this row (named). It looks for each inode in a list, which grows with the tree.
+- **bindfs**, where asked for (`--columns`): Debian's, with many threads and all caches on.
+- **null**, where asked for: the adapter of ckptfs itself over a tree in memory, with no backing directory and no history: what the requests alone cost.
 
 Requests are counted by the kernel's tracepoint `fuse_request_send` and divided by the files (or operations) of the run. Forgets, for which nobody waits, are
 not counted; otherwise `ckptfs stats` says the same.
+
+*Warm* is after two runs of the same that are not measured: a listing that the kernel had to ask for makes it ask once more for the attributes of each
+directory listed, so the second walk of a tree makes a request for each directory and the third makes none.
 
 fio's file is made anew before each write: a reflink, and so a capture, costs by the extents of a file, and 4 KiB written at random leave thousands of them.
 ";

@@ -67,6 +67,7 @@ fn stats() -> Stats {
         open_files: 1,
         inodes: 3,
         past_inodes: 4,
+        announcing: false,
     }
 }
 

@@ -201,6 +201,8 @@ pub struct Stats {
     pub inodes: u64,
     /// Inodes of views that the kernel knows.
     pub past_inodes: u64,
+    /// Watchers are being told what a restore has changed.
+    pub announcing: bool,
 }
 
 /// The daemon that serves a mount.

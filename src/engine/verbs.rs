@@ -183,6 +183,7 @@ impl Verbs for Engine {
             open_files: (self.live.open_handles() + self.past.open_handles()) as u64,
             inodes: self.live.known() as u64,
             past_inodes: self.past.known() as u64,
+            announcing: self.announcer.is_at_work(),
         })
     }
 

@@ -177,25 +177,12 @@ impl Comparison<'_> {
         if old.kind != Kind::File || (same_inode && !self.touched.data.contains(&old.slot)) {
             return Ok(false);
         }
-        Ok(!self.same_content(from, to)?)
+        Ok(!same_content((&self.from, from), (&self.to, to))?)
     }
 
     fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
         let before = self.from.xattrs(from)?;
         Ok(there(self.to.xattrs(to).map(Some))?.is_none_or(|after| after != before))
-    }
-
-    fn same_content(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
-        let (old_source, old) = self.from.open(from)?;
-        let Some((new_source, new)) = there(self.to.open(to).map(Some))? else { return Ok(false) };
-        if old_source == new_source && (old_source != Source::Live || from.slot == to.slot) {
-            return Ok(true);
-        }
-        match (old, new) {
-            (None, None) => Ok(true),
-            (Some(file), None) | (None, Some(file)) => Ok(sys::stat_fd(&file)?.size == 0),
-            (Some(old), Some(new)) => same_bytes(&old, &new),
-        }
     }
 }
 
@@ -204,6 +191,23 @@ fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
     let (a, b) = (&before.stat, &after.stat);
     let size_differs = a.kind == Kind::File && a.size != b.size;
     a.mode != b.mode || a.uid != b.uid || a.gid != b.gid || a.rdev != b.rdev || size_differs || before.target != after.target
+}
+
+/// A file of one state holds the same bytes as a file of another. What is gone meanwhile does not.
+///
+/// # Errors
+/// As [`View::open`]; EIO if one of them cannot be read.
+pub fn same_content((from, old): (&View<'_>, &Arc<Trail>), (to, new): (&View<'_>, &Arc<Trail>)) -> SysResult<bool> {
+    let (old_source, old_file) = from.open(old)?;
+    let Some((new_source, new_file)) = there(to.open(new).map(Some))? else { return Ok(false) };
+    if old_source == new_source && (old_source != Source::Live || old.slot == new.slot) {
+        return Ok(true);
+    }
+    match (old_file, new_file) {
+        (None, None) => Ok(true),
+        (Some(file), None) | (None, Some(file)) => Ok(sys::stat_fd(&file)?.size == 0),
+        (Some(old), Some(new)) => same_bytes(&old, &new),
+    }
 }
 
 /// Two files hold the same bytes: their extents are shared, or a comparison says so.

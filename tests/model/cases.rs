@@ -87,3 +87,13 @@ fn a_restore_that_takes_a_name_away_is_counted_by_the_kernel() {
         case(Fs::Xfs, io, "put e 10 529\nlink e odd\ncheckpoint\nunlink odd\nrestore 0\ncheck-live");
     }
 }
+
+/// A file that was open for writing, and captured for that, counted as changed: a restore of one of its two names made a second file of it.
+#[test]
+fn a_restore_of_one_name_does_not_split_a_file_that_is_only_open() {
+    for io in [Io::Passthrough, Io::Daemon] {
+        let list = "mkdir odd 320\nmkdir odd/b 493\nput odd/b/odd 0 683\nopen odd/b/odd 4 3\nlink odd/b/odd odd/f\ncheckpoint\nrestore-paths odd/b 5\n\
+            checkpoint\ncheck-live";
+        case(Fs::Xfs, io, list);
+    }
+}

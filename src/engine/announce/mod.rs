@@ -172,6 +172,11 @@ impl Announcer {
         }
     }
 
+    /// Something is being told, or about to be.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.queue.lock().running
+    }
+
     fn is_hushed(&self) -> bool {
         self.hushed.load(Ordering::Relaxed)
     }

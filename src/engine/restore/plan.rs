@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
-use crate::history::diff::join;
+use crate::history::diff::{join, same_content};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
-use crate::history::view::{State, View};
+use crate::history::view::{Source, State, View};
 use crate::live::At;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Place};
@@ -224,8 +224,7 @@ impl Planner<'_> {
             // Changed while nobody served the tree: it stays as it is.
             return Ok(Content::Same);
         }
-        if child.kind == Kind::File && self.touched.data.contains(&child.slot) && self.view.source(child.slot)? != crate::history::view::Source::Live
-        {
+        if child.kind == Kind::File && self.has_other_data(child, trail)? {
             let in_place = self.view.attr(trail)?.stat.nlink > 1 && !self.has_names_outside(child, trail)?;
             return Ok(if in_place { Content::InPlace } else { Content::New });
         }
@@ -233,6 +232,20 @@ impl Planner<'_> {
             return Ok(Content::Same);
         }
         Ok(if self.has_names_outside(child, trail)? { Content::New } else { Content::Attributes })
+    }
+
+    /// The live file has other content than it had. That its content was recorded does not say so: a file that is open for writing is captured
+    /// before anything is written to it, and what was written may have been what was there.
+    fn has_other_data(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
+        if !self.touched.data.contains(&child.slot) || self.view.source(child.slot)? == Source::Live {
+            return Ok(false);
+        }
+        let live = self.engine.view(State::Live);
+        let (then, now) = (self.view.attr(trail)?, live.attr(trail)?);
+        if then.stat.size != now.stat.size || then.stat.mtime != now.stat.mtime {
+            return Ok(true);
+        }
+        Ok(!same_content((&self.view, trail), (&live, trail))?)
     }
 
     /// The live inode has the attributes and extended attributes that it had.
