@@ -12,6 +12,7 @@
 //!                     T count time [ledger, device, root]   take over; then
 //!                     O number [file]                   an open file without a name, any number of times
 //!                     E                                 that is all
+//!                     m                                 these are held
 //!   from the worker   M [ledger, device, root, log?]    it is mounted: hold these
 //!                     R                                 it serves
 //!                     K number [file], D number         hold this, let go of it
@@ -154,7 +155,7 @@ impl Holder {
             if said {
                 match sys::receive_message(socket, &mut buffer) {
                     Ok((0, _)) | Err(_) => return,
-                    Ok((length, fds)) => self.take(buffer.get(..length).unwrap_or_default(), fds, served),
+                    Ok((length, fds)) => self.take(socket, buffer.get(..length).unwrap_or_default(), fds, served),
                 }
                 if served.in_order {
                     return;
@@ -163,7 +164,7 @@ impl Holder {
         }
     }
 
-    fn take(&mut self, message: &[u8], mut fds: Vec<OwnedFd>, served: &mut Served) {
+    fn take(&mut self, socket: &OwnedFd, message: &[u8], mut fds: Vec<OwnedFd>, served: &mut Served) {
         let number = message.get(1..9).and_then(|bytes| bytes.first_chunk::<8>()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
         match (message.first(), &mut self.held) {
             (Some(b'M'), _) if fds.len() >= 3 => {
@@ -175,6 +176,8 @@ impl Holder {
                 if let Some(log) = log {
                     let_go_of_terminal(&log);
                 }
+                // If it does not hear it, it has died, and that will be seen.
+                let _ = sys::send_message(socket, b"m", &[]);
             }
             (Some(b'R'), _) => served.since = Some(Instant::now()),
             (Some(b'K'), Some(held)) => held.files.extend(fds.pop().map(|file| (number, file))),
@@ -296,11 +299,12 @@ impl Link {
         Ok(Succession { ledger, keeper, orphans: None, holder, takeovers: self.takeovers, taken_over: self.taken_over.clone() })
     }
 
-    /// The mount is made: the holder is to hold what the next worker needs.
+    /// The mount is made: the holder is to hold what the next worker needs, and does when this returns.
     pub fn mounted(&self, device: BorrowedFd<'_>, root: BorrowedFd<'_>, log: Option<BorrowedFd<'_>>) -> SysResult<()> {
         let ledger = self.ledger.get().ok_or(Errno::EINVAL)?;
         let fds: Vec<BorrowedFd<'_>> = [ledger.fd(), device, root].into_iter().chain(log).collect();
-        sys::send_message(&self.socket, b"M", &fds)
+        sys::send_message(&self.socket, b"M", &fds)?;
+        sys::receive_message(&self.socket, &mut [0; MESSAGE_MAX]).map(drop)
     }
 
     /// Requests are served.

@@ -137,6 +137,7 @@ impl Server {
     /// A worker before us may have done this open and died before the kernel heard of it: nobody will ever close that handle.
     fn undo_open(&self, caller: Caller) {
         if let Some((node, fh)) = self.opens.unanswered(caller) {
+            self.opens.part(fh);
             self.backings.detach(fh);
             self.service.release(node, fh);
             self.opens.remove(fh);
@@ -433,6 +434,7 @@ impl Filesystem for Adapter {
 
     fn release(&self, _: &Request, ino: INodeNo, fh: FileHandle, _flags: OpenFlags, _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty) {
         self.serve(Kind::Release, move |server| {
+            server.opens.part(handle(fh));
             server.backings.detach(handle(fh));
             server.service.release(node(ino), handle(fh));
             server.opens.remove(handle(fh));

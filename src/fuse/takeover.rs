@@ -73,6 +73,8 @@ pub struct Opens {
 }
 
 const NO_BACKING: u64 = u64::MAX;
+/// Which word of a row has the backing id.
+const BACKING_WORD: usize = 3;
 
 impl Opens {
     pub fn new(ledger: Option<Arc<Ledger>>) -> Opens {
@@ -87,6 +89,15 @@ impl Opens {
             [opened.fh.0, node.0, u64::from(flags.cast_unsigned()), backing_word, caller.request, u64::from(backing.is_some()), 0];
         if let Some(row) = ledger.put(LEFT_OPEN, words) {
             self.rows.lock().insert(opened.fh, row);
+        }
+    }
+
+    /// Its backing id may be given back from now on, and given to another file then: nobody must take it for this one's.
+    pub fn part(&self, fh: Fh) {
+        let Some(ledger) = &self.ledger else { return };
+        let row = self.rows.lock().get(&fh).copied();
+        if let Some(row) = row {
+            ledger.set(row, BACKING_WORD, NO_BACKING);
         }
     }
 

@@ -146,6 +146,14 @@ impl Ledger {
         Some(RowId(row))
     }
 
+    /// Changes one word of a row that is there.
+    pub fn set(&self, row: RowId, word: usize, value: u64) {
+        debug_assert!(word < ROW_WORDS, "a row has so many words");
+        if word < ROW_WORDS {
+            self.store(HEAD + row.0 * ROW + 1 + word, value);
+        }
+    }
+
     /// Takes a row out.
     pub fn remove(&self, row: RowId) {
         let at = HEAD + row.0 * ROW;

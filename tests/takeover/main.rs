@@ -4,3 +4,7 @@
 mod common;
 
 mod basic;
+#[allow(dead_code)]
+#[path = "../cut/map.rs"]
+mod map;
+mod programs;
