@@ -215,14 +215,34 @@ pub enum Seek {
 /// What the engine tells the kernel to forget. Calls come from any thread that serves no request; an implementation may block until the kernel has
 /// done it.
 pub trait Caches: Send + Sync {
-    /// Forgets what `name` in `parent` leads to, and that it does not exist.
-    fn forget_entry(&self, parent: NodeId, name: &[u8]);
-    /// As [`Caches::forget_entry`], for a name that led to `child`, which has lost its last name: whoever watches it is told.
-    fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]);
-    /// Forgets the attributes of `node`.
+    /// Forgets all of this, in order.
+    fn forget(&self, what: Vec<Stale>);
+    /// Forgets the attributes of `node`. This alone waits for nothing, and may be called by threads that serve requests.
     fn forget_attributes(&self, node: NodeId);
+    /// Forgets what `name` in `parent` leads to, and that it does not exist.
+    fn forget_entry(&self, parent: NodeId, name: &[u8]) {
+        self.forget(vec![Stale::Entry { parent, name: name.to_vec() }]);
+    }
+    /// As [`Caches::forget_entry`], for a name that led to `child`, which has lost its last name: whoever watches it is told.
+    fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]) {
+        self.forget(vec![Stale::Deleted { parent, child, name: name.to_vec() }]);
+    }
     /// Writes back and forgets the cached data (and listing) of `node`, and its attributes.
-    fn forget_data(&self, node: NodeId);
+    fn forget_data(&self, node: NodeId) {
+        self.forget(vec![Stale::Data(node)]);
+    }
+}
+
+/// What the kernel is to forget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Stale {
+    /// What a name leads to, and that it does not exist.
+    Entry { parent: NodeId, name: Vec<u8> },
+    /// As [`Stale::Entry`], for a name whose inode has lost its last name.
+    Deleted { parent: NodeId, child: NodeId, name: Vec<u8> },
+    /// Cached data or listing, and attributes.
+    Data(NodeId),
 }
 
 /// One method per request of the kernel. All may be called from several threads at once.

@@ -17,7 +17,7 @@ use std::time::Instant;
 use super::Engine;
 use super::api::{Change, ChangeKind, RestoreOptions, Restored, TreePath, VerbResult};
 use super::error;
-use super::request::NodeId;
+use super::request::{NodeId, Stale as Forget};
 use crate::history::timeline::Aftermath;
 use crate::history::touched::Touched;
 use crate::history::view::State;
@@ -166,14 +166,11 @@ impl Engine {
     pub(super) fn forget_stale(&self, stale: &Stale) {
         let Some(caches) = self.caches.get() else { return };
         // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
-        for (parent, name, child) in &stale.dead {
-            caches.delete_entry(NodeId(parent.0), NodeId(child.0), name.as_bytes());
-        }
-        for (parent, name) in &stale.names {
-            caches.forget_entry(NodeId(parent.0), name.as_bytes());
-        }
-        for slot in &stale.nodes {
-            caches.forget_data(NodeId(slot.0));
-        }
+        let node = |slot: &Slot| NodeId(slot.0);
+        let dead = stale.dead.iter();
+        let dead = dead.map(|(parent, name, child)| Forget::Deleted { parent: node(parent), child: node(child), name: name.as_bytes().to_vec() });
+        let names = stale.names.iter().map(|(parent, name)| Forget::Entry { parent: node(parent), name: name.as_bytes().to_vec() });
+        let nodes = stale.nodes.iter().map(|slot| Forget::Data(node(slot)));
+        caches.forget(dead.chain(names).chain(nodes).collect());
     }
 }

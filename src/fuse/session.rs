@@ -119,7 +119,7 @@ impl Session {
     fn prepared(mut session: fuser::Session<Adapter>, shared: &Device) -> io::Result<Session> {
         let device = Arc::new(session.as_fd().try_clone_to_owned()?);
         shared.set(&device);
-        let caches = Arc::new(KernelCaches::new(session.notifier()));
+        let caches = Arc::new(KernelCaches::new(session.notifier(), session.as_fd())?);
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));
         let server = thread::Builder::new().name("fuse-session".to_owned()).spawn(move || session.run())?;
         Ok(Session { server: Some(server), device: Some(device), caches, unmounter })

@@ -8,3 +8,4 @@ mod basic;
 #[path = "../cut/map.rs"]
 mod map;
 mod programs;
+mod verbs;

@@ -30,5 +30,5 @@ pub use process::{
     drop_cap_fsetid_for, has_sys_admin, own_memory, own_thread, peer_cred, process_starttime, release_memory, set_thread_idle, set_thread_normal,
     waits_of_thread,
 };
-pub use watch::{leave_descriptors, touch_at, watched};
+pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};
