@@ -18,14 +18,15 @@ use std::time::Duration;
 
 use super::error::{Outcome, hinted, io_error, plain};
 use super::launch::{Handshake, Ready, tell, tell_on};
-use super::mount::{Io, Serving, Snapdir, Writes};
+use super::mount::{Io, Seal, Serving, Snapdir, Writes};
 use super::{holder, log_to_stderr, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::*;
 use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
-use crate::engine::{Config, Engine, IoChoice};
+use crate::engine::{Config, Engine, IoChoice, SealMode};
 use crate::fuse::{MountConfig, Session};
+use crate::store::record::Actor;
 use crate::sys::host;
 use crate::sys::{self, Errno};
 
@@ -200,6 +201,10 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
         strict_writes: args.serving.writes == Writes::Daemon,
         snapdir_visible: args.serving.snapdir == Snapdir::Visible,
         succession,
+        seal: match args.serving.seal {
+            Seal::Off => SealMode::Off,
+            Seal::Hash => SealMode::Hash,
+        },
     })
 }
 
@@ -321,8 +326,8 @@ struct Served {
 }
 
 impl Verbs for Served {
-    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        self.verbs.checkpoint(options)
+    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        self.verbs.checkpoint(by, options)
     }
     fn status(&self) -> VerbResult<Status> {
         self.verbs.status()
@@ -339,11 +344,19 @@ impl Verbs for Served {
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
         self.verbs.diff(from, to)
     }
-    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
-        self.verbs.restore(options)
+    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
+        self.verbs.restore(by, options)
     }
-    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        self.verbs.delete(state)
+    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {
+        self.verbs.delete(by, state)
+    }
+
+    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
+        self.verbs.verify(options)
+    }
+
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
+        self.verbs.audit()
     }
     fn unmount(&self, lazy: bool) -> VerbResult<()> {
         let at: &Path = &self.mountpoint;

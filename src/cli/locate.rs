@@ -9,7 +9,7 @@ use super::error::{error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
 use crate::control::{Client, STORE_NAME};
-use crate::engine::api::{CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
+use crate::engine::api::{AuditEvent, CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
 use crate::engine::offline::Offline;
 use crate::sys::Errno;
 use crate::sys::{self, host};
@@ -154,6 +154,14 @@ impl History {
         match self {
             History::Daemon(client) => client.log(),
             History::Store(store) => store.log(),
+        }
+    }
+
+    /// Who did what when, oldest first.
+    pub fn audit(&mut self) -> VerbResult<Vec<AuditEvent>> {
+        match self {
+            History::Daemon(client) => client.audit(),
+            History::Store(store) => store.audit(),
         }
     }
 

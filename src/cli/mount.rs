@@ -54,6 +54,9 @@ pub struct Serving {
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub snapdir: Snapdir,
+    /// What is done ahead of need when the machine is idle: `hash` lets `verify --deep` find every changed bit of what was captured
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    pub seal: Seal,
     /// How many threads read the kernel's requests
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub readers: u8,
@@ -91,6 +94,16 @@ pub enum Snapdir {
     Visible,
 }
 
+/// `--seal`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Seal {
+    /// Nothing
+    Off,
+    /// Captured versions are hashed
+    #[default]
+    Hash,
+}
+
 impl Serving {
     /// The arguments that give this again.
     pub fn arguments(&self) -> Vec<OsString> {
@@ -98,7 +111,8 @@ impl Serving {
             let value = value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
             format!("--{name}={value}").into()
         }
-        vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), format!("--readers={}", self.readers).into()]
+        let options = [option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
+        options.into_iter().chain([format!("--readers={}", self.readers).into()]).collect()
     }
 }
 

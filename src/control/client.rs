@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult};
+use crate::engine::api::{
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult, Verified,
+    VerifyOptions,
+};
 use crate::sys::host;
 
 /// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
@@ -107,6 +110,22 @@ impl Client {
     /// Deletes a checkpoint.
     pub fn delete(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
         self.one_checkpoint(Request::Delete { state })
+    }
+
+    /// Looks for damage, for a moment.
+    pub fn verify(&mut self, options: VerifyOptions) -> VerbResult<Verified> {
+        match self.call(Request::Verify(options))? {
+            Response::Verified(verified) => Ok(*verified),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Who did what when, oldest first.
+    pub fn audit(&mut self) -> VerbResult<Vec<AuditEvent>> {
+        match self.call(Request::Audit)? {
+            Response::Audit(events) => Ok(events),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Asks the daemon to unmount; see [`Request::Unmount`]. It has ended when [`Client::wait_ended`] says so.

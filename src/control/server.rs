@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, receive, send, split};
 use crate::engine::api::{VerbError, VerbResult, Verbs};
+use crate::store::record::Actor;
 use crate::sys;
 use crate::sys::host;
 
@@ -136,7 +137,7 @@ impl Server {
             self.unanswered.fetch_add(1, Ordering::SeqCst);
             let request = Call::decode(&frame);
             let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
-            let result = request.and_then(|request| self.call(request));
+            let result = request.and_then(|request| self.call(stream, request));
             let done = result.is_ok();
             let replied = reply(stream, result);
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
@@ -148,17 +149,19 @@ impl Server {
         Ok(())
     }
 
-    fn call(&self, request: Request) -> VerbResult<Response> {
+    fn call(&self, stream: &UnixStream, request: Request) -> VerbResult<Response> {
         let verbs = &self.verbs;
         let answer = catch_unwind(AssertUnwindSafe(|| match request {
-            Request::Checkpoint(options) => verbs.checkpoint(&options).map(Response::Checkpoint),
+            Request::Checkpoint(options) => verbs.checkpoint(&actor(stream), &options).map(Response::Checkpoint),
             Request::Status => verbs.status().map(|status| Response::Status(Box::new(status))),
             Request::Stats => verbs.stats().map(|stats| Response::Stats(Box::new(stats))),
             Request::Log => verbs.log().map(Response::Checkpoints),
             Request::Show { state } => verbs.show(&state).map(Response::Checkpoint),
             Request::Diff { from, to } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
-            Request::Restore(options) => verbs.restore(&options).map(Response::Restored),
-            Request::Delete { state } => verbs.delete(&state).map(Response::Checkpoint),
+            Request::Restore(options) => verbs.restore(&actor(stream), &options).map(Response::Restored),
+            Request::Delete { state } => verbs.delete(&actor(stream), &state).map(Response::Checkpoint),
+            Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
+            Request::Audit => verbs.audit().map(Response::Audit),
             Request::Unmount { lazy, leave: _ } => verbs.unmount(lazy).map(|()| Response::Done),
         }));
         answer.unwrap_or_else(|_| {
@@ -166,6 +169,13 @@ impl Server {
             Err(VerbError { code: "internal".into(), message, hint: Some("see .ckptfs/daemon.log".into()) })
         })
     }
+}
+
+/// Who is at the other end, for the record. It was let in, so the kernel told once already.
+fn actor(stream: &UnixStream) -> Actor {
+    let (uid, gid, pid) = sys::peer_cred(stream).unwrap_or((u32::MAX, u32::MAX, 0));
+    let pid = u32::try_from(pid).unwrap_or(0);
+    Actor { uid, gid, pid, process: sys::process_name(pid).unwrap_or_default() }
 }
 
 /// Sends an answer, in as many frames as it needs.

@@ -7,7 +7,7 @@ use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::request::{NodeId, Stale};
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Checkpoint, Reason};
+use crate::store::record::{Actor, Checkpoint, Reason};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 
@@ -20,17 +20,22 @@ pub const TAG_BYTES_MAX: usize = 100;
 
 impl Engine {
     /// Closes the epoch. See [`super::api::Verbs::checkpoint`].
-    pub(super) fn make_checkpoint(&self, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
+    pub(super) fn make_checkpoint(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
+        if !self.timeline().takes_checkpoints() {
+            return Err(error::index_failed(&self.timeline().index_trouble().unwrap_or_default()));
+        }
         let _one_at_a_time = self.checkpointing.lock();
         let (gate, flushed) = self.freeze();
-        let sealed = self.seal(&options.note, tags, reason, flushed);
+        let sealed = self.seal(Some(by), &options.note, tags, reason, flushed);
         drop(gate);
         let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
         if options.sync {
             // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
-            sys::syncfs(self.live.root()).map_err(|errno| error::failed("the checkpoint was made, but the tree cannot be synced", errno))?;
+            let journal = &self.timeline().store().journal;
+            let synced = sys::syncfs(self.live.root()).inspect_err(|_| journal.latch());
+            synced.map_err(|errno| error::failed("the checkpoint was made, but the tree cannot be synced", errno))?;
             self.timeline().store().journal.sync().map_err(|error| error::failed("the checkpoint cannot be synced", error.errno()))?;
         }
         let mut info = CheckpointInfo::new(&checkpoint);
@@ -80,7 +85,7 @@ impl Engine {
     }
 
     /// Closes the open epoch. The caller holds the gate for writing.
-    pub(super) fn seal(&self, note: &str, tags: Vec<String>, reason: Reason, flushed: bool) -> SysResult<(Checkpoint, u64)> {
+    pub(super) fn seal(&self, by: Option<&Actor>, note: &str, tags: Vec<String>, reason: Reason, flushed: bool) -> SysResult<(Checkpoint, u64)> {
         let epoch = self.timeline().epoch();
         let cut = self.live.cut(epoch.next())?;
         let now = sys::now();
@@ -93,7 +98,8 @@ impl Engine {
             dirty: self.timeline().dirty(),
             reason,
         };
-        self.timeline().seal(checkpoint.clone(), cut.ahead)?;
+        let objects = cut.objects();
+        self.timeline().seal(by, checkpoint.clone(), cut.ahead).inspect_err(|_| self.live.drop_cut(&objects))?;
         self.live.epoch_closed();
         Ok((checkpoint, cut.files))
     }
@@ -113,13 +119,13 @@ impl Engine {
     }
 
     /// Deletes a checkpoint. Versions that only it needed go with it.
-    pub(super) fn delete_checkpoint(&self, id: CheckpointId) -> VerbResult<CheckpointInfo> {
+    pub(super) fn delete_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let Some(checkpoint) = self.timeline().checkpoint(id) else {
             return Err(error::unknown_state(&id.to_string(), &self.state_names()));
         };
         let unneeded = self.timeline().unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
-        self.timeline().delete(id).map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        self.timeline().delete(Some(by), id).map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         for object in unneeded {
             match self.timeline().store().layers.remove(object) {
                 // It went with a checkpoint that was deleted before.

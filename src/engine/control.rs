@@ -8,7 +8,7 @@ use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions};
 use super::checkpoint::{check_tag, verb_errno};
 use super::past::PastNode;
-use super::request::{Entry, Listed, Looked, NodeId};
+use super::request::{Caller, Entry, Listed, Looked, NodeId};
 use crate::history::present::Trail;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Child, Reason};
@@ -209,12 +209,11 @@ impl Engine {
     }
 
     /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
-    ///
-    /// `again`: a worker that died may have made it.
-    pub(super) fn mkdir_snapshot(&self, name: &[u8], again: bool) -> SysResult<Entry> {
+    /// A worker that died may have made it, if the caller asks again.
+    pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| verb_errno(&error))?;
-        if again
+        if caller.again
             && let Some(id) = self.timeline().tagged(name).filter(|id| self.is_directory(*id, name))
             && let Looked::Found(entry) = self.view_root(id, true, 1)?
         {
@@ -222,7 +221,8 @@ impl Engine {
         }
         let _one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
         let options = CheckpointOptions { note: String::new(), tags: vec![name.to_owned()], sync: false };
-        let made = self.make_checkpoint(&options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
+        let made =
+            self.make_checkpoint(&caller.actor(), &options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
         match self.view_root(made.id, true, 1)? {
             Looked::Found(entry) => Ok(entry),
             Looked::Absent(_) => Err(Errno::EIO),
@@ -230,20 +230,20 @@ impl Engine {
     }
 
     /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
-    pub(super) fn rmdir_snapshot(&self, name: &[u8]) -> SysResult<()> {
+    pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let tagged = self.timeline().tagged(name).filter(|id| self.is_directory(*id, name));
         let id = self.number(name).or(tagged).ok_or(Errno::ENOENT)?;
-        self.delete_checkpoint(id).map(drop).map_err(|error| verb_errno(&error))
+        self.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
     }
 
     /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
-    pub(super) fn unlink_snapshot(&self, name: &[u8]) -> SysResult<()> {
+    pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
         let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
         let tags = checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.timeline().set_tags(id, tags)
+        self.timeline().set_tags(Some(&caller.actor()), id, tags)
     }
 
     /// The view that a past node belongs to must still be there.

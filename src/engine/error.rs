@@ -16,6 +16,15 @@ pub(super) fn failed(what: &str, errno: Errno) -> VerbError {
     VerbError { code: code.into(), message: format!("{what}: {errno}"), hint: hint.map(str::to_owned) }
 }
 
+/// The index cannot be written, so no more epochs are closed.
+pub(super) fn index_failed(why: &str) -> VerbError {
+    VerbError {
+        code: "index-failed".into(),
+        message: format!("the checkpoint was not made: the index failed ({why})"),
+        hint: Some("nothing is lost: unmount and mount again, and the index is made anew".into()),
+    }
+}
+
 /// No checkpoint has this number or tag.
 pub(super) fn unknown_state(name: &str, known: &[String]) -> VerbError {
     let hint = match nearest(name, known) {

@@ -5,6 +5,8 @@
 
 mod announce;
 pub mod api;
+mod audit;
+pub mod check;
 mod checkpoint;
 mod control;
 pub mod counts;
@@ -16,6 +18,7 @@ mod past;
 pub mod request;
 mod restore;
 mod service;
+mod syncer;
 pub mod takeover;
 mod unserved;
 mod verbs;
@@ -23,7 +26,7 @@ mod verbs;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use api::{VerbError, VerbResult};
@@ -31,6 +34,7 @@ use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
+pub use crate::live::SealMode;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
@@ -67,6 +71,8 @@ pub struct Config {
     pub snapdir_visible: bool,
     /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
     pub succession: Option<takeover::Succession>,
+    /// What is done ahead of need, when the machine is idle (`--seal`).
+    pub seal: SealMode,
 }
 
 /// A served tree. See the module.
@@ -90,9 +96,10 @@ pub struct Engine {
     asked_by_kernel: Mutex<()>,
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
+    checks: check::Checks,
     started: String,
     counts: Arc<counts::RequestCounts>,
-    stop: Arc<AtomicBool>,
+    syncer: Arc<syncer::Syncer>,
     warnings: Vec<String>,
 }
 
@@ -104,6 +111,7 @@ struct Served {
     wants_passthrough: bool,
     strict_writes: bool,
     snapdir_visible: bool,
+    seal: SealMode,
 }
 
 impl Engine {
@@ -119,8 +127,9 @@ impl Engine {
         let failed = |errno: Errno| error::failed("the store cannot be used", errno);
         let (timeline, aftermath) = Timeline::open(Arc::clone(&store)).map_err(failed)?;
         let timeline = Arc::new(timeline);
-        let reflink = probe_reflink(&store).map_err(failed)?;
-        let exact_times = probe_times(&store).map_err(failed)?;
+        let with_room = |probe: fn(&Store) -> crate::sys::SysResult<bool>| store.reserve.with_room(|| probe(&store), |errno| *errno);
+        let reflink = with_room(probe_reflink).map_err(failed)?;
+        let exact_times = with_room(probe_times).map_err(failed)?;
         let served = Served::new(&config, reflink, exact_times)?;
         let staging = staging(&store).map_err(failed)?;
         let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
@@ -146,9 +155,10 @@ impl Engine {
             checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
+            checks: check::Checks::default(),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
-            stop: Arc::new(AtomicBool::new(false)),
+            syncer: Arc::default(),
             warnings,
         });
         engine.bequeath();
@@ -164,7 +174,8 @@ impl Engine {
         }
         engine.adopt_tree().map_err(failed)?;
         engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
-        engine.start_syncer().map_err(|error| failed(error.into()))?;
+        engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
+        engine.live.start_sealer(engine.config.seal).map_err(|error| failed(error.into()))?;
         Ok(engine)
     }
 
@@ -200,7 +211,8 @@ impl Engine {
 
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.syncer.stop();
+        self.live.stop_sealer();
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
@@ -244,45 +256,6 @@ impl Engine {
         }
         Ok(last)
     }
-
-    /// Puts the journal on disk once a second, if something was written.
-    fn start_syncer(&self) -> std::io::Result<()> {
-        let (stop, timeline, live) = (Arc::clone(&self.stop), Arc::clone(self.timeline()), Arc::clone(&self.live));
-        let store = Arc::clone(timeline.store());
-        std::thread::Builder::new()
-            .name("syncer".into())
-            .spawn(move || {
-                let mut synced = store.journal.position();
-                let mut epoch = None;
-                while !stop.load(Ordering::Relaxed) {
-                    // The layer of the open epoch is there before it is needed: on a full filesystem inodes can be moved into it, but not a
-                    // directory be made. That of a closed epoch goes if nothing is in it.
-                    let open = timeline.epoch();
-                    if epoch != Some(open) {
-                        if let Some(Err(error)) = epoch.map(|closed| store.layers.remove_epoch_if_empty(closed)) {
-                            tracing::debug!(%error, "an empty layer was not removed");
-                        }
-                        epoch = store.layers.dir(open).is_ok().then_some(open);
-                    }
-                    std::thread::sleep(std::time::Duration::from_secs(1));
-                    if live.take_shrunk() {
-                        sys::release_memory();
-                    }
-                    let position = store.journal.position();
-                    if position == synced {
-                        continue;
-                    }
-                    match store.journal.sync() {
-                        Ok(()) => synced = position,
-                        Err(error) => {
-                            tracing::error!(%error, "the journal cannot be synced: the past can no longer be kept, changes to it will fail");
-                            return;
-                        }
-                    }
-                }
-            })
-            .map(drop)
-    }
 }
 
 impl Served {
@@ -312,6 +285,7 @@ impl Served {
             wants_passthrough: possible && config.io != IoChoice::Daemon,
             strict_writes: config.strict_writes,
             snapdir_visible: config.snapdir_visible,
+            seal: config.seal,
         })
     }
 }

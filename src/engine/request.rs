@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::counts::RequestCounts;
-use crate::sys::{Kind, Ledger, Stat, SysResult, Time};
+use crate::store::record::Actor;
+use crate::sys::{self, Errno, Kind, Ledger, Stat, SysResult, Time};
 
 /// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
 /// (`.snapshots` and what it lists).
@@ -32,6 +33,13 @@ pub struct Caller {
     pub request: u64,
     /// The request was given to a worker that has died: it may have been done.
     pub again: bool,
+}
+
+impl Caller {
+    /// Who asks, for the record.
+    pub fn actor(&self) -> Actor {
+        Actor { uid: self.uid, gid: self.gid, pid: self.pid, process: sys::process_name(self.pid).unwrap_or_default() }
+    }
 }
 
 /// An open file, as one worker leaves it to the next.
@@ -253,11 +261,15 @@ pub trait Service: Send + Sync {
     /// Where requests are to be counted.
     fn counts(&self) -> &Arc<RequestCounts>;
     /// What is left to the worker that takes over, if one would.
-    fn ledger(&self) -> Option<Arc<Ledger>>;
+    fn ledger(&self) -> Option<Arc<Ledger>> {
+        None
+    }
     /// Takes over an open file of the worker before.
-    fn adopt(&self, left: &LeftOpen) -> SysResult<()>;
+    fn adopt(&self, _left: &LeftOpen) -> SysResult<()> {
+        Err(Errno::ESTALE)
+    }
     /// All were taken over.
-    fn adopted(&self);
+    fn adopted(&self) {}
     /// The session is up. `passthrough`: the kernel granted it.
     fn started(&self, passthrough: bool);
     /// The session has ended; nothing more will be asked.

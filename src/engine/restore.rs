@@ -22,7 +22,7 @@ use crate::history::timeline::Aftermath;
 use crate::history::touched::Touched;
 use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
-use crate::store::record::{Reason, Record};
+use crate::store::record::{Actor, Reason, Record};
 use crate::sys::{Kind, SysResult};
 
 /// What the kernel must forget after a restore.
@@ -38,7 +38,7 @@ pub(super) struct Stale {
 
 impl Engine {
     /// See [`super::api::Verbs::restore`].
-    pub(super) fn restore_to(&self, options: &RestoreOptions) -> VerbResult<Restored> {
+    pub(super) fn restore_to(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let started = Instant::now();
         let target = self.checkpoint_id(&options.to)?;
         let paths = self.checked_paths(target, &options.paths)?;
@@ -57,9 +57,9 @@ impl Engine {
         let changes = self.changes_to(target, &paths, &touched).map_err(failed)?;
         let plan = plan::Plan::make(self, target, &paths, touched).map_err(failed)?;
         let note = format!("before restoring {target}");
-        let (guard, _) = self.seal(&note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let (guard, _) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(&plan, guard.id, &paths);
+        let applied = self.carry_out(Some(by), &plan, guard.id, &paths);
         drop(tree);
         drop(gate);
         self.snapdir_changed();
@@ -83,12 +83,12 @@ impl Engine {
     /// Applies a plan between the records of its beginning and its end. The caller holds the gate and the tree for writing.
     ///
     /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
-    fn carry_out(&self, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
-        self.timeline().append(&[Record::RestoreBegin { target: plan.target, guard, paths: paths.to_vec() }])?;
+    fn carry_out(&self, by: Option<&Actor>, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
+        self.timeline().append_by(by, Record::RestoreBegin { target: plan.target, guard, paths: paths.to_vec() })?;
         let applied = apply::apply(self, plan);
-        let ended = self.timeline().append(&[Record::RestoreEnd]);
-        let stale = applied?;
-        ended.map(|()| stale)
+        // Were it not told before the next change, the next mount would restore once more, over what was done since.
+        self.timeline().tell(Record::RestoreEnd);
+        applied
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
@@ -101,7 +101,7 @@ impl Engine {
         let _gate = self.live.gate.write();
         let _tree = self.live.tree.write();
         let plan = plan::Plan::make(self, *target, paths, self.touched(*target, None)?)?;
-        self.carry_out(&plan, *guard, paths).map(Some)
+        self.carry_out(None, &plan, *guard, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.

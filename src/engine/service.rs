@@ -235,7 +235,8 @@ impl Service for Engine {
             privileged: caller.uid == 0,
         };
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
-        let stat = self.live.set_attr(slot, file, &change)?;
+        // One that fails may have changed something, and the kernel goes on believing what it knew.
+        let stat = self.live.set_attr(slot, file, &change).inspect_err(|_| self.attributes_changed(node))?;
         Ok(self.live_attr(slot, stat))
     }
 
@@ -255,7 +256,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return if new.kind == Kind::Dir { self.mkdir_snapshot(name, caller.again) } else { Err(Errno::EROFS) };
+            return if new.kind == Kind::Dir { self.mkdir_snapshot(caller, name) } else { Err(Errno::EROFS) };
         }
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
@@ -296,7 +297,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return removed(self.unlink_snapshot(name), caller.again);
+            return removed(self.unlink_snapshot(caller, name), caller.again);
         }
         let (slot, name) = self.writable_name(parent, name)?;
         removed(self.live.unlink(slot, &name).map(drop), caller.again)
@@ -307,7 +308,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return removed(self.rmdir_snapshot(name), caller.again);
+            return removed(self.rmdir_snapshot(caller, name), caller.again);
         }
         let (slot, name) = self.writable_name(parent, name)?;
         removed(self.live.rmdir(slot, &name).map(drop), caller.again)

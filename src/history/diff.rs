@@ -62,6 +62,14 @@ fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
     }
 }
 
+/// What was changed while nobody served the tree cannot be told: `None`.
+fn told<T>(view: &View<'_>, result: SysResult<T>) -> SysResult<Option<T>> {
+    match result {
+        Err(Errno::EIO) if view.may_be_unserved() => Ok(None),
+        other => other.map(Some),
+    }
+}
+
 impl Comparison<'_> {
     /// Every path that differs, sorted by path.
     ///
@@ -99,7 +107,7 @@ impl Comparison<'_> {
         let mut open = vec![(path.to_vec(), child, Arc::clone(trail))];
         while let Some((path, child, trail)) = open.pop() {
             if child.kind == Kind::Dir {
-                for (name, below) in there(view.list(&trail).map(Some))?.unwrap_or_default() {
+                for (name, below) in told(view, there(view.list(&trail).map(Some)))?.flatten().unwrap_or_default() {
                     open.push((join(&path, &name), below, trail.step(&name, below.slot)));
                 }
             }
@@ -133,7 +141,9 @@ impl Comparison<'_> {
             match there(self.from.step(&from.1, &name)) {
                 Ok(old) => self.pair(&path, old, new, out)?,
                 // Changed while nobody served the tree: what it was cannot be told.
-                Err(Errno::EIO) => out.extend(new.map(|(child, _)| Differs { path, how: Difference::Modified, kind: child.kind, slot: child.slot })),
+                Err(Errno::EIO) if self.from.may_be_unserved() => {
+                    out.extend(new.map(|(child, _)| Differs { path, how: Difference::Modified, kind: child.kind, slot: child.slot }))
+                }
                 Err(errno) => return Err(errno),
             }
         }
@@ -145,7 +155,8 @@ impl Comparison<'_> {
         if from.slot == to.slot {
             return Ok(self.touched.names.get(&from.slot).cloned().unwrap_or_default());
         }
-        let mut names: BTreeSet<Name> = self.from.list(from)?.into_iter().map(|(name, _)| name).collect();
+        let before = told(&self.from, self.from.list(from))?.unwrap_or_default();
+        let mut names: BTreeSet<Name> = before.into_iter().map(|(name, _)| name).collect();
         names.extend(there(self.to.list(to).map(Some))?.unwrap_or_default().into_iter().map(|(name, _)| name));
         Ok(names)
     }
@@ -156,11 +167,8 @@ impl Comparison<'_> {
         if same_inode && !self.touched.nodes.contains(&old.slot) {
             return Ok(false);
         }
-        let before = match self.from.attr(from) {
-            // Changed while nobody served the tree: it differs, nobody knows how.
-            Err(Errno::EIO) => return Ok(true),
-            before => before?,
-        };
+        // Changed while nobody served the tree: it differs, nobody knows how.
+        let Some(before) = told(&self.from, self.from.attr(from))? else { return Ok(true) };
         let Some(after) = there(self.to.attr(to).map(Some))? else { return Ok(true) };
         if attributes_differ(&before, &after) {
             return Ok(true);
@@ -181,7 +189,7 @@ impl Comparison<'_> {
     }
 
     fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
-        let before = self.from.xattrs(from)?;
+        let Some(before) = told(&self.from, self.from.xattrs(from))? else { return Ok(true) };
         Ok(there(self.to.xattrs(to).map(Some))?.is_none_or(|after| after != before))
     }
 }

@@ -75,6 +75,14 @@ impl<'a> View<'a> {
         }
     }
 
+    /// An answer of EIO may mean that something was changed while nobody served the tree; if not, reading it failed.
+    pub fn may_be_unserved(&self) -> bool {
+        match self.state {
+            State::At(id) => self.timeline.was_absent_after(id),
+            State::Live => false,
+        }
+    }
+
     /// Refuses what was changed while nobody served the tree.
     fn check_served(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<()> {
         if self.changed_unserved(owner, id, epoch)? { Err(Errno::EIO) } else { Ok(()) }
@@ -93,7 +101,8 @@ impl<'a> View<'a> {
             Some(attr) => attr.before.stat.ctime,
             None => match self.present.attr(owner) {
                 Ok(attr) => attr.stat.ctime,
-                Err(_) => return Ok(false),
+                Err(Errno::ESTALE | Errno::ENOENT) => return Ok(false),
+                Err(errno) => return Err(errno),
             },
         };
         Ok(self.timeline.changed_in_absence(ctime, id))

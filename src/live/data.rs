@@ -138,11 +138,20 @@ impl Live {
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
         self.prepare_write(slot, (&file, readable), flags, io)?;
+        let (id, handle) = self.opened(slot, file, flags, io)?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
-            if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
+            let empty = || sys::truncate(&*handle.file, 0);
+            let emptied = if flags.privileged { empty() } else { sys::drop_cap_fsetid_for(empty) };
+            emptied.inspect_err(|_| self.not_opened(id))?;
         }
-        self.opened(slot, file, flags, io)
+        Ok((id, handle))
+    }
+
+    /// Takes back a handle that nobody was told of. The file is settled with the next one that is.
+    fn not_opened(&self, id: HandleId) {
+        let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
+        self.nodes.lock().closed(handle.slot, handle.flags.read, handle.flags.write);
     }
 
     /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
@@ -184,8 +193,15 @@ impl Live {
         let open = flags.backing();
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        let (id, handle) = self.opened(made.slot, file, flags, io)?;
-        Ok((made, id, handle))
+        match self.opened(made.slot, file, flags, io) {
+            Ok((id, handle)) => Ok((made, id, handle)),
+            Err(errno) => {
+                self.forget(made.slot, 1);
+                let removed = self.remove_in(parent.into(), name, false);
+                tracing::debug!(?removed, "a file that was made and could not be opened");
+                Err(errno)
+            }
+        }
     }
 
     /// Enters a new handle into the tables. The caller holds the gate if it writes.
@@ -295,7 +311,8 @@ impl Live {
         if let Some(object) = data.object
             && let Some(file) = self.timeline.open_object(object)?
         {
-            sys::fsync(file)?;
+            // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
+            sys::fsync(file).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
         self.timeline.store().journal.sync().map_err(|error| error.errno())?;
         self.durable.lock().insert(slot);

@@ -23,6 +23,7 @@ mod present;
 mod recover;
 mod remove;
 mod restore;
+mod sealer;
 mod takeover;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -36,6 +37,7 @@ pub use find::At;
 pub use hot::Cut;
 pub use names::{Made, Make};
 pub use nodes::IoMode;
+pub use sealer::{SealMode, SealStats};
 pub use takeover::{Keeper, Legacy, Orphans, Turn};
 
 use crate::history::timeline::Timeline;
@@ -69,6 +71,7 @@ pub struct Live {
     watch: mapped::Watch,
     /// Objects of the open epoch known to be on disk.
     durable: Mutex<HashSet<Slot>>,
+    sealer: sealer::Sealer,
     passthrough: AtomicBool,
     reflink: bool,
     /// What is left to the worker that takes over, if one would.
@@ -107,6 +110,7 @@ impl Live {
             lately: lately::Lately::default(),
             watch: mapped::Watch::default(),
             durable: Mutex::new(HashSet::new()),
+            sealer: sealer::Sealer::default(),
             passthrough: AtomicBool::new(false),
             reflink,
             legacy: OnceLock::new(),
@@ -183,6 +187,11 @@ impl Live {
     fn stripe(&self, slot: Slot) -> MutexGuard<'_, ()> {
         let index = (slot.0 as usize) % self.stripes.len();
         self.stripes[index].lock()
+    }
+
+    /// Does what must not fail for want of space as long as the store has any in reserve.
+    pub(super) fn with_room<T>(&self, call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
+        self.timeline.store().reserve.with_room(call, |errno| *errno)
     }
 
     /// An inode that the kernel knows has lost its last name, and nobody has it open.

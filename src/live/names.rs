@@ -74,7 +74,7 @@ impl Live {
             return Ok(made);
         }
         self.record_new_name(parent, &dir, name, Vec::new(), Vec::new())?;
-        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir) { make.mode & !make.umask } else { make.mode };
+        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir)? { make.mode & !make.umask } else { make.mode };
         let file = create(&dir, name, make, mode)?;
         let made = self.own(parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {
@@ -95,13 +95,18 @@ impl Live {
     }
 
     /// New inodes in the directory get its default ACL, and the umask does not count.
-    fn has_default_acl(&self, slot: Slot, dir: &OwnedFd) -> bool {
+    fn has_default_acl(&self, slot: Slot, dir: &OwnedFd) -> SysResult<bool> {
         if self.dirs.is_plain(slot) {
-            return false;
+            return Ok(false);
         }
-        let has = sys::getxattr(dir, b"system.posix_acl_default").is_ok();
+        let has = match sys::getxattr(dir, b"system.posix_acl_default") {
+            Ok(_) => true,
+            Err(Errno::NO_XATTR | Errno::EOPNOTSUPP | Errno::EACCES | Errno::EPERM) => false,
+            // What it gives to those below is not known, and a wrong mode may let in others.
+            Err(errno) => return Err(errno),
+        };
         self.dirs.set_plain(slot, !has);
-        has
+        Ok(has)
     }
 
     /// A name is to appear: it must not be there, and that it is not is recorded.
@@ -173,8 +178,11 @@ impl Live {
         self.keep_homes(slot.into(), &mut undo);
         self.record_new_name(to.parent.into(), &dir, &to.name, undo, Vec::new())?;
         sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
+        let stat = sys::stat_at(&dir, to.name.as_bytes()).inspect_err(|_| {
+            let removed = sys::unlink_at(&dir, to.name.as_bytes());
+            tracing::debug!(?removed, "a link that could not be looked at");
+        })?;
         self.timeline.count(1);
-        let stat = sys::stat_at(&dir, to.name.as_bytes())?;
         let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
         Ok(Made { slot, generation, stat, file: None })
     }
@@ -282,10 +290,8 @@ impl Live {
     /// A rename that was recorded has failed: everything is where it was.
     fn not_moved(&self, moves: &[&Target<'_>]) {
         let places: Vec<_> = moves.iter().filter(|moving| self.timeline.place(moving.slot).is_some()).map(|at| (at.slot, at.place())).collect();
-        if !places.is_empty()
-            && let Err(errno) = self.timeline.record(Vec::new(), vec![Record::Moved { places }])
-        {
-            tracing::warn!(%errno, "a rename failed, and that it did was not recorded");
+        if !places.is_empty() {
+            self.timeline.put_places(places);
         }
     }
 
@@ -314,26 +320,48 @@ impl Live {
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: here.clone(), object });
         }
+        let held = self.hold(target)?;
         self.timeline.record(undo, more)?;
-        let held = self.hold(target);
         self.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
+        let rename = |how| self.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
         match fate {
             Fate::Move(object) => {
-                let exchange = || sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Exchange);
-                exchange().inspect_err(|_| self.take_back(target.slot))?;
+                rename(RenameMode::Exchange).inspect_err(|_| self.not_replaced(source, target))?;
                 if let Err(errno) = self.move_away(source.dir, source.name, object) {
-                    exchange()?;
-                    self.take_back(target.slot);
+                    match rename(RenameMode::Exchange) {
+                        Ok(()) => self.not_replaced(source, target),
+                        Err(again) => self.half_replaced(source, target, again),
+                    }
                     return Err(errno);
                 }
             }
-            Fate::Free => sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Replace)?,
+            Fate::Free => rename(RenameMode::Replace).inspect_err(|_| self.not_moved(&[source]))?,
         }
         self.timeline.count(i64::from(past));
         self.lost_name(target, held);
         self.nodes.lock().move_link(source.slot, &here, &there);
         Ok(target.slot)
+    }
+}
+
+impl Live {
+    /// A rename over an existing inode that was recorded has failed: both are where they were.
+    fn not_replaced(&self, source: &Target<'_>, target: &Target<'_>) {
+        self.take_back(target.slot);
+        self.not_moved(&[source]);
+    }
+
+    /// A rename over an existing inode has failed half-way, and the way back too: the two have changed places, and nothing is lost.
+    fn half_replaced(&self, source: &Target<'_>, target: &Target<'_>, errno: Errno) {
+        let (there, here) = (target.place(), source.place());
+        tracing::error!(?here, ?there, %errno, "a rename failed half-way: the two names have changed places");
+        self.take_back(target.slot);
+        self.timeline.put_places(vec![(source.slot, there.clone()), (target.slot, here.clone())]);
+        self.timeline.count(2);
+        let mut nodes = self.nodes.lock();
+        nodes.move_link(source.slot, &here, &there);
+        nodes.move_link(target.slot, &there, &here);
     }
 }
 

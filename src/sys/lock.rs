@@ -31,12 +31,18 @@ pub enum Rank {
     Database,
     /// `history`: the open epoch and the closed ones. An epoch is sealed under it, which appends to the journal.
     Timeline,
+    /// `history`: what the journal is owed, which goes before anything else that is appended.
+    Owed,
     /// `store::journal`: one sync at a time.
     Syncing,
     /// `store::journal`: its end.
     Writer,
     /// `store::journal`: one new segment at a time.
     Making,
+    /// `store::layers`: the directories, while one is made.
+    Layers,
+    /// `store::reserve`: what is kept for a full disk, which every lock's holder may need.
+    Reserve,
     /// Everything else: held for a moment, and nothing is locked under it but the next.
     Leaf,
     /// `sys::ledger`: its free rows. What a lock protects may be noted there.

@@ -119,10 +119,18 @@ impl Applier<'_> {
         Ok(())
     }
 
+    /// Where a live inode is now. Of one with several names, history may know only one that it has lost; then it is where it was when the plan was made.
+    fn locate(&self, at: At<'_>, child: Child) -> SysResult<Place> {
+        match self.live().locate(at, child.kind) {
+            Err(Errno::ESTALE) => self.plan.found.get(&child.slot).cloned().ok_or(Errno::ESTALE),
+            place => place,
+        }
+    }
+
     /// Moves a live inode to the staging directory. One that keeps another name gets one more there.
     fn take(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
         let name = staged_name(child.slot);
-        let from = self.live().locate(At::from(trail), child.kind)?;
+        let from = self.locate(At::from(trail), child)?;
         let staged = Place { parent: Slot::STAGING, name: name.clone() };
         if from == staged {
             return Ok(staged);
@@ -273,7 +281,7 @@ impl Applier<'_> {
         let from = match self.placed.get(&child.slot) {
             Some(place) => place.clone(),
             // It stayed at one of its names: this is one more.
-            None => self.live().locate(At::from(child.slot), child.kind)?,
+            None => self.locate(At::from(child.slot), child)?,
         };
         let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
         self.stale.nodes.push(child.slot);

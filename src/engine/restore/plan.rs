@@ -57,6 +57,8 @@ pub(super) struct Plan {
     pub(super) contents: HashMap<Slot, Content>,
     /// Wanted directories that are in the live tree, here or elsewhere.
     pub(super) alive_dirs: HashSet<Slot>,
+    /// Where a wanted inode that is in the live tree was found when the plan was made: history may know only a name that it has lost.
+    pub(super) found: HashMap<Slot, Place>,
 }
 
 struct Planner<'a> {
@@ -70,7 +72,7 @@ struct Planner<'a> {
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
     pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>], touched: Touched) -> SysResult<Plan> {
-        let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new() };
+        let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new(), found: HashMap::new() };
         let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, plan };
         if paths.is_empty() {
             planner.plan.alive_dirs.insert(Slot::ROOT);
@@ -145,7 +147,7 @@ impl Planner<'_> {
         for name in names {
             let wanted = match self.view.step(&want, &name) {
                 // Changed while nobody served the tree: it stays as it is.
-                Err(Errno::EIO) => continue,
+                Err(Errno::EIO) if self.view.may_be_unserved() => continue,
                 wanted => wanted?,
             };
             let have = match &live {
@@ -165,7 +167,7 @@ impl Planner<'_> {
     }
 
     fn wanted(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<()> {
-        let alive = self.is_alive(child, &trail);
+        let alive = self.is_alive(child, &trail)?;
         if child.kind == Kind::Dir {
             if alive {
                 self.plan.alive_dirs.insert(child.slot);
@@ -180,11 +182,29 @@ impl Planner<'_> {
     }
 
     /// The inode is still in the live tree, where the restore may take it from.
-    fn is_alive(&self, child: Child, trail: &Arc<Trail>) -> bool {
-        if self.paths.is_empty() {
-            return self.engine.live.locate(At::from(trail), child.kind).is_ok();
+    fn is_alive(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
+        let found = if self.paths.is_empty() {
+            match self.engine.live.locate(At::from(trail), child.kind) {
+                Err(Errno::ESTALE) => None,
+                place => Some(place?),
+            }
+        } else {
+            self.names_inside(child, trail)?.pop()
+        };
+        let alive = found.is_some();
+        self.plan.found.extend(found.map(|place| (child.slot, place)));
+        Ok(alive)
+    }
+
+    /// The places where the live inode is that are to be restored.
+    fn names_inside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Vec<Place>> {
+        let mut inside = Vec::new();
+        for place in self.engine.live.locate_all(At::from(trail), child.kind)? {
+            if self.is_below_paths(&place)? {
+                inside.push(place);
+            }
         }
-        self.engine.live.locate_all(At::from(trail), child.kind).iter().any(|place| self.is_below_paths(place))
+        Ok(inside)
     }
 
     /// The live inode has, or may have, names that are not to be restored: what is done to it would be seen there.
@@ -192,25 +212,28 @@ impl Planner<'_> {
         if self.paths.is_empty() {
             return Ok(false);
         }
-        let inside = self.engine.live.locate_all(At::from(trail), child.kind).iter().filter(|place| self.is_below_paths(place)).count();
-        Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside as u64)
+        let inside = self.names_inside(child, trail)?.len() as u64;
+        Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside)
     }
 
-    fn is_below_paths(&self, place: &Place) -> bool {
-        let Some(path) = self.live_path(place) else { return false };
-        self.paths.iter().any(|allowed| path == *allowed || (path.starts_with(allowed) && path.get(allowed.len()) == Some(&b'/')))
+    fn is_below_paths(&self, place: &Place) -> SysResult<bool> {
+        let Some(path) = self.live_path(place)? else { return Ok(false) };
+        Ok(self.paths.iter().any(|allowed| path == *allowed || (path.starts_with(allowed) && path.get(allowed.len()) == Some(&b'/'))))
     }
 
-    /// The path of a place in the live tree.
-    fn live_path(&self, place: &Place) -> Option<Vec<u8>> {
+    /// The path of a place in the live tree; `None` if it is not in it.
+    fn live_path(&self, place: &Place) -> SysResult<Option<Vec<u8>>> {
         let mut names = vec![place.name.clone()];
         let mut at = place.parent;
         while at != Slot::ROOT {
-            let up = self.engine.live.locate(At::from(at), Kind::Dir).ok()?;
+            let up = match self.engine.live.locate(At::from(at), Kind::Dir) {
+                Err(Errno::ESTALE) => return Ok(None),
+                up => up?,
+            };
             names.push(up.name);
             at = up.parent;
         }
-        Some(names.iter().rev().fold(Vec::new(), |path, name| join(&path, name)))
+        Ok(Some(names.iter().rev().fold(Vec::new(), |path, name| join(&path, name))))
     }
 
     fn content(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
@@ -220,7 +243,7 @@ impl Planner<'_> {
         if !self.touched.nodes.contains(&child.slot) {
             return Ok(Content::Same);
         }
-        if self.view.attr(trail) == Err(Errno::EIO) {
+        if self.view.may_be_unserved() && self.view.attr(trail) == Err(Errno::EIO) {
             // Changed while nobody served the tree: it stays as it is.
             return Ok(Content::Same);
         }

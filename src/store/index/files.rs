@@ -12,6 +12,8 @@ use rustix::io::Errno;
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::layout::Layout;
+use crate::sys;
+use crate::sys::fault::{self, Call};
 
 const NAME: &str = "index";
 const ASIDE: &str = "index.bad-";
@@ -29,6 +31,7 @@ pub(super) struct Home {
 
 /// Calls sled, and turns its panics into errors: it panics on some damage instead of reporting it.
 pub(super) fn guarded<T>(what: &'static str, call: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
+    fault::check(Call::Index).map_err(StoreError::io(what, NAME))?;
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(StoreError::IndexPanic { what }))
 }
 
@@ -37,6 +40,12 @@ impl Home {
         if layout.read_only() {
             return Err(StoreError::ReadOnly);
         }
+        let (dir, path) = layout.index_home()?;
+        Ok(Home { dir, path })
+    }
+
+    /// As [`Home::of`], also where nothing else of the store may be written.
+    pub fn to_check(layout: &Layout) -> StoreResult<Home> {
         let (dir, path) = layout.index_home()?;
         Ok(Home { dir, path })
     }
@@ -121,7 +130,7 @@ fn sync_files(dir: &OwnedFd) -> io::Result<()> {
             Err(Errno::NOENT) => continue,
             Err(error) => return Err(error.into()),
         };
-        rustix::fs::fsync(file)?;
+        sys::fsync(file)?;
     }
     at::sync_dir(dir)
 }

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
@@ -13,6 +12,7 @@ use super::segment::{self, SEGMENT_HEADER, Window};
 use super::{Address, Identity};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
+use crate::sys;
 
 /// What a power cut loses, it loses in whole sectors of at least this many bytes.
 const SECTOR: usize = 512;
@@ -57,6 +57,35 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
     Ok(Found { first, file: Some(file), end, link, torn: rest.torn() })
+}
+
+/// As [`open`] of a store that is read-only, for a check: follows the whole chain from the beginning to where it breaks or ends, and gives the damage
+/// beside what is whole before it.
+pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(Found, Option<StoreError>)> {
+    let search = Search { dir, identity, segments: segment::list(dir)? };
+    let first = search.segments.first().copied().unwrap_or(1);
+    let mut found = Found { first, file: None, end: Address { segment: first, ..Address::START }, link: identity.genesis(), torn: false };
+    let gap = (first..).zip(&search.segments).find(|(expected, number)| expected != *number);
+    let walked = match gap {
+        _ if search.segments.is_empty() => return Ok((found, None)),
+        Some((missing, _)) => Err(StoreError::JournalDamaged { segment: missing, offset: 0 }),
+        None if first != 1 => Err(StoreError::JournalDamaged { segment: 1, offset: 0 }),
+        None => search.walk(first),
+    };
+    let damage = match walked {
+        Ok((end, link)) => {
+            (found.end, found.link) = (end, link);
+            match search.survey(end, link) {
+                Ok(rest) => {
+                    found.torn = rest.torn();
+                    None
+                }
+                Err(damage) => Some(damage),
+            }
+        }
+        Err(damage) => Some(damage),
+    };
+    Ok((found, damage))
 }
 
 /// What follows the end.
@@ -202,7 +231,7 @@ impl Search<'_> {
         }
         let clear = || -> io::Result<()> {
             for &number in rest.segments.iter().rev() {
-                rustix::fs::renameat(self.dir, segment::file_name(number), self.dir, format!("torn-{number:08}-0"))?;
+                at::rename(self.dir, &segment::file_name(number), &format!("torn-{number:08}-0"))?;
             }
             if !rest.bytes.is_empty() {
                 let saved = format!("torn-{:08}-{}", end.segment, end.offset);
@@ -211,8 +240,8 @@ impl Search<'_> {
                     tracing::warn!(%error, "the torn end of the journal cannot be saved");
                 }
                 let file = at::open_file(self.dir, &segment::file_name(end.segment), OFlags::RDWR)?;
-                file.write_all_at(&vec![0; rest.bytes.len()], u64::from(end.offset))?;
-                file.sync_data()?;
+                sys::write_all_at(&file, &vec![0; rest.bytes.len()], u64::from(end.offset))?;
+                sys::fdatasync(&file)?;
             }
             at::sync_dir(self.dir)
         };
@@ -223,9 +252,9 @@ impl Search<'_> {
     fn settle(&self, start: u32, end: Address, last: &File) -> StoreResult<()> {
         let settle = || -> io::Result<()> {
             for &number in self.segments.iter().filter(|number| (start..end.segment).contains(number)) {
-                at::open_file(self.dir.as_fd(), &segment::file_name(number), OFlags::RDONLY)?.sync_data()?;
+                sys::fdatasync(at::open_file(self.dir.as_fd(), &segment::file_name(number), OFlags::RDONLY)?)?;
             }
-            last.sync_data()?;
+            sys::fdatasync(last)?;
             at::sync_dir(self.dir)
         };
         settle().map_err(StoreError::io("sync", "journal"))

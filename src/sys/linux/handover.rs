@@ -15,8 +15,13 @@ use rustix::net::{
     SocketType,
 };
 
-use super::super::name::{check, last_errno, retry};
+use super::super::name::{check, last_errno};
 use super::super::types::{Errno, SysResult};
+
+/// Calls until no signal interrupts. These calls touch no file of anybody's, so no test makes them fail.
+fn uninterrupted<T>(call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
+    rustix::io::retry_on_intr(call).map_err(Errno::from)
+}
 
 /// Descriptors in one message at most; the kernel takes 253 (`SCM_MAX_FD`).
 const MESSAGE_FDS_MAX: usize = 16;
@@ -37,9 +42,9 @@ impl SharedWords {
     /// `count` words, all 0, that can neither shrink nor grow.
     pub fn create(count: usize) -> SysResult<SharedWords> {
         let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or(Errno::EINVAL)? as u64;
-        let fd = retry(|| rustix::fs::memfd_create("ckptfs-ledger", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
-        retry(|| rustix::fs::ftruncate(&fd, bytes))?;
-        retry(|| rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL))?;
+        let fd = uninterrupted(|| rustix::fs::memfd_create("ckptfs-ledger", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
+        uninterrupted(|| rustix::fs::ftruncate(&fd, bytes))?;
+        uninterrupted(|| rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL))?;
         SharedWords::open(fd)
     }
 
@@ -48,10 +53,10 @@ impl SharedWords {
     /// # Errors
     /// EINVAL if the file could become shorter: then to read a word could end this process (SIGBUS).
     pub fn open(fd: OwnedFd) -> SysResult<SharedWords> {
-        if !retry(|| rustix::fs::fcntl_get_seals(&fd))?.contains(SealFlags::SHRINK) {
+        if !uninterrupted(|| rustix::fs::fcntl_get_seals(&fd))?.contains(SealFlags::SHRINK) {
             return Err(Errno::EINVAL);
         }
-        let bytes = usize::try_from(retry(|| rustix::fs::fstat(&fd))?.st_size).map_err(|_| Errno::EINVAL)?;
+        let bytes = usize::try_from(uninterrupted(|| rustix::fs::fstat(&fd))?.st_size).map_err(|_| Errno::EINVAL)?;
         let count = bytes / size_of::<AtomicU64>();
         if count == 0 {
             return Err(Errno::EINVAL);
@@ -94,14 +99,14 @@ pub fn send_message(to: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> SysR
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::EINVAL);
     }
-    retry(|| rustix::net::sendmsg(&to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)).map(drop)
+    uninterrupted(|| rustix::net::sendmsg(&to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)).map(drop)
 }
 
 /// Receives a message of at most `buffer.len()` bytes and its descriptors, and waits for one; length 0: the other end is gone.
 pub fn receive_message(from: impl AsFd, buffer: &mut [u8]) -> SysResult<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = retry(|| rustix::net::recvmsg(&from, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
+    let received = uninterrupted(|| rustix::net::recvmsg(&from, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {

@@ -8,6 +8,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Timestamps};
 
 use super::super::args::{SetTime, Watched};
+use super::super::fault::Call;
 use super::super::name::{component, device_major, device_minor, last_errno, retry};
 use super::super::types::{Errno, SysResult};
 use super::attr::timespec;
@@ -94,7 +95,7 @@ pub fn touch_at(dir: impl AsFd, name: &[u8], content_only: bool) -> SysResult<()
     let name = component(name)?;
     let last_access = timespec(if content_only { SetTime::Omit } else { SetTime::Now })?;
     let times = Timestamps { last_access, last_modification: timespec(SetTime::Now)? };
-    retry(|| rustix::fs::utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW))
+    retry(Call::SetAttributes, || rustix::fs::utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW))
 }
 
 #[cfg(test)]
