@@ -69,6 +69,18 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// It changes nothing, and may be asked again.
+    pub fn only_asks(&self) -> bool {
+        match self {
+            Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
+            Request::Verify(_) | Request::Audit => true,
+            Request::Restore(options) => options.dry_run,
+            Request::Checkpoint(_) | Request::Delete { .. } | Request::Unmount { .. } => false,
+        }
+    }
+}
+
 /// What the daemon answers when the verb succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

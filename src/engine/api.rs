@@ -261,6 +261,15 @@ pub struct DaemonInfo {
     pub started: String,
     /// Its version.
     pub version: String,
+    /// The process that holds the mount and starts another daemon if this one dies; `None`: nobody would.
+    #[serde(default)]
+    pub holder: Option<u32>,
+    /// How often a daemon died and another took over since the mount.
+    #[serde(default)]
+    pub takeovers: u32,
+    /// When that was last: RFC 3339, UTC.
+    #[serde(default)]
+    pub taken_over: Option<String>,
 }
 
 /// What a restore is asked to do.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
-use super::request::NodeId;
+use super::request::{NodeId, Stale};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
 use crate::store::record::{Actor, Checkpoint, Reason};
@@ -81,8 +81,9 @@ impl Engine {
     /// Makes the kernel write back and forget the data of all files that the daemon serves and that may be mapped.
     fn flush_mapped(&self) {
         let Some(caches) = self.caches.get() else { return };
-        for slot in self.live.mapped_through_daemon() {
-            caches.forget_data(NodeId(slot.0));
+        let mapped: Vec<Stale> = self.live.mapped_through_daemon().into_iter().map(|slot| Stale::Data(NodeId(slot.0))).collect();
+        if !mapped.is_empty() {
+            caches.forget(mapped);
         }
     }
 

@@ -99,11 +99,22 @@ impl Engine {
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
         }
+        if self.succession.as_ref().is_some_and(|after| !after.is_held()) {
+            warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
+        }
         warnings
     }
 
     fn daemon_info(&self) -> DaemonInfo {
-        DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
+        let after = self.succession.as_ref();
+        DaemonInfo {
+            pid: std::process::id(),
+            started: self.started.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            holder: after.filter(|after| after.is_held()).map(|after| after.holder),
+            takeovers: after.map_or(0, |after| after.takeovers),
+            taken_over: after.and_then(|after| after.taken_over.clone()),
+        }
     }
 
     fn sealer_info(&self) -> SealerInfo {

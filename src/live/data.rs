@@ -45,7 +45,7 @@ pub struct OpenFlags {
 impl OpenFlags {
     /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
     /// that do not, the kernel opens the backing file anew, as the caller asked.
-    fn backing(self) -> Open {
+    pub(super) fn backing(self) -> Open {
         Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, noatime: self.noatime, ..Open::default() }
     }
 }
@@ -76,6 +76,12 @@ impl Handles {
         let handle = Arc::new(handle);
         self.map.write().insert(id, Arc::clone(&handle));
         (HandleId(id), handle)
+    }
+
+    /// Enters a handle of the worker before, under the number that the kernel knows; new ones get other numbers.
+    pub(super) fn adopt(&self, id: HandleId, handle: Handle) {
+        self.last.fetch_max(id.0, Ordering::Relaxed);
+        self.map.write().insert(id.0, Arc::new(handle));
     }
 }
 
@@ -242,6 +248,7 @@ impl Live {
         let passthrough = handle.io == IoMode::Passthrough;
         // The descriptor must be closed before the lease is asked for.
         drop(handle);
+        self.drop_orphan(slot);
         if last_writer && passthrough {
             let _gate = self.gate.read();
             let _tree = self.tree.read();

@@ -25,11 +25,12 @@ mod recover;
 mod remove;
 mod restore;
 mod sealer;
+mod takeover;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use attrs::Change;
 pub use data::{Handle, HandleId, OpenFlags};
@@ -39,6 +40,7 @@ pub use hot::Cut;
 pub use names::{Made, Make};
 pub use nodes::IoMode;
 pub use sealer::{SealMode, SealStats};
+pub use takeover::{Keeper, Legacy, Orphans, Turn};
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -73,6 +75,8 @@ pub struct Live {
     sealer: sealer::Sealer,
     passthrough: AtomicBool,
     reflink: bool,
+    /// What is left to the worker that takes over, if one would.
+    legacy: OnceLock<takeover::Legacy>,
     /// What somebody syncs reaches the disk ahead of what was done before (btrfs's tree log).
     syncs_overtake: bool,
 }
@@ -89,7 +93,7 @@ impl Live {
         }
         let filesystem = sys::fs_name(sys::statfs_fd(&root)?.fs_type);
         let mut nodes = nodes::Nodes::default();
-        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, None, 1);
+        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, nodes::generation_of(&stat), None, 1);
         Ok(Live {
             root,
             staging: Arc::new(staging),
@@ -110,6 +114,7 @@ impl Live {
             sealer: sealer::Sealer::default(),
             passthrough: AtomicBool::new(false),
             reflink,
+            legacy: OnceLock::new(),
             syncs_overtake: filesystem == "btrfs",
         })
     }
@@ -201,7 +206,7 @@ impl Live {
         let held = self.orphan(slot)?;
         let stat = Stat { nlink: 0, ..sys::stat_fd(&held).ok()? };
         let mut nodes = self.nodes.lock();
-        let node = nodes.get_mut(slot).filter(|node| node.dead && node.lookups > 0)?;
+        let node = nodes.get_mut(slot).filter(|node| node.dead && node.is_known())?;
         node.lookups += 1;
         Some((node.generation, stat))
     }
