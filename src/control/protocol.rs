@@ -4,7 +4,9 @@ use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError};
+use crate::engine::api::{
+    Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError, VersionInfo,
+};
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 1;
@@ -38,12 +40,29 @@ pub enum Request {
         /// Which.
         state: StateName,
     },
+    /// The checkpoints that are asked for, newest first.
+    Find(Query),
+    /// Give a checkpoint other tags.
+    Retag {
+        /// Which.
+        state: StateName,
+        /// What it loses and gets.
+        retag: Retag,
+    },
+    /// Every version of a path.
+    Versions {
+        /// The path.
+        path: TreePath,
+    },
     /// What changed between two states.
     Diff {
         /// The older one.
         from: StateName,
         /// The newer one; the live tree if absent.
         to: Option<StateName>,
+        /// With the sizes of files.
+        #[serde(default)]
+        sizes: bool,
     },
     /// Make the tree what it was.
     Restore(RestoreOptions),
@@ -67,9 +86,9 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
-    /// To `checkpoint`, `show` and `delete`.
+    /// To `checkpoint`, `show`, `retag` and `delete`.
     Checkpoint(CheckpointInfo),
-    /// To `log`, and part of a longer answer.
+    /// To `log` and `find`, and part of a longer answer.
     Checkpoints(Vec<CheckpointInfo>),
     /// To `status`.
     Status(Box<Status>),
@@ -77,6 +96,8 @@ pub enum Response {
     Stats(Box<Stats>),
     /// To `diff`, and part of a longer answer.
     Changes(Vec<Change>),
+    /// To `versions`, and part of a longer answer.
+    Versions(Vec<VersionInfo>),
     /// To `restore`.
     Restored(Restored),
     /// To `unmount`.
@@ -198,6 +219,7 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
+        Response::Versions(versions) => heads(versions, version_bytes).into_iter().map(Response::Versions).collect(),
         Response::Checkpoint(_) | Response::Stats(_) | Response::Done => Vec::new(),
     };
     parts.push(response);
@@ -208,10 +230,12 @@ pub fn split(mut response: Response) -> Vec<Response> {
 pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
     let mut changes = Vec::new();
     let mut checkpoints = Vec::new();
+    let mut versions = Vec::new();
     for part in parts {
         match part {
             Response::Changes(mut more) => changes.append(&mut more),
             Response::Checkpoints(mut more) => checkpoints.append(&mut more),
+            Response::Versions(mut more) => versions.append(&mut more),
             _ => return None,
         }
     }
@@ -225,13 +249,18 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             *list = std::mem::take(&mut checkpoints);
             None
         }
+        Response::Versions(list) => {
+            versions.append(list);
+            *list = std::mem::take(&mut versions);
+            None
+        }
         Response::Checkpoint(_) | Response::Stats(_) | Response::Done => None,
     };
     if let Some(list) = list {
         changes.append(list);
         *list = std::mem::take(&mut changes);
     }
-    (changes.is_empty() && checkpoints.is_empty()).then_some(last)
+    (changes.is_empty() && checkpoints.is_empty() && versions.is_empty()).then_some(last)
 }
 
 /// Takes parts of [`PART_BYTES`] off the front of `list`, until what is left fits.
@@ -264,4 +293,8 @@ fn change_bytes(change: &Change) -> usize {
 fn checkpoint_bytes(checkpoint: &CheckpointInfo) -> usize {
     let texts = checkpoint.note.len() + checkpoint.tags.iter().map(|tag| tag.len() + 1).sum::<usize>();
     ITEM_BYTES + ESCAPED_BYTES * texts
+}
+
+fn version_bytes(version: &VersionInfo) -> usize {
+    ITEM_BYTES + version.checkpoint.as_ref().map_or(0, checkpoint_bytes)
 }

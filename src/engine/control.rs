@@ -210,7 +210,7 @@ impl Engine {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| verb_errno(&error))?;
         let _one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
-        let options = CheckpointOptions { note: String::new(), tags: vec![name.to_owned()], sync: false };
+        let options = CheckpointOptions { note: String::new(), tags: vec![name.to_owned()], ..CheckpointOptions::default() };
         let made = self.make_checkpoint(&options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
         match self.view_root(made.id, true, 1)? {
             Looked::Found(entry) => Ok(entry),
@@ -232,7 +232,7 @@ impl Engine {
         let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
         let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
         let tags = checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.timeline().set_tags(id, tags)
+        self.timeline().set_tags(vec![(id, tags)])
     }
 
     /// The view that a past node belongs to must still be there.

@@ -10,6 +10,7 @@ mod control;
 pub mod counts;
 mod error;
 mod files;
+mod find;
 mod listing;
 pub mod offline;
 mod past;
