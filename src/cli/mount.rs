@@ -140,7 +140,8 @@ impl Serving {
             let value = value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
             format!("--{name}={value}").into()
         }
-        let mut arguments = vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
+        let mut arguments =
+            vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
         arguments.push(format!("--readers={}", self.readers).into());
         arguments.extend(self.snapdir_mode.map(|mode| format!("--snapdir-mode={mode:o}").into()));
         for flag in &self.options {
