@@ -14,7 +14,7 @@ use ckptfs::store::record::Actor;
 use ckptfs::sys::{self, Errno, Kind, SysResult};
 
 pub const ROOT: NodeId = NodeId(1);
-const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0, again: false };
+const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0, again: false, request: 0 };
 const SNAPSHOTS: &str = ".snapshots";
 
 fn somebody() -> Actor {
@@ -68,7 +68,17 @@ impl Served {
         })?;
         let io = if self.passthrough { IoChoice::Auto } else { IoChoice::Daemon };
         let (backing, mount) = (self.dir.clone(), self.dir.clone());
-        let config = Config { root, backing, mount, io, strict_writes: false, snapdir_visible: false, seal: SealMode::Off, snapdir_mode: None };
+        let config = Config {
+            root,
+            backing,
+            mount,
+            io,
+            strict_writes: false,
+            snapdir_visible: false,
+            seal: SealMode::Off,
+            snapdir_mode: None,
+            succession: None,
+        };
         let engine = Engine::open(config)?;
         assert_eq!(engine.wants_passthrough(), self.passthrough);
         engine.started(self.passthrough);
@@ -219,7 +229,7 @@ impl Served {
     pub fn link(&self, from: &str, to: &str) -> SysResult<()> {
         let (dir, name) = self.place(to)?;
         let node = self.node(from)?;
-        self.engine().link(node, dir, name).map(|entry| self.know(entry))
+        self.engine().link(CALLER, node, dir, name).map(|entry| self.know(entry))
     }
 
     pub fn unlink(&self, path: &str) -> SysResult<()> {
@@ -234,7 +244,7 @@ impl Served {
 
     pub fn rename(&self, from: &str, to: &str, how: RenameHow) -> SysResult<()> {
         let ((from_dir, from), (to_dir, to)) = (self.place(from)?, self.place(to)?);
-        self.engine().rename(from_dir, from, to_dir, to, how)
+        self.engine().rename(CALLER, from_dir, from, to_dir, to, how)
     }
 
     pub fn setxattr(&self, path: &str, name: &str, value: &[u8]) -> SysResult<()> {
