@@ -28,6 +28,9 @@ pub struct Args {
     mountpoint: Option<PathBuf>,
     #[command(flatten)]
     serving: Serving,
+    /// A daemon that dies leaves a dead mount; else another takes over, and programs go on
+    #[arg(long)]
+    no_holder: bool,
     /// Stay in the foreground; log to stderr
     #[arg(long)]
     foreground: bool,
@@ -196,7 +199,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     check_store(&backing)?;
     check_flags(&args.serving)?;
     let allow_other = allow_other(&args)?;
-    let daemon = daemon::Args { backing, mountpoint, serving: args.serving, allow_other, foreground: args.foreground };
+    let (serving, foreground, no_holder) = (args.serving, args.foreground, args.no_holder);
+    let daemon = daemon::Args { backing, mountpoint, serving, allow_other, foreground, no_holder, worker: false };
     if repaired > 0 {
         context.out.talk(&format!("took away {repaired} dead mount{} first", if repaired == 1 { "" } else { "s" }));
     }

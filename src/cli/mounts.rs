@@ -67,6 +67,11 @@ pub fn dead_around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a Mount
     around.last()
 }
 
+/// Whether `path` is on a mount of ours that lives.
+pub fn serves_around(table: &[MountPoint], path: &Path) -> bool {
+    containing(table, path).is_some_and(|mount| is_ours(mount) && !is_dead(&mount.at))
+}
+
 /// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must be ours.
 pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
     if !top(&sys::mounts()?, at).is_some_and(is_ours) {

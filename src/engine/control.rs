@@ -19,8 +19,11 @@ use crate::sys::{Errno, Kind, Stat, SysResult};
 pub(super) const CONTROL: u64 = 1 << 61;
 /// `.snapshots`.
 pub(super) const SNAPDIR: NodeId = NodeId(CONTROL);
-/// `.ckptfs`: a link through which the verbs find the store below the mount.
-pub(super) const STORE_LINK: NodeId = NodeId(CONTROL | 1);
+/// `.ckptfs`: a link through which the verbs find the store below the mount. It leads to a descriptor of this process, and the kernel remembers where
+/// a link leads: that of another worker has another number.
+pub(super) fn store_link() -> NodeId {
+    NodeId(CONTROL | u64::from(std::process::id()) << 8 | 1)
+}
 /// Name of the snapshot directory.
 pub(super) const SNAPDIR_NAME: &[u8] = b".snapshots";
 /// Name of the store.
@@ -122,7 +125,7 @@ impl Engine {
 
     /// Target of a link of ours.
     pub(super) fn control_link(&self, node: NodeId) -> SysResult<Vec<u8>> {
-        if node == STORE_LINK {
+        if node == store_link() {
             use std::os::fd::AsRawFd;
             return Ok(format!("/proc/{}/fd/{}", std::process::id(), self.store_dir.as_raw_fd()).into_bytes());
         }
@@ -134,7 +137,7 @@ impl Engine {
 
     /// A name of ours in the root directory.
     pub(super) fn lookup_reserved(&self, name: &[u8]) -> SysResult<Looked> {
-        let node = if name == SNAPDIR_NAME { SNAPDIR } else { STORE_LINK };
+        let node = if name == SNAPDIR_NAME { SNAPDIR } else { store_link() };
         let ttl = if node == SNAPDIR { super::service::FOR_EVER } else { Duration::ZERO };
         Ok(Looked::Found(Entry { node, generation: 0, stat: self.control_stat(node)?, ttl }))
     }
@@ -235,11 +238,18 @@ impl Engine {
     }
 
     /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
+    /// A worker that died may have made it, if the caller asks again.
     pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| verb_errno(&error))?;
+        if caller.again
+            && let Some(id) = self.timeline().tagged(name).filter(|id| self.is_directory(*id, name))
+            && let Looked::Found(entry) = self.view_root(id, true, 1)?
+        {
+            return Ok(entry);
+        }
         let _one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
-        let options = CheckpointOptions { note: String::new(), tags: vec![name.to_owned()], sync: false };
+        let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
         let made =
             self.make_checkpoint(&caller.actor(), &options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
         match self.view_root(made.id, true, 1)? {
@@ -262,7 +272,7 @@ impl Engine {
         let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
         let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
         let tags = checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.timeline().set_tags(Some(&caller.actor()), id, tags)
+        self.timeline().set_tags(Some(&caller.actor()), vec![(id, tags)])
     }
 
     /// The view that a past node belongs to must still be there.

@@ -10,8 +10,10 @@ pub mod check;
 mod checkpoint;
 mod control;
 pub mod counts;
+mod durable;
 mod error;
 mod files;
+mod find;
 mod listing;
 pub mod offline;
 mod past;
@@ -19,6 +21,7 @@ pub mod request;
 mod restore;
 mod service;
 mod syncer;
+pub mod takeover;
 mod unserved;
 mod verbs;
 
@@ -29,6 +32,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use api::{VerbError, VerbResult};
+use durable::sync_checkpoints;
 use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
@@ -71,6 +75,8 @@ pub struct Config {
     pub strict_writes: bool,
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
+    /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
+    pub succession: Option<takeover::Succession>,
     /// What is done ahead of need, when the machine is idle (`--seal`).
     pub seal: SealMode,
     /// Permission bits of `.snapshots`; those of the root directory if not given.
@@ -89,6 +95,9 @@ pub struct Engine {
     snapdir_read: AtomicBool,
     links: control::Links,
     announcer: Arc<announce::Announcer>,
+    succession: Option<takeover::Succession>,
+    /// What the kernel must forget because a restore was finished before this worker served anything.
+    stale: Mutex<Option<restore::Stale>>,
     /// Held while a checkpoint or a restore is made: one at a time.
     checkpointing: Mutex<()>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
@@ -101,7 +110,7 @@ pub struct Engine {
     started: String,
     counts: Arc<counts::RequestCounts>,
     syncer: Arc<syncer::Syncer>,
-    warnings: Vec<String>,
+    warnings: Mutex<Vec<String>>,
 }
 
 /// What [`Config`] said, for as long as the tree is served.
@@ -122,7 +131,8 @@ impl Engine {
     ///
     /// # Errors
     /// In words for a person: the store is in use, of a newer format, damaged; the filesystem is full or read-only; passthrough cannot be had.
-    pub fn open(config: Config) -> VerbResult<Arc<Engine>> {
+    pub fn open(mut config: Config) -> VerbResult<Arc<Engine>> {
+        let succession = config.succession.take();
         let (store, opened) = Store::open(&config.root, true).map_err(|error| store_error(&error, &config.backing))?;
         let store = Arc::new(store);
         let failed = |errno: Errno| error::failed("the store cannot be used", errno);
@@ -139,7 +149,8 @@ impl Engine {
             warnings.push("the journal's end was torn, as a power cut tears it; what had not been synced may be lost".to_owned());
         }
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
-        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live)));
+        let ledger = succession.as_ref().map(|succession| Arc::clone(&succession.ledger));
+        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), ledger));
         let engine = Arc::new(Engine {
             live,
             config: served,
@@ -150,6 +161,8 @@ impl Engine {
             snapdir_read: AtomicBool::new(false),
             links: control::Links::default(),
             announcer,
+            succession,
+            stale: Mutex::default(),
             checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
@@ -158,15 +171,21 @@ impl Engine {
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
             syncer: Arc::default(),
-            warnings,
+            warnings: Mutex::new(warnings),
         });
+        engine.bequeath();
         engine.begin_service(&aftermath).map_err(failed)?;
+        engine.name_incomplete().map_err(failed)?;
         if aftermath.unclean {
             engine.live.recover(&aftermath).map_err(failed)?;
         }
-        if let Err(errno) = engine.finish_restore(&aftermath) {
-            tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
+        match engine.finish_restore(&aftermath) {
+            Ok(stale) => *engine.stale.lock() = stale,
+            Err(errno) => {
+                tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
+            }
         }
+        engine.adopt_tree().map_err(failed)?;
         engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
         engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
         engine.live.start_sealer(engine.config.seal).map_err(|error| failed(error.into()))?;
@@ -177,6 +196,10 @@ impl Engine {
     pub fn set_caches(&self, caches: Arc<dyn Caches>) {
         self.announcer.mounted(&self.config.mount, Arc::clone(&caches));
         let _ = self.caches.set(caches);
+        let stale = self.stale.lock().take();
+        if let (Some(stale), true) = (stale, self.took_over()) {
+            self.forget_stale(&stale);
+        }
     }
 
     /// Lets go of the mount, which is about to be unmounted: what is being announced to watchers is cut short.
@@ -194,6 +217,11 @@ impl Engine {
         self.store_dir.as_fd()
     }
 
+    /// The backing directory.
+    pub fn root_fd(&self) -> BorrowedFd<'_> {
+        self.live.root().as_fd()
+    }
+
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
         self.syncer.stop();
@@ -201,6 +229,11 @@ impl Engine {
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
+        }
+        if self.timeline().unsynced().next().is_some()
+            && let Err(errno) = sync_checkpoints(&self.live)
+        {
+            tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
         self.timeline().stop();
         // Whoever changes the tree once we are gone shall be seen to have done so after us.
@@ -215,6 +248,8 @@ impl Engine {
     fn begin_service(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
         let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
             (Some(at_ns), _) => Some(at_ns),
+            // The mount was there all the time, and whoever wanted to change something waited.
+            (None, true) if self.took_over() => None,
             // A killed daemon lived at least until it last wrote to the journal, and until the last change of what has a record: most changes need
             // no new one.
             (None, true) => Some(self.journal_written_ns()?.max(self.live.last_recorded_change().map_or(i64::MIN, nanoseconds))),

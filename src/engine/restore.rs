@@ -18,7 +18,7 @@ use std::time::Instant;
 use super::Engine;
 use super::api::{Change, ChangeKind, RestoreOptions, Restored, TreePath, VerbResult};
 use super::error;
-use super::request::NodeId;
+use super::request::{NodeId, Stale as Forget};
 use crate::history::timeline::Aftermath;
 use crate::history::touched::Touched;
 use crate::history::view::State;
@@ -66,12 +66,12 @@ impl Engine {
         self.snapdir_changed();
         match applied {
             Ok(stale) => {
-                self.forget(&stale);
+                self.forget_stale(&stale);
                 self.announce(&plan, &stale);
             }
             Err(errno) => {
                 let stale = apply::all_of(&plan);
-                self.forget(&stale);
+                self.forget_stale(&stale);
                 self.announce(&plan, &stale);
                 let mut error = failed(errno);
                 error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
@@ -93,16 +93,16 @@ impl Engine {
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
-    pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<()> {
-        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(()) };
+    pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
+        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
         if self.timeline().checkpoint(*target).is_none() {
-            return Ok(());
+            return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
         let _gate = self.live.gate.write();
         let _tree = self.live.tree.write();
         let plan = plan::Plan::make(self, *target, paths, self.touched(*target, None)?)?;
-        self.carry_out(None, &plan, *guard, paths).map(drop)
+        self.carry_out(None, &plan, *guard, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.
@@ -129,7 +129,7 @@ impl Engine {
             let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
             if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
                 let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
-                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir });
+                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir, old_size: None, size: None });
             }
         }
         Ok(changes)
@@ -167,18 +167,15 @@ impl Engine {
     }
 
     /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
-    fn forget(&self, stale: &Stale) {
+    pub(super) fn forget_stale(&self, stale: &Stale) {
         let Some(caches) = self.caches.get() else { return };
         // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
-        for (parent, name, child) in &stale.dead {
-            caches.delete_entry(NodeId(parent.0), NodeId(child.0), name.as_bytes());
-        }
-        for (parent, name) in &stale.names {
-            caches.forget_entry(NodeId(parent.0), name.as_bytes());
-        }
-        for slot in &stale.nodes {
-            caches.forget_data(NodeId(slot.0));
-        }
+        let node = |slot: &Slot| NodeId(slot.0);
+        let dead = stale.dead.iter();
+        let dead = dead.map(|(parent, name, child)| Forget::Deleted { parent: node(parent), child: node(child), name: name.as_bytes().to_vec() });
+        let names = stale.names.iter().map(|(parent, name)| Forget::Entry { parent: node(parent), name: name.as_bytes().to_vec() });
+        let nodes = stale.nodes.iter().map(|slot| Forget::Data(node(slot)));
+        caches.forget(dead.chain(names).chain(nodes).collect());
         self.root_changed(Slot::ROOT);
     }
 }

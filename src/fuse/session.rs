@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +11,9 @@ use std::thread::{self, JoinHandle};
 use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
 
 use super::adapter::Adapter;
+use super::backing::Device;
 use super::notify::KernelCaches;
+use super::takeover;
 use crate::engine::request::{Caches, Service};
 use crate::sys::lock::Mutex;
 
@@ -61,7 +64,8 @@ impl MountConfig {
         config.mount_options = options;
         config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
         config.n_threads = Some(self.readers());
-        config.clone_fd = cfg!(target_os = "linux");
+        // One descriptor for all readers: when one that was cloned is closed the kernel ends the requests that were read from it.
+        config.clone_fd = false;
         config
     }
 }
@@ -88,6 +92,7 @@ pub fn escape_source(source: &OsStr) -> String {
 /// A mounted session. Dropping it unmounts, if nobody uses the mount, and does not wait for its threads.
 pub struct Session {
     server: Option<JoinHandle<io::Result<()>>>,
+    device: Option<Arc<OwnedFd>>,
     caches: Arc<KernelCaches>,
     unmounter: Unmounter,
 }
@@ -99,11 +104,45 @@ impl Session {
     /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
     pub fn mount(service: Arc<dyn Service>, config: &MountConfig) -> io::Result<Session> {
         let adapter = Adapter::new(service, config.passthrough);
-        let mut session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
-        let caches = Arc::new(KernelCaches::new(session.notifier()));
+        let device = adapter.device();
+        let session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
+        Session::prepared(session, &device)
+    }
+
+    /// Goes on where another session of the same connection was killed: `device` is its `/dev/fuse`. When it returns, what that one left unanswered
+    /// is being served.
+    ///
+    /// # Errors
+    /// EINVAL without a ledger in which the one before left what it knew.
+    pub fn resume(service: Arc<dyn Service>, config: &MountConfig, device: OwnedFd) -> io::Result<Session> {
+        let ledger = service.ledger().ok_or(io::ErrorKind::InvalidInput)?;
+        let adapter = Adapter::new(service, config.passthrough);
+        let (shared, adopt) = (adapter.device(), adapter.adopter());
+        let fuser_config = config.fuser_config();
+        let session = takeover::resume(adapter, &device, fuser_config.acl, fuser_config, &ledger)?;
+        adopt();
+        if let Err(error) = takeover::resend(&device) {
+            // Before Linux 6.9: what was under way stays unanswered until the mount goes.
+            tracing::error!(%error, "the kernel does not give out again what a killed daemon had begun");
+        }
+        Session::prepared(session, &shared)
+    }
+
+    fn prepared(mut session: fuser::Session<Adapter>, shared: &Device) -> io::Result<Session> {
+        let device = Arc::new(session.as_fd().try_clone_to_owned()?);
+        shared.set(&device);
+        let caches = Arc::new(KernelCaches::new(session.notifier(), session.as_fd())?);
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));
         let server = thread::Builder::new().name("fuse-session".to_owned()).spawn(move || session.run())?;
-        Ok(Session { server: Some(server), caches, unmounter })
+        Ok(Session { server: Some(server), device: Some(device), caches, unmounter })
+    }
+
+    /// A copy of `/dev/fuse`: whoever has one keeps the connection alive.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn device(&self) -> io::Result<OwnedFd> {
+        self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?.try_clone()
     }
 
     /// The kernel's caches of this session.
@@ -125,6 +164,7 @@ impl Session {
         let Some(server) = self.server.take() else { return Ok(()) };
         let result = server.join().unwrap_or_else(|_| Err(io::Error::other("the thread of the session panicked")));
         self.caches.close();
+        self.device = None;
         result
     }
 }
