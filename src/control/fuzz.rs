@@ -27,7 +27,12 @@ fn state() -> impl Strategy<Value = StateName> {
 fn request() -> impl Strategy<Value = Request> {
     let path = prop_oneof![vec(any::<u8>(), 0..40), text().prop_map(String::into_bytes)].prop_map(TreePath);
     prop_oneof![
-        (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(note, tags, sync)| Request::Checkpoint(CheckpointOptions { note, tags, sync, if_changed: !sync })),
+        (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(note, tags, sync)| Request::Checkpoint(CheckpointOptions {
+            note,
+            tags,
+            sync,
+            if_changed: !sync
+        })),
         Just(Request::Status),
         Just(Request::Log),
         state().prop_map(|state| Request::Show { state }),
