@@ -39,7 +39,13 @@ impl Timeline {
             }
         }
         let Replay { inner, aftermath } = replay;
-        let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), wake: Wake::default(), distrusted: Mutex::default() };
+        let timeline = Timeline {
+            store,
+            inner: RwLock::ranked(Rank::Timeline, inner),
+            wake: Wake::default(),
+            distrusted: Mutex::default(),
+            met: Mutex::default(),
+        };
         Ok((timeline, aftermath))
     }
 
