@@ -43,10 +43,13 @@ pub fn serve(point: &Path) {
     let service = Arc::new(Null { counts: Arc::default(), tree });
     let config = MountConfig {
         mountpoint: point.to_owned(),
-        source: "null".to_owned(),
+        source: "null".into(),
         passthrough: false,
         allow_other: true,
         read_only: false,
+        dev: false,
+        suid: false,
+        exec: true,
         readers: READERS,
     };
     Session::mount(service, &config).and_then(Session::wait).expect("a filesystem in memory can be mounted");
@@ -177,7 +180,7 @@ impl Service for Null {
         node.stat.size = target.len() as u64;
         tree.entry(made.node)
     }
-    fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
+    fn link(&self, _caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
         let mut tree = self.tree.lock();
         tree.node(node)?.stat.nlink += 1;
         tree.node(parent)?.names.insert(name.to_vec(), node.0);
@@ -192,7 +195,7 @@ impl Service for Null {
         let child = tree.child(parent, name)?;
         if tree.node(child)?.names.is_empty() { tree.remove(parent, name) } else { Err(Errno::ENOTEMPTY) }
     }
-    fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
+    fn rename(&self, _caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
         let mut tree = self.tree.lock();
         let child = tree.child(parent, name)?;
         match (tree.child(new_parent, new_name), how) {

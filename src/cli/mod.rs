@@ -16,6 +16,7 @@ mod doctor;
 mod error;
 mod findings;
 mod fsck;
+mod holder;
 mod holders;
 mod launch;
 mod locate;

@@ -1,10 +1,10 @@
 //! The client's side of the socket.
 
 use std::io::{self, BufReader, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
@@ -18,19 +18,43 @@ use crate::sys::host;
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
+    /// The store, in which the daemon that takes over from one that dies has its socket.
+    store: Option<OwnedFd>,
 }
+
+/// How long a daemon that died while it was asked may take to be followed by another.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(5);
+const TAKEOVER_PAUSE: Duration = Duration::from_millis(10);
+/// How many daemons may die over one question.
+const TAKEOVERS_MAX: u32 = 5;
 
 impl Client {
     /// Connects to the daemon that serves the store at `store`, a directory (`O_PATH` is enough).
     ///
     /// Errors: `ConnectionRefused` or `NotFound` when no daemon runs; `PermissionDenied` when it is not ours to ask.
     pub fn connect(store: impl AsFd) -> io::Result<Client> {
-        Client::connect_path(&host::path_in(store.as_fd(), SOCKET_NAME)?)
+        let client = Client::connect_path(&host::path_in(store.as_fd(), SOCKET_NAME)?)?;
+        Ok(Client { store: store.as_fd().try_clone_to_owned().ok(), ..client })
+    }
+
+    /// Connects to the daemon that takes over; whether there is one.
+    fn reconnect(&mut self) -> bool {
+        let Some(store) = &self.store else { return false };
+        let Ok(path) = host::path_in(store.as_fd(), SOCKET_NAME) else { return false };
+        let started = Instant::now();
+        while started.elapsed() < TAKEOVER_TIMEOUT {
+            if let Ok(stream) = UnixStream::connect(&path) {
+                self.stream = BufReader::new(stream);
+                return true;
+            }
+            std::thread::sleep(TAKEOVER_PAUSE);
+        }
+        false
     }
 
     /// Connects to the socket at `path`, at most about 100 bytes long (unix(7), `sun_path`).
     pub fn connect_path(path: &Path) -> io::Result<Client> {
-        Ok(Client { stream: BufReader::new(UnixStream::connect(path)?) })
+        Ok(Client { stream: BufReader::new(UnixStream::connect(path)?), store: None })
     }
 
     /// Makes a checkpoint.
@@ -132,7 +156,18 @@ impl Client {
         }
     }
 
+    /// What changes nothing is asked again of the daemon that takes over.
     fn call(&mut self, request: Request) -> VerbResult<Response> {
+        for _ in 0..TAKEOVERS_MAX {
+            match self.call_once(request.clone()) {
+                Err(error) if error.code == DAEMON_LOST && request.only_asks() && self.reconnect() => {}
+                answer => return answer,
+            }
+        }
+        self.call_once(request)
+    }
+
+    fn call_once(&mut self, request: Request) -> VerbResult<Response> {
         let frame = encode(&Call { version: PROTOCOL, request }).map_err(|error| VerbError {
             code: "too-large".into(),
             message: format!("cannot ask the daemon: {error}"),
@@ -158,11 +193,13 @@ impl Client {
     }
 }
 
+const DAEMON_LOST: &str = "daemon-lost";
+
 fn lost(error: &io::Error) -> VerbError {
     VerbError {
-        code: "daemon-lost".into(),
+        code: DAEMON_LOST.into(),
         message: format!("the daemon ended before it answered ({error})"),
-        hint: Some("what was acknowledged is safe; mount again: ckptfs mount DIR (.ckptfs/daemon.log may say why)".into()),
+        hint: Some("whether it was done: ckptfs log; what was acknowledged is safe. If nobody took over, mount again: ckptfs mount DIR".into()),
     }
 }
 

@@ -46,7 +46,7 @@ fn status(count: usize) -> Status {
         capture: "reflink".into(),
         io: "daemon".into(),
         writes: "daemon".into(),
-        daemon: DaemonInfo { pid: 1, started: "2026-11-21T09:00:00Z".into(), version: "0".into() },
+        daemon: DaemonInfo { pid: 1, started: "2026-11-21T09:00:00Z".into(), version: "0".into(), holder: None, takeovers: 0, taken_over: None },
         epoch: 2,
         latest: Some(CheckpointId(1)),
         checkpoints: 1,

@@ -86,15 +86,35 @@ impl Engine {
 
     /// What somebody should know.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.warnings.clone();
+        let mut warnings = self.warnings.lock().clone();
         if self.timeline().store().journal.is_latched() {
-            warnings.push("the journal cannot be written: changes to what checkpoints can see fail until the next mount".into());
+            let next = "unmount, run `ckptfs fsck`, and mount again";
+            warnings.push(format!(
+                "the journal or a version cannot be written: changes to what checkpoints can see fail with EIO until the next mount; {next}"
+            ));
+        }
+        if let Some(why) = self.timeline().index_trouble() {
+            let refused = if self.timeline().takes_checkpoints() { "will soon be" } else { "are" };
+            warnings.push(format!(
+                "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
+            ));
+        }
+        if self.succession.as_ref().is_some_and(|after| !after.is_held()) {
+            warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
         }
         warnings
     }
 
     fn daemon_info(&self) -> DaemonInfo {
-        DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
+        let after = self.succession.as_ref();
+        DaemonInfo {
+            pid: std::process::id(),
+            started: self.started.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            holder: after.filter(|after| after.is_held()).map(|after| after.holder),
+            takeovers: after.map_or(0, |after| after.takeovers),
+            taken_over: after.and_then(|after| after.taken_over.clone()),
+        }
     }
 
     fn sealer_info(&self) -> SealerInfo {
@@ -132,7 +152,11 @@ impl Verbs for Engine {
     }
 
     fn status(&self) -> VerbResult<Status> {
-        let failed = |errno| error::failed("the tree cannot be compared", errno);
+        let failed = |errno| {
+            let failed = error::failed("the tree cannot be compared", errno);
+            let warnings = self.warnings();
+            if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
+        };
         self.settle();
         let latest = self.timeline().latest();
         let dirty = match latest {

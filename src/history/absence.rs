@@ -88,6 +88,11 @@ impl Timeline {
         known.insert(path, kind);
     }
 
+    /// Whether something changed behind our back was met in the view of a checkpoint.
+    pub fn has_met_unseen(&self, id: CheckpointId) -> bool {
+        self.met.lock().contains_key(&id)
+    }
+
     /// What was met of that kind, by path, since the mount.
     pub fn met_unseen(&self, id: CheckpointId) -> BTreeMap<Vec<u8>, Kind> {
         self.met.lock().get(&id).cloned().unwrap_or_default()

@@ -4,19 +4,30 @@
 //! that epoch. The index says how far it got only at the end of an epoch; one that was begun and not ended is applied again, to the same effect.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::table::Table;
 use super::timeline::Timeline;
 use crate::store::ids::Epoch;
 use crate::store::{Address, Batch, StoreError};
-use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::{self, Errno};
 
 /// Keys that are put into the index at once.
 const PIECE_KEYS_MAX: usize = 64;
 /// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or works on at once.
 const SETTLE: Duration = Duration::from_millis(300);
+
+/// A call of the index that has not returned after this long may be held up by others that want the processor: it is given its share.
+const SLOW: Duration = Duration::from_secs(30);
+/// One that has not after this long counts as failed.
+const STUCK: Duration = Duration::from_secs(120);
+/// The end of a mount waits so long for a call of the index.
+const STOP_MAX: Duration = Duration::from_secs(20);
+/// After a failure on a full filesystem, how long until the index is made anew.
+const RETRY: Duration = Duration::from_secs(5);
+/// Closed epochs that are kept in memory because there is no room for the index, before checkpoints are refused.
+const BACKLOG_MAX: usize = 256;
 
 #[derive(Default)]
 struct Signals {
@@ -25,6 +36,18 @@ struct Signals {
     /// The thread, while it runs.
     running: bool,
     thread: Option<i32>,
+    /// Since when a call of the index has not returned.
+    calling: Option<Instant>,
+    /// Why the index cannot be used.
+    trouble: Option<Trouble>,
+}
+
+/// Why the index cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Trouble {
+    why: String,
+    /// There was no room; it may do once there is.
+    full: bool,
 }
 
 /// Wakes a thread that works on closed epochs when the machine has nothing else to do, and ends it.
@@ -50,9 +73,58 @@ impl Wake {
             tracing::debug!(%errno, "a thread stays idle");
         }
         self.changed.notify_all();
+        let until = Instant::now() + STOP_MAX;
         while signals.running {
-            self.changed.wait(&mut signals);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::error!("the index does not answer; it is left as it is");
+                signals.trouble.get_or_insert(Trouble { why: "it does not answer".into(), full: false });
+                return;
+            }
+            self.changed.wait_for(&mut signals, left);
         }
+    }
+
+    /// The index failed. The first reason stays until it works again.
+    pub(super) fn fail(&self, why: String, full: bool) {
+        let mut signals = self.signals.lock();
+        if signals.trouble.is_none() {
+            tracing::error!(why, full, "the index failed");
+            signals.trouble = Some(Trouble { why, full });
+        }
+    }
+
+    fn calls(&self, since: Option<Instant>) {
+        self.signals.lock().calling = since;
+    }
+
+    /// Why the index cannot be used, if so, and whether only for want of space.
+    fn trouble(&self, now: Instant) -> Option<Trouble> {
+        let mut signals = self.signals.lock();
+        if signals.trouble.is_some() {
+            return signals.trouble.clone();
+        }
+        let since = now.saturating_duration_since(signals.calling?);
+        if since > SLOW
+            && let Some(thread) = signals.thread.take()
+        {
+            let _ = sys::set_thread_normal(thread);
+        }
+        (since > STUCK).then(|| Trouble { why: format!("it has not answered for {} s", since.as_secs()), full: false })
+    }
+
+    /// Waits; `false`: the thread shall end.
+    pub fn pause(&self, limit: Duration) -> bool {
+        let mut signals = self.signals.lock();
+        let until = Instant::now() + limit;
+        while !signals.stop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            self.changed.wait_for(&mut signals, left);
+        }
+        false
     }
 
     /// The thread begins: idle, unless somebody waits for its end already.
@@ -68,14 +140,6 @@ impl Wake {
         self.signals.lock().stop
     }
 
-    /// Waits so long, or until the thread is asked to end.
-    pub fn pause(&self, time: Duration) {
-        let mut signals = self.signals.lock();
-        if !signals.stop {
-            self.changed.wait_for(&mut signals, time);
-        }
-    }
-
     /// Waits for work; `false`: the thread shall end.
     pub fn wait(&self) -> bool {
         let mut signals = self.signals.lock();
@@ -88,6 +152,17 @@ impl Wake {
         signals.sealed = false;
         !signals.stop
     }
+}
+
+/// The error with its causes, in one line.
+fn describe(error: &StoreError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
 }
 
 /// Tells whoever waits for it that the thread has ended, however it did.
@@ -131,8 +206,11 @@ pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<()> {
         |timeline| &timeline.wake,
         |timeline| {
             while timeline.wake.wait() {
-                if let Err(error) = timeline.index_closed() {
-                    tracing::error!(%error, "the index cannot be written; closed epochs stay in memory until the next mount");
+                let indexed = timeline.index_closed();
+                timeline.wake.calls(None);
+                if let Err(error) = indexed
+                    && !timeline.index_failed(&error)
+                {
                     break;
                 }
             }
@@ -141,11 +219,64 @@ pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<()> {
 }
 
 impl Timeline {
+    /// Why no more can be put into the index, if so: closed epochs then stay in memory, and to make more of them is refused. Where there is only no
+    /// room for it, a bounded number is not.
+    pub fn index_trouble(&self) -> Option<String> {
+        let trouble = self.wake.trouble(Instant::now())?;
+        Some(trouble.why)
+    }
+
+    /// A checkpoint can be made although the index may have failed: there is only no room for it, and not yet too much waits in memory.
+    pub fn takes_checkpoints(&self) -> bool {
+        match self.wake.trouble(Instant::now()) {
+            None => true,
+            Some(trouble) => trouble.full && self.inner.read().sealed.len() < BACKLOG_MAX,
+        }
+    }
+
+    /// An error of the index, as the kernel shall see it: what it says is not believed any more.
+    pub(super) fn index_fault(&self, error: StoreError) -> Errno {
+        self.wake.fail(describe(&error), self.store.reserve.is_full());
+        error.errno()
+    }
+
+    /// Waits until there is room, and makes the index anew; `false`: it is not for want of space that it failed, or the thread shall end.
+    fn index_failed(&self, error: &StoreError) -> bool {
+        self.wake.fail(describe(error), self.store.reserve.is_full());
+        loop {
+            let full = self.wake.signals.lock().trouble.as_ref().is_some_and(|trouble| trouble.full);
+            if !full || !self.wake.pause(RETRY) {
+                return false;
+            }
+            if self.store.reserve.is_full() {
+                continue;
+            }
+            match self.remake_index() {
+                Ok(()) => {
+                    tracing::info!("there is room again, and the index was made anew");
+                    self.wake.signals.lock().trouble = None;
+                    return true;
+                }
+                Err(error) => tracing::warn!(%error, "the index cannot be made anew"),
+            }
+        }
+    }
+
+    fn remake_index(&self) -> Result<(), StoreError> {
+        let newest = self.inner.read().checkpoints.last_key_value().map(|(id, (_, address))| (*id, *address));
+        let Some((id, address)) = newest else { return Ok(()) };
+        let end = address.after(&self.store.journal.read(address)?)?;
+        self.store.index.rebuild(&self.store.journal, Some(end))?;
+        drop(self.take_indexed(id.epoch()));
+        Ok(())
+    }
+
     /// Applies every closed epoch to the index and drops its table.
     fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
         while let Some((id, end)) = self.oldest_sealed() {
             let mut batch = Batch::new();
+            self.wake.calls(Some(Instant::now()));
             for frame in self.store.journal.scan(index.applied()?, None) {
                 let (address, record) = frame?;
                 if address > end {
@@ -158,7 +289,12 @@ impl Timeline {
                 if self.wake.stopping() {
                     return Ok(());
                 }
+                self.wake.calls(Some(Instant::now()));
                 index.apply(&mut piece)?;
+            }
+            let struck = self.inner.read().struck.clone();
+            if !struck.is_empty() {
+                index.apply(&mut Batch::voids(&struck))?;
             }
             let indexed = self.take_indexed(id.epoch());
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.

@@ -42,7 +42,7 @@ impl Timeline {
     }
 
     fn in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
-        match self.store.index.first_after(key, after).map_err(fault)? {
+        match self.store.index.first_after(key, after).map_err(|error| self.index_fault(error))? {
             Some(found) => {
                 let before = self.store.undo_at(found.at, found.item).map_err(fault)?;
                 Ok(Some(Recorded { epoch: found.epoch, before }))
@@ -102,7 +102,7 @@ impl Timeline {
                 return Ok(found);
             }
         }
-        for (name, undo) in self.store.index.entries_after(dir, at).map_err(fault)? {
+        for (name, undo) in self.store.index.entries_after(dir, at).map_err(|error| self.index_fault(error))? {
             let before = entry(self.store.undo_at(undo.at, undo.item).map_err(fault)?).ok_or(Errno::EIO)?;
             found.insert(name, Recorded { epoch: undo.epoch, before });
         }

@@ -32,6 +32,8 @@ pub(super) struct Inner {
     /// Every checkpoint kept, with where its record is in the journal.
     pub(super) checkpoints: BTreeMap<CheckpointId, (Checkpoint, Address)>,
     tags: BTreeMap<String, CheckpointId>,
+    /// Data records of closed epochs that were taken out after their epoch was closed: the index has yet to learn it of those in `sealed`.
+    pub(super) struck: HashSet<(Epoch, Slot)>,
     /// When nobody served the tree, oldest first.
     pub(super) absences: Vec<Absence>,
     /// Records of hashes that the index may not have yet: where they are, and whether each makes its epoch whole.
@@ -48,6 +50,7 @@ impl Inner {
             sealed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
             tags: BTreeMap::new(),
+            struck: HashSet::new(),
             absences: Vec::new(),
             seals: BTreeMap::new(),
             clock: Clock::default(),
@@ -60,7 +63,9 @@ impl Inner {
     }
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
-        self.tags.retain(|_, id| *id != checkpoint.id);
+        if self.checkpoints.contains_key(&checkpoint.id) {
+            self.tags.retain(|_, id| *id != checkpoint.id);
+        }
         for tag in &checkpoint.tags {
             self.tags.insert(tag.clone(), checkpoint.id);
         }
@@ -118,6 +123,8 @@ fn asked(by: Option<&Actor>) -> Vec<Record> {
 pub struct Timeline {
     pub(super) store: Arc<Store>,
     pub(super) inner: RwLock<Inner>,
+    /// Records that could not be appended when what they tell happened: they go before the next ones. A crash before that is found by recovery.
+    pub(super) owed: Mutex<Vec<Record>>,
     pub(super) wake: super::indexer::Wake,
     /// Objects that were found to hold something else than was captured. A leaf.
     pub(super) distrusted: Mutex<HashSet<ObjectId>>,
@@ -201,7 +208,7 @@ impl Timeline {
             records.push(Record::Undo { epoch, undo: undo.clone() });
         }
         records.extend(more);
-        self.store.journal.append(&records).map_err(fault)?;
+        self.write(&records)?;
         let mut inner = self.inner.write();
         inner.recordings += 1;
         for item in undo {
@@ -228,7 +235,30 @@ impl Timeline {
     /// # Errors
     /// ENOSPC or EIO of the journal.
     pub fn append(&self, records: &[Record]) -> SysResult<()> {
-        self.store.journal.append(records).map(|_| ()).map_err(fault)
+        self.write(records).map(drop)
+    }
+
+    /// Appends records, behind those that the journal is owed.
+    fn write(&self, records: &[Record]) -> SysResult<Vec<Address>> {
+        let append = |records: &[Record]| self.store.reserve.with_room(|| self.store.journal.append(records), StoreError::errno).map_err(fault);
+        let mut owed = self.owed.lock();
+        if owed.is_empty() {
+            drop(owed);
+            return append(records);
+        }
+        let all = [owed.as_slice(), records].concat();
+        let addresses = append(&all)?;
+        let before = owed.len();
+        owed.clear();
+        Ok(addresses.into_iter().skip(before).collect())
+    }
+
+    /// Appends a record of what is so already: where that fails, it is owed.
+    pub fn tell(&self, record: Record) {
+        if let Err(errno) = self.append(std::slice::from_ref(&record)) {
+            tracing::warn!(%errno, ?record, "what happened cannot be recorded yet");
+            self.owed.lock().push(record);
+        }
     }
 
     /// Appends a record that changes nothing of the tables, with who asked for it.
@@ -256,14 +286,19 @@ impl Timeline {
         Ok(inner.open.void(slot).and_then(|data| data.object))
     }
 
-    /// A data record that is no longer true is taken out whatever it was: recovery found that its object never came to be.
-    ///
-    /// # Errors
-    /// As [`Timeline::append`].
-    pub fn strike(&self, slot: Slot) -> SysResult<()> {
-        self.append(&[Record::Void { epoch: self.epoch(), slot }])?;
+    /// A data record that is no longer true is taken out whatever it was: its object never came to be, and the next change needs another.
+    pub fn strike(&self, slot: Slot) {
+        self.tell(Record::Void { epoch: self.epoch(), slot });
         self.inner.write().open.void(slot);
-        Ok(())
+    }
+
+    /// Inodes are here, whatever was recorded before.
+    pub fn put_places(&self, places: Vec<(Slot, Place)>) {
+        self.tell(Record::Moved { places: places.clone() });
+        let mut inner = self.inner.write();
+        for (slot, place) in places {
+            inner.open.put_place(slot, place);
+        }
     }
 
     /// The provisional capture of a file will be needed: it can no longer be voided.
@@ -305,7 +340,7 @@ impl Timeline {
         let made = records.len();
         records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
-        let addresses = self.store.journal.append(&records).map_err(fault)?;
+        let addresses = self.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
         inner.seal();
         for item in ahead {
@@ -325,6 +360,16 @@ impl Timeline {
     /// Every checkpoint kept, oldest first.
     pub fn checkpoints(&self) -> Vec<Checkpoint> {
         self.inner.read().checkpoints.values().map(|(checkpoint, _)| checkpoint.clone()).collect()
+    }
+
+    /// The checkpoints that are not known to be on disk with all that they need, oldest first.
+    pub fn unsynced(&self) -> impl Iterator<Item = Checkpoint> + use<> {
+        let synced_ns = self.store.layout.synced_ns().unwrap_or(i64::MIN);
+        let inner = self.inner.read();
+        let newest_first = inner.checkpoints.values().rev().map(|(checkpoint, _)| checkpoint);
+        let mut unsynced: Vec<Checkpoint> = newest_first.take_while(|checkpoint| checkpoint.created_ns > synced_ns).cloned().collect();
+        unsynced.reverse();
+        unsynced.into_iter()
     }
 
     /// Number of checkpoints kept.
@@ -382,7 +427,7 @@ impl Timeline {
     /// # Errors
     /// As [`Timeline::append`].
     pub fn add_seal(&self, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> SysResult<()> {
-        let at = self.store.journal.append(&[Record::Sealed { epoch, objects, whole }]).map_err(fault)?;
+        let at = self.write(&[Record::Sealed { epoch, objects, whole }])?;
         self.inner.write().seals.entry(epoch).or_default().extend(at.into_iter().map(|at| (at, whole)));
         Ok(())
     }
@@ -420,12 +465,23 @@ impl Timeline {
 
     /// Where an inode with a past is to be found now; a hint, to be verified.
     pub fn place(&self, slot: Slot) -> Option<Place> {
+        self.place_or_fault(slot).ok().flatten()
+    }
+
+    /// As [`Timeline::place`].
+    ///
+    /// # Errors
+    /// EIO if the index cannot be asked.
+    pub fn place_or_fault(&self, slot: Slot) -> SysResult<Option<Place>> {
         let memory = {
             let inner = self.inner.read();
             let mut tables = std::iter::once(&inner.open).chain(inner.sealed.iter().rev().map(|table| &**table));
             tables.find_map(|table| table.place(slot).cloned())
         };
-        memory.or_else(|| self.store.index.place(slot).map_err(fault).ok().flatten())
+        match memory {
+            Some(place) => Ok(Some(place)),
+            None => self.store.index.place(slot).map_err(|error| self.index_fault(error)),
+        }
     }
 
     /// An object holds something else than was captured: it is not opened any more.

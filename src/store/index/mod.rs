@@ -316,6 +316,13 @@ impl Index {
         self.home.sync()
     }
 
+    /// Sets the index aside, so that the next opening makes it anew. What is open stays so.
+    pub fn distrust(&self) {
+        if let Err(error) = self.home.set_aside() {
+            tracing::warn!(error = &error as &dyn std::error::Error, "an index that failed cannot be set aside");
+        }
+    }
+
     /// All that is in the index, in order of the keys: two indexes with the same dump are equal. For fsck and tests.
     pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
         self.with("list", |db| {
