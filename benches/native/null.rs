@@ -44,12 +44,12 @@ pub fn serve(point: &Path) {
     let config = MountConfig {
         mountpoint: point.to_owned(),
         source: "null".into(),
-        passthrough: false,
-        allow_other: true,
-        read_only: false,
         dev: false,
         suid: false,
         exec: true,
+        passthrough: false,
+        allow_other: true,
+        read_only: false,
         readers: READERS,
     };
     Session::mount(service, &config).and_then(Session::wait).expect("a filesystem in memory can be mounted");
