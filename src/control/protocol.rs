@@ -61,6 +61,12 @@ pub enum Request {
         #[serde(default)]
         leave: bool,
     },
+    /// Make system calls fail (debug builds, for tests); absent: no more.
+    #[cfg(debug_assertions)]
+    Fault {
+        /// Which.
+        plan: Option<crate::sys::fault::Plan>,
+    },
 }
 
 /// What the daemon answers when the verb succeeded.
@@ -81,6 +87,14 @@ pub enum Response {
     Restored(Restored),
     /// To `unmount`.
     Done,
+    /// To `fault`: what had come of the plan before.
+    #[cfg(debug_assertions)]
+    Faults {
+        /// Calls that counted.
+        calls: u64,
+        /// Calls that failed.
+        failed: u64,
+    },
 }
 
 /// How a request ended.
@@ -199,6 +213,8 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
         Response::Checkpoint(_) | Response::Stats(_) | Response::Done => Vec::new(),
+        #[cfg(debug_assertions)]
+        Response::Faults { .. } => Vec::new(),
     };
     parts.push(response);
     parts
@@ -226,6 +242,8 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             None
         }
         Response::Checkpoint(_) | Response::Stats(_) | Response::Done => None,
+        #[cfg(debug_assertions)]
+        Response::Faults { .. } => None,
     };
     if let Some(list) = list {
         changes.append(list);

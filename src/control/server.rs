@@ -159,6 +159,14 @@ impl Server {
             Request::Diff { from, to } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
             Request::Restore(options) => verbs.restore(&options).map(Response::Restored),
             Request::Delete { state } => verbs.delete(&state).map(Response::Checkpoint),
+            #[cfg(debug_assertions)]
+            Request::Fault { plan } => {
+                let seen = sys::fault::disarm_process();
+                if let Some(plan) = plan {
+                    sys::fault::arm_process(plan);
+                }
+                Ok(Response::Faults { calls: seen.calls, failed: seen.failed })
+            }
             Request::Unmount { lazy, leave: _ } => verbs.unmount(lazy).map(|()| Response::Done),
         }));
         answer.unwrap_or_else(|_| {

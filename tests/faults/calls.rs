@@ -15,7 +15,7 @@ const STRIDE: u64 = 6;
 /// Beyond this an operation makes no more calls.
 const CALLS_MAX: u64 = 2000;
 
-fn long() -> bool {
+pub fn long() -> bool {
     std::env::var_os("CKPTFS_LONG").is_some()
 }
 

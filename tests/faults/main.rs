@@ -9,6 +9,8 @@ mod common;
 #[cfg(debug_assertions)]
 mod calls;
 #[cfg(debug_assertions)]
+mod mounted;
+#[cfg(debug_assertions)]
 mod ops;
 #[cfg(debug_assertions)]
 mod served;
