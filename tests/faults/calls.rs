@@ -10,7 +10,7 @@ use super::served::{Served, Tree, differing, without_times};
 for_each_variant! { all => each_call_fails_once }
 
 /// The short form takes one call in so many, another one for each operation and errno; `CKPTFS_LONG=1` takes all.
-const STRIDE: u64 = 6;
+const STRIDE: u64 = 9;
 
 /// Beyond this an operation makes no more calls.
 const CALLS_MAX: u64 = 2000;
@@ -52,7 +52,7 @@ fn each_call_fails_once(v: Variant) {
     }
     let Tally { cases, refused, tolerated, remounts } = run.tally;
     eprintln!("{v:?}: {cases} cases, {refused} refused, {tolerated} went well all the same, {remounts} remounts");
-    assert!(refused > 50 || only.is_some(), "nothing failed: the seam is not there");
+    assert!(refused > 30 || only.is_some(), "nothing failed: the seam is not there");
 }
 
 struct Run {

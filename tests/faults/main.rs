@@ -8,6 +8,8 @@ mod common;
 
 #[cfg(debug_assertions)]
 mod calls;
+mod device;
+mod full;
 #[cfg(debug_assertions)]
 mod mounted;
 #[cfg(debug_assertions)]
