@@ -1,9 +1,11 @@
 //! The command line: one file per verb, which parses, asks the daemon and prints.
 //!
-//! stdout is data and stderr is talk. Exit codes: 0 done, 1 it failed or the answer is no, 2 the command line is wrong (docs/cli.md).
+//! stdout is data and stderr is talk. Exit codes: 0 done, 1 it failed or the answer is no, 2 the command line is wrong, 4 damage was found
+//! (docs/cli.md).
 //!
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb needs it.
 
+mod audit;
 mod changes;
 mod checkpoint;
 mod completion;
@@ -12,6 +14,9 @@ mod delete;
 mod diff;
 mod doctor;
 mod error;
+mod findings;
+mod fsck;
+mod holder;
 mod holders;
 mod launch;
 mod locate;
@@ -27,6 +32,7 @@ mod status;
 mod time;
 mod tree_path;
 mod umount;
+mod verify;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -40,7 +46,7 @@ use self::output::{Color, Out};
 #[derive(Debug, Parser)]
 #[command(name = "ckptfs", version, max_term_width = 100)]
 #[command(after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
-    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line.")]
+    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found.")]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -73,6 +79,9 @@ enum Verb {
     Diff(diff::Args),
     Restore(restore::Args),
     Delete(delete::Args),
+    Verify(verify::Args),
+    Fsck(fsck::Args),
+    Audit(audit::Args),
     Doctor(doctor::Args),
     Stats(stats::Args),
     Completion(completion::Args),
@@ -119,6 +128,9 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Diff(args) => diff::run(args, context),
         Verb::Restore(args) => restore::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
+        Verb::Verify(args) => verify::run(args, context),
+        Verb::Fsck(args) => fsck::run(args, context),
+        Verb::Audit(args) => audit::run(args, context),
         Verb::Doctor(args) => doctor::run(args, context),
         Verb::Stats(args) => stats::run(args, context),
         Verb::Completion(args) => completion::run(args, context),

@@ -4,7 +4,9 @@ use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError};
+use crate::engine::api::{
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, Verified, VerifyOptions,
+};
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 1;
@@ -52,6 +54,10 @@ pub enum Request {
         /// Which.
         state: StateName,
     },
+    /// Look for damage, for a moment.
+    Verify(VerifyOptions),
+    /// Who did what when.
+    Audit,
     /// Unmount and end.
     Unmount {
         /// Although the mount is in use.
@@ -67,6 +73,20 @@ pub enum Request {
         /// Which.
         plan: Option<crate::sys::fault::Plan>,
     },
+}
+
+impl Request {
+    /// It changes nothing, and may be asked again.
+    pub fn only_asks(&self) -> bool {
+        match self {
+            Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
+            Request::Verify(_) | Request::Audit => true,
+            Request::Restore(options) => options.dry_run,
+            Request::Checkpoint(_) | Request::Delete { .. } | Request::Unmount { .. } => false,
+            #[cfg(debug_assertions)]
+            Request::Fault { .. } => false,
+        }
+    }
 }
 
 /// What the daemon answers when the verb succeeded.
@@ -85,6 +105,10 @@ pub enum Response {
     Changes(Vec<Change>),
     /// To `restore`.
     Restored(Restored),
+    /// To `verify`.
+    Verified(Box<Verified>),
+    /// To `audit`, and part of a longer answer.
+    Audit(Vec<AuditEvent>),
     /// To `unmount`.
     Done,
     /// To `fault`: what had come of the plan before.
@@ -195,12 +219,20 @@ pub fn send(mut stream: impl Write, frame: &[u8]) -> io::Result<()> {
 
 /// Reads the next frame into `frame`, without its newline. `false`: the other end closed the connection between two frames.
 pub fn receive(stream: impl BufRead, frame: &mut Vec<u8>) -> io::Result<bool> {
+    receive_up_to(stream, frame, FRAME_BYTES_MAX)
+}
+
+/// As [`receive`]; `InvalidData` of a frame that has more than `limit` bytes, its newline included, of which `frame` then holds so many.
+pub fn receive_up_to(stream: impl BufRead, frame: &mut Vec<u8>, limit: usize) -> io::Result<bool> {
     frame.clear();
-    stream.take(FRAME_BYTES_MAX as u64).read_until(b'\n', frame)?;
-    match frame.pop() {
-        Some(b'\n') => Ok(true),
+    stream.take(limit as u64).read_until(b'\n', frame)?;
+    match frame.last() {
+        Some(b'\n') => {
+            frame.pop();
+            Ok(true)
+        }
         None => Ok(false),
-        Some(_) if frame.len() + 1 >= FRAME_BYTES_MAX => Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit")),
+        Some(_) if frame.len() >= limit => Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit")),
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
@@ -212,7 +244,9 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Done => Vec::new(),
+        Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
+        // A part of a verification has few findings: `verify` sees to that.
+        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => Vec::new(),
         #[cfg(debug_assertions)]
         Response::Faults { .. } => Vec::new(),
     };
@@ -224,10 +258,12 @@ pub fn split(mut response: Response) -> Vec<Response> {
 pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
     let mut changes = Vec::new();
     let mut checkpoints = Vec::new();
+    let mut events = Vec::new();
     for part in parts {
         match part {
             Response::Changes(mut more) => changes.append(&mut more),
             Response::Checkpoints(mut more) => checkpoints.append(&mut more),
+            Response::Audit(mut more) => events.append(&mut more),
             _ => return None,
         }
     }
@@ -241,7 +277,12 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             *list = std::mem::take(&mut checkpoints);
             None
         }
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Done => None,
+        Response::Audit(list) => {
+            events.append(list);
+            *list = std::mem::take(&mut events);
+            None
+        }
+        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => None,
         #[cfg(debug_assertions)]
         Response::Faults { .. } => None,
     };
@@ -249,7 +290,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         changes.append(list);
         *list = std::mem::take(&mut changes);
     }
-    (changes.is_empty() && checkpoints.is_empty()).then_some(last)
+    (changes.is_empty() && checkpoints.is_empty() && events.is_empty()).then_some(last)
 }
 
 /// Takes parts of [`PART_BYTES`] off the front of `list`, until what is left fits.
@@ -277,6 +318,13 @@ fn heads<T>(list: &mut Vec<T>, bytes: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
 fn change_bytes(change: &Change) -> usize {
     let texts = change.path.0.len() + change.from.as_ref().map_or(0, |from| from.0.len());
     ITEM_BYTES + ESCAPED_BYTES * texts
+}
+
+fn event_bytes(event: &AuditEvent) -> usize {
+    let texts = event.note.len()
+        + event.tags.iter().map(|tag| tag.len() + 1).sum::<usize>()
+        + event.paths.iter().map(|path| path.0.len() + 16).sum::<usize>();
+    2 * ITEM_BYTES + ESCAPED_BYTES * (texts + event.by.as_ref().map_or(0, |by| by.process.len()))
 }
 
 fn checkpoint_bytes(checkpoint: &CheckpointInfo) -> usize {

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Checkpoint, Reason};
+use crate::store::record::{Actor, Checkpoint, Reason};
+
+pub use crate::store::check::DamageKind;
 
 /// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
 /// `{"base64": "..."}`.
@@ -38,6 +40,31 @@ impl<'de> Deserialize<'de> for TreePath {
             PathText::Text(text) => Ok(TreePath(text.into_bytes())),
             PathText::Bytes { base64 } => base64::engine::general_purpose::STANDARD.decode(base64).map(TreePath).map_err(serde::de::Error::custom),
         }
+    }
+}
+
+/// A path of this machine in JSON: a string if it is UTF-8, else `{"base64": "..."}`, as a [`TreePath`].
+pub mod host_path {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use super::TreePath;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(path: impl AsRef<Path>, serializer: S) -> Result<S::Ok, S::Error> {
+        TreePath(path.as_ref().as_os_str().as_bytes().to_vec()).serialize(serializer)
+    }
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// What is neither a string nor such an object.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(TreePath::deserialize(deserializer)?.0)))
     }
 }
 
@@ -151,10 +178,13 @@ pub struct Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Where the tree is mounted.
+    #[serde(with = "host_path")]
     pub mount: PathBuf,
     /// The directory that is served.
+    #[serde(with = "host_path")]
     pub backing: PathBuf,
     /// The store.
+    #[serde(with = "host_path")]
     pub store: PathBuf,
     /// Filesystem of the backing directory: `xfs`, `btrfs`, ...
     pub filesystem: String,
@@ -182,6 +212,7 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Where the tree is mounted.
+    #[serde(with = "host_path")]
     pub mount: PathBuf,
     /// The daemon.
     pub daemon: DaemonInfo,
@@ -203,6 +234,22 @@ pub struct Stats {
     pub past_inodes: u64,
     /// Watchers are being told what a restore has changed.
     pub announcing: bool,
+    /// What the sealer has done.
+    #[serde(default)]
+    pub sealer: SealerInfo,
+}
+
+/// What the sealer has done since the mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealerInfo {
+    /// `off`, `hash` or `full`.
+    pub mode: String,
+    /// Everything that closed epochs have captured is hashed.
+    pub caught_up: bool,
+    /// Objects that were hashed.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 /// The daemon that serves a mount.
@@ -214,6 +261,15 @@ pub struct DaemonInfo {
     pub started: String,
     /// Its version.
     pub version: String,
+    /// The process that holds the mount and starts another daemon if this one dies; `None`: nobody would.
+    #[serde(default)]
+    pub holder: Option<u32>,
+    /// How often a daemon died and another took over since the mount.
+    #[serde(default)]
+    pub takeovers: u32,
+    /// When that was last: RFC 3339, UTC.
+    #[serde(default)]
+    pub taken_over: Option<String>,
 }
 
 /// What a restore is asked to do.
@@ -245,6 +301,112 @@ pub struct Restored {
     pub duration_us: u64,
 }
 
+/// What is to be verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyOptions {
+    /// Only what this checkpoint shows; everything if not given.
+    pub state: Option<StateName>,
+    /// Read every byte.
+    pub deep: bool,
+    /// Go on with the verification of this number, which an answer gave.
+    #[serde(default)]
+    pub run: Option<u64>,
+}
+
+/// What a verification has found, or a part of one has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verified {
+    /// Its number: ask again with it until `finished`.
+    pub run: u64,
+    /// Nothing is left to look at.
+    pub finished: bool,
+    /// How much was looked at: bytes if it is deep, else versions.
+    pub done: u64,
+    /// How much there is.
+    pub total: u64,
+    /// Frames of the journal, all of them read.
+    pub frames: u64,
+    /// Versions that checkpoints need.
+    pub versions: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those of them that have no hash yet.
+    pub unhashed: u64,
+    /// What is wrong.
+    pub findings: Vec<Damage>,
+}
+
+/// One thing that is wrong with a store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damage {
+    /// What kind.
+    pub kind: DamageKind,
+    /// What it was found in, relative to `.ckptfs`.
+    pub on: String,
+    /// The file that it is a version of, where it was then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<TreePath>,
+    /// The checkpoints that show it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<CheckpointId>,
+    /// What was found, in words.
+    pub detail: String,
+    /// What `fsck --repair` does about it, or has done; not given: nothing can be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<String>,
+}
+
+/// What happened, for `audit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AuditKind {
+    /// A checkpoint was made.
+    Checkpoint,
+    /// A restore began.
+    Restore,
+    /// The restore that began last is complete.
+    Restored,
+    /// A checkpoint was deleted.
+    Delete,
+    /// A checkpoint's tags were changed.
+    Tag,
+    /// A daemon began to serve the tree.
+    Mount,
+    /// A daemon ended in an orderly way.
+    Unmount,
+}
+
+/// Who did what when: one line of `audit`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditEvent {
+    /// When: RFC 3339, UTC; not known of what an older program recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+    /// What happened.
+    pub what: AuditKind,
+    /// Who asked for it, if that was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Actor>,
+    /// The checkpoint that was made, deleted, tagged or restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointId>,
+    /// Of a restore: the checkpoint of what was there before; of a checkpoint that is one: what was about to be restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<CheckpointId>,
+    /// Tags that the checkpoint has from then on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// Of a restore: only these paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<TreePath>,
+    /// Note of the checkpoint.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+    /// Of a mount: since when nobody had served the tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unserved_since: Option<String>,
+}
+
 /// A failed verb: one line for a person, and the command that may help.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -264,7 +426,7 @@ pub type VerbResult<T> = Result<T, VerbError>;
 /// The verbs. All may be called from several threads at once; none blocks a request of the kernel longer than its freeze.
 pub trait Verbs: Send + Sync {
     /// Freezes the state of the tree. When it returns the checkpoint survives `kill -9` of the daemon; with `sync` also a power cut.
-    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo>;
+    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo>;
     /// What is mounted, and what differs from the newest checkpoint.
     fn status(&self) -> VerbResult<Status>;
     /// What the daemon has done and holds; changes nothing.
@@ -276,9 +438,13 @@ pub trait Verbs: Send + Sync {
     /// What changed from state `from` to state `to` (`None`: the live tree), sorted by path.
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
     /// Makes the tree what it was; see [`RestoreOptions`].
-    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored>;
+    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored>;
     /// Deletes a checkpoint and frees what only it needed.
-    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo>;
+    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo>;
+    /// Looks for damage, for a moment; the answer says how to go on.
+    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified>;
+    /// Who did what when, oldest first.
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
     /// Asks the daemon to unmount and end. `lazy`: although files are open.
     fn unmount(&self, lazy: bool) -> VerbResult<()>;
 }

@@ -1,15 +1,22 @@
 //! The history of a directory that is not mounted, for reading.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use super::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult, Verbs};
+use super::api::{
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult, Verbs,
+    Verified, VerifyOptions,
+};
 use super::error;
 use crate::store;
+use crate::store::journal::Journal;
+use crate::store::layout::Layout;
+use crate::store::record::Actor;
 
-/// The checkpoints of a store, read once. It answers `log` and `show`; everything else needs a mount.
+/// The checkpoints of a store, read once. It answers `log`, `show` and `audit`; everything else needs a mount, or is [`super::check`].
 pub struct Offline {
     /// Oldest first.
     checkpoints: Vec<CheckpointInfo>,
+    root: OwnedFd,
 }
 
 impl Offline {
@@ -18,8 +25,9 @@ impl Offline {
     /// # Errors
     /// In words for a person: there is none, it is damaged or of a newer format.
     pub fn open(root: impl AsFd) -> VerbResult<Offline> {
-        let checkpoints = store::read_checkpoints(root).map_err(|cause| error::failed("the store cannot be read", cause.errno()))?;
-        Ok(Offline { checkpoints: checkpoints.iter().map(CheckpointInfo::new).collect() })
+        let root = root.as_fd().try_clone_to_owned().map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
+        let checkpoints = store::read_checkpoints(&root).map_err(|cause| error::failed("the store cannot be read", cause.errno()))?;
+        Ok(Offline { checkpoints: checkpoints.iter().map(CheckpointInfo::new).collect(), root })
     }
 }
 
@@ -28,7 +36,7 @@ fn not_mounted<T>() -> VerbResult<T> {
 }
 
 impl Verbs for Offline {
-    fn checkpoint(&self, _: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+    fn checkpoint(&self, _: &Actor, _: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
         not_mounted()
     }
 
@@ -57,12 +65,23 @@ impl Verbs for Offline {
         not_mounted()
     }
 
-    fn restore(&self, _: &RestoreOptions) -> VerbResult<Restored> {
+    fn restore(&self, _: &Actor, _: &RestoreOptions) -> VerbResult<Restored> {
         not_mounted()
     }
 
-    fn delete(&self, _: &StateName) -> VerbResult<CheckpointInfo> {
+    fn delete(&self, _: &Actor, _: &StateName) -> VerbResult<CheckpointInfo> {
         not_mounted()
+    }
+
+    fn verify(&self, _: &VerifyOptions) -> VerbResult<Verified> {
+        not_mounted()
+    }
+
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
+        let failed = |cause: store::StoreError| error::failed("the store cannot be read", cause.errno());
+        let layout = Layout::open_existing_readonly(&self.root).map_err(failed)?;
+        let (journal, _) = Journal::open(&layout).map_err(failed)?;
+        super::audit::events(&journal)
     }
 
     fn unmount(&self, _: bool) -> VerbResult<()> {

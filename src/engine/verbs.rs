@@ -2,15 +2,16 @@
 
 use super::Engine;
 use super::api::{
-    Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, StateName, Stats, Status, TreePath, VerbError,
-    VerbResult, Verbs,
+    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, SealerInfo, StateName, Stats, Status,
+    TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions,
 };
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::touched::Touched;
 use crate::history::view::State;
+use crate::live::SealMode;
 use crate::store::ids::CheckpointId;
-use crate::store::record::Reason;
+use crate::store::record::{Actor, Reason};
 use crate::sys::{self, Errno, SysResult};
 
 /// Times that a comparison with the live tree is tried again when the tree changes under it.
@@ -85,7 +86,7 @@ impl Engine {
 
     /// What somebody should know.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.warnings.clone();
+        let mut warnings = self.warnings.lock().clone();
         if self.timeline().store().journal.is_latched() {
             let next = "unmount, run `ckptfs fsck`, and mount again";
             warnings.push(format!(
@@ -98,11 +99,31 @@ impl Engine {
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
         }
+        if self.succession.as_ref().is_some_and(|after| !after.is_held()) {
+            warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
+        }
         warnings
     }
 
     fn daemon_info(&self) -> DaemonInfo {
-        DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
+        let after = self.succession.as_ref();
+        DaemonInfo {
+            pid: std::process::id(),
+            started: self.started.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            holder: after.filter(|after| after.is_held()).map(|after| after.holder),
+            takeovers: after.map_or(0, |after| after.takeovers),
+            taken_over: after.and_then(|after| after.taken_over.clone()),
+        }
+    }
+
+    fn sealer_info(&self) -> SealerInfo {
+        let stats = self.live.seal_stats();
+        let mode = match self.config.seal {
+            SealMode::Off => "off",
+            SealMode::Hash => "hash",
+        };
+        SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes }
     }
 
     fn io_name(&self) -> &'static str {
@@ -124,8 +145,8 @@ fn change(differs: Differs, backwards: bool) -> Change {
 }
 
 impl Verbs for Engine {
-    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        let made = self.make_checkpoint(options, Reason::Asked)?;
+    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        let made = self.make_checkpoint(by, options, Reason::Asked)?;
         self.snapdir_changed();
         Ok(made)
     }
@@ -186,6 +207,7 @@ impl Verbs for Engine {
             inodes: self.live.known() as u64,
             past_inodes: self.past.known() as u64,
             announcing: self.announcer.is_at_work(),
+            sealer: self.sealer_info(),
         })
     }
 
@@ -208,14 +230,22 @@ impl Verbs for Engine {
         self.compare(from, to, b"").map_err(|errno| error::failed("the two states cannot be compared", errno))
     }
 
-    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
-        self.restore_to(options)
+    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
+        self.restore_to(by, options)
     }
 
-    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        let deleted = self.delete_checkpoint(self.checkpoint_id(state)?)?;
+    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {
+        let deleted = self.delete_checkpoint(by, self.checkpoint_id(state)?)?;
         self.snapdir_changed();
         Ok(deleted)
+    }
+
+    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
+        self.verify_for_a_while(options)
+    }
+
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
+        super::audit::events(&self.timeline().store().journal)
     }
 
     fn unmount(&self, lazy: bool) -> VerbResult<()> {

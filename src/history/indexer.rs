@@ -50,27 +50,27 @@ struct Trouble {
     full: bool,
 }
 
-/// Wakes the indexer.
+/// Wakes a thread that works on closed epochs when the machine has nothing else to do, and ends it.
 #[derive(Default)]
-pub(super) struct Wake {
+pub struct Wake {
     signals: Mutex<Signals>,
     changed: Condvar,
 }
 
 impl Wake {
     /// An epoch was closed.
-    pub(super) fn sealed(&self) {
+    pub fn sealed(&self) {
         self.signals.lock().sealed = true;
         self.changed.notify_all();
     }
 
     /// Asks the thread to end and waits until it has. It is idle no longer then: on a busy machine an idle thread may not run for half a minute,
     /// and an unmount would wait for it so long.
-    pub(super) fn stop(&self) {
+    pub fn stop(&self) {
         let mut signals = self.signals.lock();
         signals.stop = true;
         if let Some(errno) = signals.thread.and_then(|thread| sys::set_thread_normal(thread).err()) {
-            tracing::debug!(%errno, "the indexer stays idle");
+            tracing::debug!(%errno, "a thread stays idle");
         }
         self.changed.notify_all();
         let until = Instant::now() + STOP_MAX;
@@ -114,7 +114,7 @@ impl Wake {
     }
 
     /// Waits; `false`: the thread shall end.
-    fn pause(&self, limit: Duration) -> bool {
+    pub fn pause(&self, limit: Duration) -> bool {
         let mut signals = self.signals.lock();
         let until = Instant::now() + limit;
         while !signals.stop {
@@ -135,12 +135,13 @@ impl Wake {
         }
     }
 
-    fn stopping(&self) -> bool {
+    /// It was asked to end.
+    pub fn stopping(&self) -> bool {
         self.signals.lock().stop
     }
 
     /// Waits for work; `false`: the thread shall end.
-    fn wait(&self) -> bool {
+    pub fn wait(&self) -> bool {
         let mut signals = self.signals.lock();
         while !signals.sealed && !signals.stop {
             self.changed.wait(&mut signals);
@@ -164,29 +165,57 @@ fn describe(error: &StoreError) -> String {
     text
 }
 
-pub(super) fn start(timeline: Arc<Timeline>) -> std::io::Result<()> {
-    timeline.wake.signals.lock().running = true;
-    timeline.wake.sealed();
-    let worker = Arc::clone(&timeline);
-    let spawned = std::thread::Builder::new().name("indexer".into()).spawn(move || {
-        worker.wake.begin();
-        while worker.wake.wait() {
-            let indexed = worker.index_closed();
-            worker.wake.calls(None);
-            if let Err(error) = indexed
-                && !worker.index_failed(&error)
-            {
-                break;
-            }
-        }
-        let mut signals = worker.wake.signals.lock();
+/// Tells whoever waits for it that the thread has ended, however it did.
+struct Ended<'a>(&'a Wake);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut signals = self.0.signals.lock();
         (signals.running, signals.thread) = (false, None);
-        worker.wake.changed.notify_all();
-    });
-    if spawned.is_err() {
-        timeline.wake.signals.lock().running = false;
+        self.0.changed.notify_all();
     }
-    spawned.map(drop)
+}
+
+impl Wake {
+    /// Starts the thread, which has something to do at once; `work` goes on until it is asked to end. `of` tells where in `holder` this is.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn start<T: Send + Sync + 'static>(name: &str, holder: &Arc<T>, of: fn(&T) -> &Wake, work: fn(&T)) -> std::io::Result<()> {
+        let wake = of(holder);
+        wake.signals.lock().running = true;
+        wake.sealed();
+        let worker = Arc::clone(holder);
+        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || {
+            let wake = of(&worker);
+            let _ended = Ended(wake);
+            wake.begin();
+            work(&worker);
+        });
+        if spawned.is_err() {
+            drop(Ended(wake));
+        }
+        spawned.map(drop)
+    }
+}
+
+pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<()> {
+    Wake::start(
+        "indexer",
+        timeline,
+        |timeline| &timeline.wake,
+        |timeline| {
+            while timeline.wake.wait() {
+                let indexed = timeline.index_closed();
+                timeline.wake.calls(None);
+                if let Err(error) = indexed
+                    && !timeline.index_failed(&error)
+                {
+                    break;
+                }
+            }
+        },
+    )
 }
 
 impl Timeline {
@@ -262,6 +291,10 @@ impl Timeline {
                 }
                 self.wake.calls(Some(Instant::now()));
                 index.apply(&mut piece)?;
+            }
+            let struck = self.inner.read().struck.clone();
+            if !struck.is_empty() {
+                index.apply(&mut Batch::voids(&struck))?;
             }
             let indexed = self.take_indexed(id.epoch());
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.

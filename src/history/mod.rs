@@ -3,7 +3,7 @@
 pub mod absence;
 mod collect;
 pub mod diff;
-mod indexer;
+pub mod indexer;
 pub mod lookup;
 pub mod present;
 mod resume;

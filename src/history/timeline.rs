@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::absence::Absence;
 use super::table::Table;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use crate::store::record::{AttrState, Checkpoint, DataState, Key, Place, Record, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Key, Place, Record, Sealed, Undo};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, SysResult};
@@ -32,8 +32,12 @@ pub(super) struct Inner {
     /// Every checkpoint kept, with where its record is in the journal.
     pub(super) checkpoints: BTreeMap<CheckpointId, (Checkpoint, Address)>,
     tags: BTreeMap<String, CheckpointId>,
+    /// Data records of closed epochs that were taken out after their epoch was closed: the index has yet to learn it of those in `sealed`.
+    pub(super) struck: HashSet<(Epoch, Slot)>,
     /// When nobody served the tree, oldest first.
     pub(super) absences: Vec<Absence>,
+    /// Records of hashes that the index may not have yet: where they are, and whether each makes its epoch whole.
+    pub(super) seals: BTreeMap<Epoch, Vec<(Address, bool)>>,
 }
 
 impl Inner {
@@ -45,7 +49,9 @@ impl Inner {
             sealed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
             tags: BTreeMap::new(),
+            struck: HashSet::new(),
             absences: Vec::new(),
+            seals: BTreeMap::new(),
         }
     }
 
@@ -55,7 +61,9 @@ impl Inner {
     }
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
-        self.tags.retain(|_, id| *id != checkpoint.id);
+        if self.checkpoints.contains_key(&checkpoint.id) {
+            self.tags.retain(|_, id| *id != checkpoint.id);
+        }
         for tag in &checkpoint.tags {
             self.tags.insert(tag.clone(), checkpoint.id);
         }
@@ -101,6 +109,13 @@ pub struct Aftermath {
     pub stopped_ns: Option<i64>,
 }
 
+/// The record of who asked for what the next one says, if that is known.
+fn asked(by: Option<&Actor>) -> Vec<Record> {
+    let now = crate::sys::now();
+    let at_ns = now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec));
+    by.map(|actor| Record::By { at_ns, actor: actor.clone() }).into_iter().collect()
+}
+
 /// The history of one tree. See the module.
 pub struct Timeline {
     pub(super) store: Arc<Store>,
@@ -108,6 +123,8 @@ pub struct Timeline {
     /// Records that could not be appended when what they tell happened: they go before the next ones. A crash before that is found by recovery.
     pub(super) owed: Mutex<Vec<Record>>,
     pub(super) wake: super::indexer::Wake,
+    /// Objects that were found to hold something else than was captured. A leaf.
+    pub(super) distrusted: Mutex<HashSet<ObjectId>>,
 }
 
 /// Errors of the store as the kernel shall see them; each is logged where it happens.
@@ -239,6 +256,16 @@ impl Timeline {
         }
     }
 
+    /// Appends a record that changes nothing of the tables, with who asked for it.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn append_by(&self, by: Option<&Actor>, record: Record) -> SysResult<()> {
+        let mut records = asked(by);
+        records.push(record);
+        self.append(&records)
+    }
+
     /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
     ///
     /// # Errors
@@ -301,13 +328,15 @@ impl Timeline {
     ///
     /// # Errors
     /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
-    pub fn seal(&self, checkpoint: Checkpoint, ahead: Vec<Undo>) -> SysResult<()> {
+    pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>) -> SysResult<()> {
         let mut inner = self.inner.write();
         let next = inner.open.epoch.next();
-        let mut records = vec![Record::Checkpoint(checkpoint.clone())];
+        let mut records = asked(by);
+        let made = records.len();
+        records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
         let addresses = self.write(&records)?;
-        let address = addresses.first().copied().ok_or(Errno::EIO)?;
+        let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
         inner.seal();
         for item in ahead {
             // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
@@ -325,6 +354,16 @@ impl Timeline {
     /// Every checkpoint kept, oldest first.
     pub fn checkpoints(&self) -> Vec<Checkpoint> {
         self.inner.read().checkpoints.values().map(|(checkpoint, _)| checkpoint.clone()).collect()
+    }
+
+    /// The checkpoints that are not known to be on disk with all that they need, oldest first.
+    pub fn unsynced(&self) -> impl Iterator<Item = Checkpoint> + use<> {
+        let synced_ns = self.store.layout.synced_ns().unwrap_or(i64::MIN);
+        let inner = self.inner.read();
+        let newest_first = inner.checkpoints.values().rev().map(|(checkpoint, _)| checkpoint);
+        let mut unsynced: Vec<Checkpoint> = newest_first.take_while(|checkpoint| checkpoint.created_ns > synced_ns).cloned().collect();
+        unsynced.reverse();
+        unsynced.into_iter()
     }
 
     /// Number of checkpoints kept.
@@ -361,8 +400,8 @@ impl Timeline {
     ///
     /// # Errors
     /// As [`Timeline::append`].
-    pub fn set_tags(&self, id: CheckpointId, tags: Vec<String>) -> SysResult<()> {
-        self.append(&[Record::Tags { id, tags: tags.clone() }])?;
+    pub fn set_tags(&self, by: Option<&Actor>, id: CheckpointId, tags: Vec<String>) -> SysResult<()> {
+        self.append_by(by, Record::Tags { id, tags: tags.clone() })?;
         self.inner.write().retag(id, tags);
         Ok(())
     }
@@ -371,10 +410,51 @@ impl Timeline {
     ///
     /// # Errors
     /// As [`Timeline::append`].
-    pub fn delete(&self, id: CheckpointId) -> SysResult<()> {
-        self.append(&[Record::Deleted { id }])?;
+    pub fn delete(&self, by: Option<&Actor>, id: CheckpointId) -> SysResult<()> {
+        self.append_by(by, Record::Deleted { id })?;
         self.inner.write().drop_checkpoint(id);
         Ok(())
+    }
+
+    /// Records what objects of a closed epoch held. `whole`: all that it has are recorded now.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn add_seal(&self, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> SysResult<()> {
+        let at = self.write(&[Record::Sealed { epoch, objects, whole }])?;
+        self.inner.write().seals.entry(epoch).or_default().extend(at.into_iter().map(|at| (at, whole)));
+        Ok(())
+    }
+
+    /// What is recorded of an epoch's objects, and whether that is all of them.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn sealed(&self, epoch: Epoch) -> SysResult<(Vec<Sealed>, bool)> {
+        let mut places = self.store.index.seals(epoch).map_err(fault)?;
+        for place in self.inner.read().seals.get(&epoch).into_iter().flatten() {
+            if !places.contains(place) {
+                places.push(*place);
+            }
+        }
+        let mut found = Vec::new();
+        for (at, _) in &places {
+            if let Record::Sealed { objects, .. } = self.store.journal.read(*at).map_err(fault)? {
+                found.extend(objects);
+            }
+        }
+        Ok((found, places.iter().any(|(_, whole)| *whole)))
+    }
+
+    /// Whether every object of an epoch is hashed.
+    ///
+    /// # Errors
+    /// EIO if the index cannot be read.
+    pub fn is_sealed(&self, epoch: Epoch) -> SysResult<bool> {
+        if self.inner.read().seals.get(&epoch).is_some_and(|seals| seals.iter().any(|(_, whole)| *whole)) {
+            return Ok(true);
+        }
+        Ok(self.store.index.seals(epoch).map_err(fault)?.iter().any(|(_, whole)| *whole))
     }
 
     /// Where an inode with a past is to be found now; a hint, to be verified.
@@ -398,11 +478,20 @@ impl Timeline {
         }
     }
 
+    /// An object holds something else than was captured: it is not opened any more.
+    pub fn distrust(&self, object: ObjectId) {
+        self.distrusted.lock().insert(object);
+    }
+
     /// Opens an object for reading; `None` if it is not there.
     ///
     /// # Errors
     /// EIO if it is there and cannot be opened.
     pub fn open_object(&self, object: ObjectId) -> SysResult<Option<File>> {
+        if self.distrusted.lock().contains(&object) {
+            tracing::error!(?object, "a version is damaged and not shown");
+            return Err(Errno::EIO);
+        }
         match self.store.layers.open(object) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.errno() == Errno::ENOENT => Ok(None),

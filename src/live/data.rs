@@ -45,7 +45,7 @@ pub struct OpenFlags {
 impl OpenFlags {
     /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
     /// that do not, the kernel opens the backing file anew, as the caller asked.
-    fn backing(self) -> Open {
+    pub(super) fn backing(self) -> Open {
         Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, noatime: self.noatime, ..Open::default() }
     }
 }
@@ -77,6 +77,12 @@ impl Handles {
         self.map.write().insert(id, Arc::clone(&handle));
         (HandleId(id), handle)
     }
+
+    /// Enters a handle of the worker before, under the number that the kernel knows; new ones get other numbers.
+    pub(super) fn adopt(&self, id: HandleId, handle: Handle) {
+        self.last.fetch_max(id.0, Ordering::Relaxed);
+        self.map.write().insert(id.0, Arc::new(handle));
+    }
 }
 
 impl Live {
@@ -91,6 +97,11 @@ impl Live {
     /// Number of open handles.
     pub fn open_handles(&self) -> usize {
         self.handles.map.read().len()
+    }
+
+    /// Descriptors that files hold which are open or may be written to: a handle has one, and a file that may be mapped one more.
+    pub fn open_descriptors(&self) -> usize {
+        self.open_handles() + self.hot.lock().len()
     }
 
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
@@ -132,6 +143,9 @@ impl Live {
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
         self.prepare_write(slot, (&file, readable), flags, io)?;
+        if self.is_synced_unseen(flags, io) {
+            self.make_captures_durable(slot)?;
+        }
         let (id, handle) = self.opened(slot, file, flags, io)?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
@@ -159,6 +173,11 @@ impl Live {
             Err(Errno::EACCES) if readable && !how.read => open(false, how.noatime),
             result => result,
         }
+    }
+
+    /// What is written through this handle can be synced without a request: by O_SYNC, or through a mapping that the kernel serves by itself.
+    fn is_synced_unseen(&self, flags: OpenFlags, io: IoMode) -> bool {
+        self.syncs_overtake && io == IoMode::Passthrough && (flags.sync || flags.dsync || flags.read)
     }
 
     fn prepare_write(&self, slot: Slot, (file, readable): (&File, bool), flags: OpenFlags, io: IoMode) -> SysResult<()> {
@@ -229,6 +248,7 @@ impl Live {
         let passthrough = handle.io == IoMode::Passthrough;
         // The descriptor must be closed before the lease is asked for.
         drop(handle);
+        self.drop_orphan(slot);
         if last_writer && passthrough {
             let _gate = self.gate.read();
             let _tree = self.tree.read();
@@ -262,6 +282,9 @@ impl Live {
                 self.capture(At::from(slot), &source, false)?;
             }
         }
+        if handle.flags.sync || handle.flags.dsync {
+            self.make_captures_durable(slot)?;
+        }
         change(&handle.file)
     }
 
@@ -292,24 +315,8 @@ impl Live {
     /// EIO, ENOSPC.
     pub fn fsync(&self, id: HandleId, data_only: bool) -> SysResult<()> {
         let handle = self.handle(id)?;
-        self.make_capture_durable(handle.slot)?;
+        self.make_captures_durable(handle.slot)?;
         if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) }
-    }
-
-    fn make_capture_durable(&self, slot: Slot) -> SysResult<()> {
-        if !self.capture_before_fsync || self.durable.lock().contains(&slot) {
-            return Ok(());
-        }
-        let Some(data) = self.timeline.data_now(slot) else { return Ok(()) };
-        if let Some(object) = data.object
-            && let Some(file) = self.timeline.open_object(object)?
-        {
-            // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
-            sys::fsync(file).inspect_err(|_| self.timeline.store().journal.latch())?;
-        }
-        self.timeline.store().journal.sync().map_err(|error| error.errno())?;
-        self.durable.lock().insert(slot);
-        Ok(())
     }
 
     /// fsync(2) of a directory.
@@ -317,6 +324,7 @@ impl Live {
     /// # Errors
     /// EIO.
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
+        self.make_past_durable()?;
         let dir = self.dir(slot)?;
         sys::fsync(sys::reopen(&dir, Open::READ)?)
     }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::Live;
+use super::nodes::generation_of;
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
@@ -278,7 +279,7 @@ impl Live {
         let stat = sys::stat_at(&dir, name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
         let place = Place { parent, name: name.clone() };
-        let generation = self.nodes.lock().learn(slot, stat.kind, Some(&place), lookups);
+        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok((slot, generation, stat))
     }
 }

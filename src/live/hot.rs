@@ -87,6 +87,8 @@ impl Live {
         }
         let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
         hot.insert(slot, Hot { file, mappable, opened: Instant::now() });
+        drop(hot);
+        self.leave_hot(slot, mappable);
         Ok(())
     }
 
@@ -149,6 +151,7 @@ impl Live {
             return false;
         }
         self.hot.lock().remove(&slot);
+        self.leave_cold(slot);
         self.judge(slot, &hot);
         true
     }
@@ -218,9 +221,9 @@ impl Live {
         }
     }
 
-    /// An epoch was closed: what was made durable belongs to it.
+    /// An epoch was closed.
     pub fn epoch_closed(&self) {
-        self.durable.lock().clear();
+        self.wake_sealer();
     }
 
     /// Captures all hot files for `epoch`, the one about to open. The caller holds the gate for writing.

@@ -7,12 +7,13 @@
 //! 1. `gate`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
 //! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
 //! 3. a stripe by slot: held while an inode is captured and changed;
-//! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `durable`.
+//! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `undurable`.
 
 mod attrs;
 mod capture;
 mod data;
 mod dirs;
+mod durable;
 mod find;
 mod hot;
 mod lately;
@@ -23,18 +24,23 @@ mod present;
 mod recover;
 mod remove;
 mod restore;
+mod sealer;
+mod takeover;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use attrs::Change;
 pub use data::{Handle, HandleId, OpenFlags};
+pub use durable::TreeSync;
 pub use find::At;
 pub use hot::Cut;
 pub use names::{Made, Make};
 pub use nodes::IoMode;
+pub use sealer::{SealMode, SealStats};
+pub use takeover::{Keeper, Legacy, Orphans, Turn};
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -65,12 +71,14 @@ pub struct Live {
     unsettled: Mutex<VecDeque<Slot>>,
     lately: lately::Lately,
     watch: mapped::Watch,
-    /// Objects of the open epoch known to be on disk.
-    durable: Mutex<HashSet<Slot>>,
+    undurable: durable::Undurable,
+    sealer: sealer::Sealer,
     passthrough: AtomicBool,
     reflink: bool,
-    /// The backing filesystem can lose a capture that an application's fsync of the live file survives (btrfs's tree log; copies anywhere).
-    capture_before_fsync: bool,
+    /// What is left to the worker that takes over, if one would.
+    legacy: OnceLock<takeover::Legacy>,
+    /// What somebody syncs reaches the disk ahead of what was done before (btrfs's tree log).
+    syncs_overtake: bool,
 }
 
 impl Live {
@@ -85,7 +93,7 @@ impl Live {
         }
         let filesystem = sys::fs_name(sys::statfs_fd(&root)?.fs_type);
         let mut nodes = nodes::Nodes::default();
-        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, None, 1);
+        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, nodes::generation_of(&stat), None, 1);
         Ok(Live {
             root,
             staging: Arc::new(staging),
@@ -96,16 +104,18 @@ impl Live {
             tree: RwLock::ranked(Rank::Tree, ()),
             stripes: (0..STRIPES).map(|_| Mutex::ranked(Rank::Stripe, ())).collect(),
             nodes: Mutex::ranked(Rank::Nodes, nodes),
-            dirs: dirs::Dirs::default(),
+            dirs: dirs::Dirs::new(sys::nofile()),
             handles: data::Handles::default(),
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
             unsettled: Mutex::new(VecDeque::new()),
             lately: lately::Lately::default(),
             watch: mapped::Watch::default(),
-            durable: Mutex::new(HashSet::new()),
+            undurable: durable::Undurable::default(),
+            sealer: sealer::Sealer::default(),
             passthrough: AtomicBool::new(false),
             reflink,
-            capture_before_fsync: !reflink || filesystem == "btrfs",
+            legacy: OnceLock::new(),
+            syncs_overtake: filesystem == "btrfs",
         })
     }
 
@@ -196,7 +206,7 @@ impl Live {
         let held = self.orphan(slot)?;
         let stat = Stat { nlink: 0, ..sys::stat_fd(&held).ok()? };
         let mut nodes = self.nodes.lock();
-        let node = nodes.get_mut(slot).filter(|node| node.dead && node.lookups > 0)?;
+        let node = nodes.get_mut(slot).filter(|node| node.dead && node.is_known())?;
         node.lookups += 1;
         Some((node.generation, stat))
     }

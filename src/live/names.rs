@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use super::Live;
 use super::find::At;
+use super::nodes::generation_of;
 use super::remove::{Fate, Target};
+use super::takeover::Turn;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Key, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
@@ -30,6 +32,8 @@ pub struct Make<'a> {
     pub gid: u32,
     /// How to open a regular file; `None`: it is not opened.
     pub open: Option<Open>,
+    /// A worker that died may have made it already: then what is there is taken, if it is of that kind.
+    pub again: bool,
 }
 
 /// An inode that was made, or found again.
@@ -62,6 +66,13 @@ impl Live {
             return Err(Errno::ENOENT);
         }
         let dir = self.dir(parent)?;
+        if make.again && self.is_made(&dir, name, make)? {
+            let file = make.open.map(|open| sys::open_file_at(&dir, name.as_bytes(), open)).transpose()?;
+            let made = self.own(parent, &dir, name, make, make.mode, file, lookups)?;
+            // A checkpoint may have been made since, which sees it.
+            self.timeline.set_born(made.slot, false);
+            return Ok(made);
+        }
         self.record_new_name(parent, &dir, name, Vec::new(), Vec::new())?;
         let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir)? { make.mode & !make.umask } else { make.mode };
         let file = create(&dir, name, make, mode)?;
@@ -71,6 +82,16 @@ impl Live {
             tracing::debug!(?removed, "an inode that could not be given to its owner");
         }
         made
+    }
+
+    /// What is to be made is there.
+    fn is_made(&self, dir: &OwnedFd, name: &Name, make: &Make<'_>) -> SysResult<bool> {
+        match sys::stat_at(dir, name.as_bytes()) {
+            Ok(stat) if stat.kind == Kind::Symlink && make.kind == Kind::Symlink => Ok(sys::readlink_at(dir, name.as_bytes())? == make.target),
+            Ok(stat) => Ok(stat.kind == make.kind),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// New inodes in the directory get its default ACL, and the umask does not count.
@@ -121,7 +142,7 @@ impl Live {
         self.timeline.set_born(slot, true);
         self.timeline.count(1);
         let place = Live::place(parent.slot, name);
-        let generation = self.nodes.lock().learn(slot, stat.kind, Some(&place), lookups);
+        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok(Made { slot, generation, stat, file })
     }
 
@@ -129,11 +150,19 @@ impl Live {
     ///
     /// # Errors
     /// Those of link(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn link(&self, slot: Slot, parent: Slot, name: &Name) -> SysResult<Made> {
+    ///
+    /// `again`: a worker that died may have done it.
+    pub fn link(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
         let _gate = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(slot) || self.is_dead(parent) {
             return Err(Errno::ENOENT);
+        }
+        if again && let Ok((found, generation, stat)) = self.lookup_in(parent, name, 1) {
+            if found == slot {
+                return Ok(Made { slot, generation, stat, file: None });
+            }
+            self.forget(found, 1);
         }
         let _stripe = self.stripe(slot);
         let found = self.find(slot.into())?;
@@ -154,7 +183,7 @@ impl Live {
             tracing::debug!(?removed, "a link that could not be looked at");
         })?;
         self.timeline.count(1);
-        let generation = self.nodes.lock().learn(slot, stat.kind, Some(to), lookups);
+        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
         Ok(Made { slot, generation, stat, file: None })
     }
 
@@ -162,17 +191,22 @@ impl Live {
     ///
     /// # Errors
     /// Those of rename(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
+    ///
+    /// A worker that died may have done it, if the turn says so.
+    pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
         let _gate = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(to.0) {
             return Err(Errno::ENOENT);
         }
-        self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how)
+        if turn.again && self.is_renamed(turn, from, to, how)? {
+            return Ok(None);
+        }
+        self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how, turn)
     }
 
     /// As [`Live::rename`]; the caller holds the gate and the tree.
-    pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
+    pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
         let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
         let source = self.target(from.0, &from_dir, from.1)?;
         let target = match self.target(to.0, &to_dir, to.1) {
@@ -193,7 +227,7 @@ impl Live {
         self.keep_moved(&source, &mut undo)?;
         self.keep_entry(to.0.slot, to.1, target.as_ref().map(Target::child), &mut undo);
         match target {
-            Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo).map(|()| None),
+            Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo, turn).map(|()| None),
             Some(target) => self.replace(&source, &target, undo).map(Some),
             None => {
                 let more = self.moved(&[(&source, Live::place(to.0.slot, to.1))]);
@@ -261,10 +295,11 @@ impl Live {
         }
     }
 
-    fn exchange(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>) -> SysResult<()> {
+    fn exchange(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>, turn: Turn) -> SysResult<()> {
         self.keep_moved(target, &mut undo)?;
         let (there, here) = (target.place(), source.place());
         self.timeline.record(undo, self.moved(&[(source, there.clone()), (target, here.clone())]))?;
+        self.leave_exchange(turn, source.slot, target.slot);
         sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange)
             .inspect_err(|_| self.not_moved(&[source, target]))?;
         self.timeline.count(2);
@@ -287,6 +322,7 @@ impl Live {
         }
         let held = self.hold(target)?;
         self.timeline.record(undo, more)?;
+        self.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
         let rename = |how| self.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
         match fate {

@@ -148,7 +148,7 @@ impl Live {
 
     /// Before an inode loses its last name: takes hold of it, if the kernel knows it, so that its number is not given to another meanwhile.
     pub(super) fn hold(&self, target: &Target<'_>) -> SysResult<Option<Arc<OwnedFd>>> {
-        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.lookups > 0 || node.handles() > 0) {
+        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.is_known() || node.handles() > 0) {
             return Ok(None);
         }
         target.fd().cloned().map(Some)
@@ -170,6 +170,7 @@ impl Live {
         if last {
             self.dirs.remove(target.slot);
             self.hot.lock().remove(&target.slot);
+            self.leave_cold(target.slot);
             self.timeline.set_born(target.slot, false);
         } else {
             self.lately.note(target.slot);
@@ -196,6 +197,7 @@ impl Live {
         self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
         let held = self.hold(&target)?;
         self.timeline.record(undo, more)?;
+        self.leave_orphan(target.slot, held.as_ref());
         match fate {
             Fate::Move(object) => self.move_away(&dir, name, object).inspect_err(|_| self.take_back(target.slot))?,
             Fate::Free if want_dir => self.with_room(|| sys::rmdir_at(&dir, name.as_bytes()))?,

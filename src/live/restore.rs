@@ -5,6 +5,7 @@ use std::fs::File;
 use super::Live;
 use super::find::{At, is_elsewhere};
 use super::names::Made;
+use super::nodes::generation_of;
 use crate::store::ids::Slot;
 use crate::store::record::{AttrState, Place};
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, Xattrs};
@@ -60,7 +61,7 @@ impl Live {
         let stat = sys::stat_at(&self.staging, place.name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
         self.timeline.set_born(slot, true);
-        self.nodes.lock().learn(slot, stat.kind, Some(place), 0);
+        self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(place), 0);
         Ok(slot)
     }
 

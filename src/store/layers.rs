@@ -21,7 +21,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
@@ -34,6 +34,10 @@ use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 use crate::sys::{self, Errno, Kind, SysResult};
 
+/// Bytes of an object that are read at once to hash it.
+const HASH_BLOCK: usize = 256 << 10;
+/// The directory in the store for what was set aside.
+const ASIDE: &str = "aside";
 /// Directories that are kept open.
 const OPEN_EPOCHS_MAX: usize = 64;
 
@@ -130,6 +134,70 @@ impl Layers {
         at::open_file(&*dir.objects, &name, OFlags::RDONLY).map_err(StoreError::io("open the object", name))
     }
 
+    /// What an object is and how large; `None` if it is not there.
+    pub fn stat(&self, id: ObjectId) -> StoreResult<Option<crate::sys::Stat>> {
+        let dir = match self.epoch(id.epoch, false) {
+            Ok(dir) => dir,
+            Err(error) if error.errno() == crate::sys::Errno::ENOENT => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match crate::sys::stat_at(&*dir.objects, file_name(id).as_bytes()) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(crate::sys::Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(StoreError::io("stat the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0))),
+        }
+    }
+
+    /// Size and hash (BLAKE3) of an object's bytes, read front to back in blocks; `go_on` is asked before each, with its size, and ends it with `None`.
+    /// What was read for it does not stay in the page cache.
+    ///
+    /// Errors: those of [`Layers::open`]; `Io` with EIO if the disk cannot give the bytes back.
+    pub fn hash(&self, id: ObjectId, mut go_on: impl FnMut(u64) -> bool) -> StoreResult<Option<(u64, [u8; 32])>> {
+        let file = self.open(id)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut block = vec![0_u8; HASH_BLOCK];
+        let mut offset = 0_u64;
+        loop {
+            if !go_on(HASH_BLOCK as u64) {
+                return Ok(None);
+            }
+            let read = crate::sys::read_full_at(&file, &mut block, offset);
+            let read = read.map_err(|errno| StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0)))?;
+            hasher.update(block.get(..read).unwrap_or_default());
+            crate::sys::drop_cached(&file, offset, read as u64);
+            offset += read as u64;
+            if read < HASH_BLOCK {
+                return Ok(Some((offset, *hasher.finalize().as_bytes())));
+            }
+        }
+    }
+
+    /// Puts an object out of the way, to `.ckptfs/aside/<epoch>-<name>`: nothing reads it any more, and nothing is lost.
+    pub fn set_aside(&self, id: ObjectId, store: impl AsFd) -> StoreResult<()> {
+        let failed = || StoreError::io("set aside the object", file_name(id));
+        let dir = self.epoch(id.epoch, false)?;
+        at::make_dir(&store, ASIDE).map_err(failed())?;
+        let aside = at::open_dir(&store, ASIDE).map_err(failed())?;
+        let name = format!("{}-{}", id.epoch.0, file_name(id));
+        rustix::fs::renameat(&dir.objects, file_name(id), &aside, name).map_err(|errno| failed()(errno.into()))
+    }
+
+    /// Names in an epoch's directory that are no object's.
+    pub fn foreign(&self, epoch: Epoch) -> StoreResult<Vec<Vec<u8>>> {
+        let dir = self.epoch(epoch, false)?;
+        let mut names = at::names(&dir.objects).map_err(StoreError::io("list the layer", epoch.0.to_string()))?;
+        names.retain(|name| parse_name(epoch, name).is_none());
+        names.sort();
+        Ok(names)
+    }
+
+    /// Bytes of the filesystem that are free for the daemon's user.
+    pub fn free_bytes(&self) -> StoreResult<u64> {
+        let info = crate::sys::statfs_fd(&self.dir);
+        let info = info.map_err(|errno| StoreError::io("ask for the space of", "layers")(std::io::Error::from_raw_os_error(errno.0)))?;
+        Ok(info.bavail.saturating_mul(u64::from(info.frsize)))
+    }
+
     /// Removes an object of any kind; a directory must be empty. `ENOENT` if it is not there.
     pub fn remove(&self, id: ObjectId) -> StoreResult<()> {
         let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
@@ -139,6 +207,21 @@ impl Layers {
             result => result,
         };
         removed.map_err(StoreError::io("remove the object", name))
+    }
+
+    /// Whether an object is there.
+    pub fn exists(&self, id: ObjectId) -> StoreResult<bool> {
+        let dir = match self.epoch(id.epoch, false) {
+            Ok(dir) => dir,
+            Err(error) if error.errno() == Errno::ENOENT => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let name = file_name(id);
+        match sys::stat_at(&dir.objects, name.as_bytes()) {
+            Ok(_) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(error) => Err(StoreError::io("stat the object", name)(error)),
+        }
     }
 
     /// The objects of an epoch, in order; none if it has no directory.

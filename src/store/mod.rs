@@ -10,6 +10,7 @@
 //! journal under the index's.
 
 mod at;
+pub mod check;
 pub mod error;
 pub mod ids;
 pub mod index;
@@ -108,6 +109,13 @@ impl Store {
         Ok((Store { index, layers, reserve, journal, layout, recent: Mutex::default() }, opened))
     }
 
+    /// Sets the index aside and makes it anew from the journal, as opening does with one that cannot be trusted.
+    ///
+    /// Errors: those of [`Index::rebuild`].
+    pub fn rebuild_index(&self) -> StoreResult<()> {
+        self.index.rebuild(&self.journal, Some(end_of_closed(&self.journal)?))
+    }
+
     /// The undo record of an index entry, read from the journal.
     ///
     /// Errors: `NoUndo` if the frame there has none of that number, and those of [`Journal::read`]: either way the index does not fit the journal.
@@ -133,6 +141,17 @@ impl Store {
         }
         Ok(Some(frame))
     }
+}
+
+/// The checkpoints in what can be read of a journal, in order of their numbers.
+pub fn checkpoints_of(journal: &Journal) -> Vec<Checkpoint> {
+    let mut batch = Batch::new();
+    for (at, record) in journal.scan(journal.start(), None).map_while(Result::ok) {
+        if matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. }) && batch.add(at, &record).is_err() {
+            break;
+        }
+    }
+    batch.into_checkpoints()
 }
 
 /// Where the record of the last checkpoint ends. An index holds closed epochs only: the open one is in memory, where its records may be taken back.

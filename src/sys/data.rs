@@ -64,6 +64,11 @@ pub fn seek_hole(file: impl AsFd, offset: u64) -> SysResult<u64> {
     retry(Call::Probe, || rustix::fs::seek(&file, SeekFrom::Hole(offset)))
 }
 
+/// Writes a message in one call, for files that take it as a whole.
+pub fn write_at_once(fd: impl AsFd, message: &[u8]) -> SysResult<()> {
+    rustix::io::retry_on_intr(|| rustix::io::write(&fd, message)).map(drop).map_err(Errno::from)
+}
+
 /// Makes data and metadata durable (fsync(2); on macOS it reaches the drive, not its platter: `F_FULLFSYNC` is `syncfs`'s).
 ///
 /// An error means that data may be lost already; another fsync that succeeds proves nothing.

@@ -33,6 +33,24 @@ pub fn open_dir_path(path: &Path) -> SysResult<OwnedFd> {
     Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
 }
 
+/// Opens the file `name` in `dir` to append to it, and makes it (mode 0600) if there is none. Never through a link, never anything but a file.
+///
+/// Errors: ELOOP of a link, EINVAL of what is no regular file or has other names too: appending to it would change what is elsewhere.
+pub fn open_log(dir: impl AsFd, name: &str) -> SysResult<std::fs::File> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
+    let stat = rustix::fs::fstat(&file)?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile || stat.st_nlink != 1 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(file)
+}
+
+/// Size in bytes of `name` in `dir`, itself and not what a link leads to; 0 if there is nothing.
+pub fn size_in(dir: impl AsFd, name: &str) -> u64 {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
+}
+
 /// Whether `dir` holds something called `name`.
 pub fn holds(dir: impl AsFd, name: &str) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
@@ -91,6 +109,25 @@ pub fn mount_id(path: &Path) -> SysResult<u64> {
 #[cfg(not(target_os = "linux"))]
 pub fn mount_id(_path: &Path) -> SysResult<u64> {
     Err(Errno::ENOSYS)
+}
+
+/// Names this mount of the filesystem that `dir` is on, as no other mount before or after is named: boot and number of the mount (Linux 6.8). What one
+/// process wrote there another finds, whatever became of the first; on another mount only what was on disk. `None` where it cannot be told.
+#[cfg(target_os = "linux")]
+pub fn mount_instance(dir: impl std::os::fd::AsFd) -> Option<String> {
+    use rustix::fs::StatxFlags;
+    /// `STATX_MNT_ID_UNIQUE` of linux/stat.h.
+    const MNT_ID_UNIQUE: u32 = 0x4000;
+    let wanted = StatxFlags::from_bits_retain(MNT_ID_UNIQUE);
+    let stat = rustix::fs::statx(dir, "", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    (stat.stx_mask & MNT_ID_UNIQUE != 0).then(|| format!("{} {}", boot.trim(), stat.stx_mnt_id))
+}
+
+/// Not to be had here.
+#[cfg(not(target_os = "linux"))]
+pub fn mount_instance(_dir: impl std::os::fd::AsFd) -> Option<String> {
+    None
 }
 
 /// The kernel's release, such as `6.18.1`.

@@ -8,7 +8,7 @@ use super::Stale;
 use super::plan::{Content, DirPlan, Plan};
 use crate::history::present::Trail;
 use crate::history::view::{Source, State};
-use crate::live::{At, Make};
+use crate::live::{At, Make, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
@@ -136,7 +136,7 @@ impl Applier<'_> {
             return Ok(staged);
         }
         if child.kind == Kind::Dir || self.plan.vacates(&from, child.slot) {
-            self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace)?;
+            self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace, Turn::default())?;
             self.stale.names.push((from.parent, from.name));
         } else {
             self.stage_link(&from, child.slot)?;
@@ -170,7 +170,7 @@ impl Applier<'_> {
         let attr = view.attr(trail)?;
         match child.kind {
             Kind::File => match view.open(trail)? {
-                (from, Some(source)) => self.live().duplicate(&source, staging, name.as_bytes(), attr.stat.size, from != Source::Live)?,
+                (from, Some(source)) => drop(self.live().duplicate(&source, staging, name.as_bytes(), attr.stat.size, from != Source::Live)?),
                 (_, None) => drop(sys::create_file_at(staging, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?),
             },
             Kind::Symlink => sys::symlink_at(attr.target.as_deref().ok_or(Errno::EIO)?, staging, name.as_bytes())?,
@@ -261,11 +261,16 @@ impl Applier<'_> {
     fn place_dir(&mut self, child: Child, trail: &Arc<Trail>, at: &Place) -> SysResult<()> {
         self.stale.names.push((at.parent, at.name.clone()));
         if let Some(staged) = self.placed.remove(&child.slot) {
-            self.live().rename_in((At::from(staged.parent), &staged.name), (At::from(at.parent), &at.name), RenameMode::NoReplace)?;
+            self.live().rename_in(
+                (At::from(staged.parent), &staged.name),
+                (At::from(at.parent), &at.name),
+                RenameMode::NoReplace,
+                Turn::default(),
+            )?;
             return Ok(());
         }
         let stat = self.engine.view(State::At(self.plan.target)).attr(trail)?.stat;
-        let make = Make { kind: Kind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"", uid: stat.uid, gid: stat.gid, open: None };
+        let make = Make { kind: Kind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"", uid: stat.uid, gid: stat.gid, open: None, again: false };
         let made = self.live().make_in(At::from(at.parent), &at.name, &make, 0)?;
         self.dirs.insert(child.slot, made.slot);
         Ok(())
@@ -281,7 +286,7 @@ impl Applier<'_> {
         let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
         self.stale.nodes.push(child.slot);
         let to = (At::from(at.parent), &at.name);
-        if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace)? {
+        if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
             self.lost(at.parent, &at.name, replaced);
         }
         self.placed.insert(child.slot, at.clone());

@@ -27,6 +27,11 @@ pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     retry(Call::Sync, || rustix::fs::syncfs(&fd))
 }
 
+/// Lets the page cache forget clean pages of a file (`POSIX_FADV_DONTNEED`); best effort.
+pub fn drop_cached(file: impl AsFd, offset: u64, len: u64) {
+    let _ = rustix::fs::fadvise(&file, offset, std::num::NonZeroU64::new(len), rustix::fs::Advice::DontNeed);
+}
+
 /// Starts writing the file's dirty pages out, without waiting and without promise (sync_file_range(2)).
 pub fn start_writeback(file: impl AsFd) -> SysResult<()> {
     let fd = file.as_fd().as_raw_fd();

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, Timestamps};
 use super::super::args::{SetTime, Watched};
 use super::super::fault::Call;
 use super::super::name::{component, device_major, device_minor, last_errno, retry};
-use super::super::types::SysResult;
+use super::super::types::{Errno, SysResult};
 use super::attr::timespec;
 
 /// `CLOSE_RANGE_UNSHARE` of linux/close_range.h.
@@ -75,6 +75,18 @@ fn add_watch(line: &str, device: u64, found: &mut Watched) {
 pub fn leave_descriptors() -> SysResult<()> {
     // SAFETY: the call takes integers only; the descriptors that it closes are copies that nothing in this thread knows.
     if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, CLOSE_RANGE_UNSHARE) } == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// As [`leave_descriptors`], but keeps descriptor `number`: a copy of the process's.
+pub fn keep_descriptor(number: i32) -> SysResult<()> {
+    let number = libc::c_uint::try_from(number).map_err(|_| Errno::EBADF)?;
+    for (first, last) in [(3, number.saturating_sub(1)), (number.saturating_add(1).max(3), u32::MAX)] {
+        // SAFETY: as above; an empty range is left out.
+        if first <= last && unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_UNSHARE) } != 0 {
+            return Err(last_errno());
+        }
+    }
+    Ok(())
 }
 
 /// Sets the times of `name` in `dir` (of a link itself) to now: those of content only, or both. Unlike [`super::utimens_fd`] it never goes

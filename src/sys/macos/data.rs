@@ -62,6 +62,9 @@ pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     retry(Call::Sync, || rustix::fs::fcntl_fullfsync(&fd))
 }
 
+/// Nothing: pages of a file cannot be dropped by themselves here.
+pub fn drop_cached(_file: impl AsFd, _offset: u64, _len: u64) {}
+
 /// ENOSYS: there is no write-back without waiting here.
 pub fn start_writeback(_file: impl AsFd) -> SysResult<()> {
     Err(Errno::ENOSYS)
