@@ -106,7 +106,7 @@ impl Live {
             undurable: durable::Undurable::default(),
             passthrough: AtomicBool::new(false),
             reflink,
-            syncs_overtake: filesystem == "btrfs",
+            syncs_overtake: filesystem == "btrfs" && !sys::host::left_out("overtaken"),
         })
     }
 

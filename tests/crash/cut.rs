@@ -11,7 +11,7 @@ use super::load::{Load, Promised, WORKERS};
 use super::random::{Random, count, seed};
 
 /// Cuts of one variant.
-const CUTS: u64 = 5;
+const CUTS: u64 = 2;
 const CUTS_LONG: u64 = 25;
 /// Between two cuts, on average.
 const APART: Duration = Duration::from_millis(400);
