@@ -177,7 +177,7 @@ impl Service for Null {
         node.stat.size = target.len() as u64;
         tree.entry(made.node)
     }
-    fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
+    fn link(&self, _caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
         let mut tree = self.tree.lock();
         tree.node(node)?.stat.nlink += 1;
         tree.node(parent)?.names.insert(name.to_vec(), node.0);
@@ -192,7 +192,7 @@ impl Service for Null {
         let child = tree.child(parent, name)?;
         if tree.node(child)?.names.is_empty() { tree.remove(parent, name) } else { Err(Errno::ENOTEMPTY) }
     }
-    fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
+    fn rename(&self, _caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
         let mut tree = self.tree.lock();
         let child = tree.child(parent, name)?;
         match (tree.child(new_parent, new_name), how) {

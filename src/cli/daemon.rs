@@ -7,9 +7,8 @@
 //! The daemon never touches a path below its mount: it would wait for itself.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,13 +17,15 @@ use std::time::Duration;
 
 use super::error::{Outcome, hinted, io_error, plain};
 use super::launch::{Handshake, Ready, tell, tell_on};
-use super::mount::{Io, Serving, Snapdir, Writes};
-use super::{log_to_stderr, mounts};
+use super::mount::{Io, Seal, Serving, Snapdir, Writes};
+use super::{holder, log_to_stderr, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::*;
 use crate::engine::request::Service;
-use crate::engine::{Config, Engine, IoChoice};
+use crate::engine::takeover::Succession;
+use crate::engine::{Config, Engine, IoChoice, SealMode};
 use crate::fuse::{MountConfig, Session};
+use crate::store::record::Actor;
 use crate::sys::host;
 use crate::sys::{self, Errno};
 
@@ -53,6 +54,12 @@ pub struct Args {
     pub allow_other: bool,
     #[arg(long)]
     pub foreground: bool,
+    /// Nobody takes over if it dies.
+    #[arg(long)]
+    pub no_holder: bool,
+    /// It was started by a holder, which is at the other end of stdin.
+    #[arg(long)]
+    pub worker: bool,
 }
 
 impl Args {
@@ -63,6 +70,8 @@ impl Args {
         arguments.extend(self.serving.arguments());
         arguments.extend(self.allow_other.then(|| "--allow-other".into()));
         arguments.extend(self.foreground.then(|| "--foreground".into()));
+        arguments.extend(self.no_holder.then(|| "--no-holder".into()));
+        arguments.extend(self.worker.then(|| "--worker".into()));
         arguments
     }
 }
@@ -80,6 +89,9 @@ enum End {
 
 /// Serves until the mount is gone.
 pub fn run(args: Args) -> Outcome {
+    if !args.worker && !args.no_holder && cfg!(target_os = "linux") {
+        return holder::hold(args);
+    }
     match serve_tree(&args) {
         Ok(()) => Ok(()),
         Err(error) if args.foreground => Err(error.into()),
@@ -97,19 +109,28 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         // Without a receiver the end has come already.
         let _ = tell_signal.send(End::Signal(signal));
     })?;
-    let engine = Engine::open(config(args)?)?;
+    let (link, before) = if args.worker { holder::meet()? } else { (None, None) };
+    let device = before.as_ref().map(|before| before.device.try_clone()).transpose().map_err(|cause| io_error("/dev/fuse", cause))?;
+    let engine = Engine::open(config(args, link.as_ref(), before)?)?;
     let listener = bind(engine.store_fd())?;
-    let session = match Session::mount(Arc::clone(&engine) as Arc<dyn Service>, &mount_config(args, &engine)) {
+    let resumed = device.is_some();
+    let session = match start_session(args, &engine, device) {
         Ok(session) => session,
         Err(cause) => {
             engine.close();
             return Err(mount_error(args, &cause));
         }
     };
+    if let Some(link) = link.as_ref().filter(|_| !resumed) {
+        hand_over(args, link, &engine, &session)?;
+    }
     engine.set_caches(session.caches());
     let verbs = Arc::new(Served { verbs: Arc::clone(&engine), mountpoint: args.mountpoint.clone() });
     let started = start_threads(listener, verbs, session, &tell_end);
-    let announced = started.and_then(|answers| announce(args, &engine).map(|()| answers));
+    let announced = started.and_then(|answers| announce(args, &engine, resumed).map(|()| answers));
+    if let Some(link) = &link {
+        link.serves();
+    }
     if announced.is_ok() {
         wait_end(args, &engine, &ends);
     } else {
@@ -121,6 +142,9 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
     }
     // No daemon listens there now; a stale socket would only be refused.
     let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
+    if let Some(link) = &link {
+        link.end();
+    }
     tracing::info!("the daemon ends");
     announced.map(drop)
 }
@@ -128,7 +152,8 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
 /// Makes this process a daemon.
 fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbResult<()> {
     log_to_stderr(Some("warn,fuser=error"));
-    if !args.foreground {
+    // A holder has done so for us.
+    if !args.foreground && !args.worker {
         sys::setsid().map_err(|cause| io_error("setsid", cause))?;
     }
     sys::umask0();
@@ -137,8 +162,31 @@ fn prepare(args: &Args, on_signal: impl FnOnce(i32) + Send + 'static) -> VerbRes
     sys::on_terminate(on_signal).map_err(|cause| io_error("waiting for signals", cause)).map(drop)
 }
 
-fn config(args: &Args) -> VerbResult<Config> {
-    let root = sys::open_root(&args.backing).map_err(|cause| io_error(args.backing.display(), cause))?;
+/// Mounts, or goes on with the mount of a worker that died.
+fn start_session(args: &Args, engine: &Arc<Engine>, device: Option<OwnedFd>) -> std::io::Result<Session> {
+    let service = Arc::clone(engine) as Arc<dyn Service>;
+    let config = mount_config(args, engine);
+    match device {
+        Some(device) => Session::resume(service, &config, device),
+        None => Session::mount(service, &config),
+    }
+}
+
+/// Gives the holder what the next worker will need.
+fn hand_over(args: &Args, link: &holder::Link, engine: &Engine, session: &Session) -> VerbResult<()> {
+    let cannot = |cause: std::io::Error| io_error("handing over to the holder", cause);
+    let device = session.device().map_err(cannot)?;
+    let log = if args.foreground { None } else { Some(open_log(engine.store_fd())?) };
+    link.mounted(device.as_fd(), engine.root_fd(), log.as_ref().map(AsFd::as_fd)).map_err(|cause| cannot(cause.into()))
+}
+
+fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::Before>) -> VerbResult<Config> {
+    let succession = link.map(|link| link.succession(before.as_ref())).transpose()?;
+    let (root, succession) = match before {
+        // The path leads to the mount.
+        Some(before) => (before.root, succession.map(|succession| Succession { orphans: Some(before.orphans), ..succession })),
+        None => (sys::open_root(&args.backing).map_err(|cause| io_error(args.backing.display(), cause))?, succession),
+    };
     let io = match args.serving.io {
         Io::Auto => IoChoice::Auto,
         Io::Passthrough => IoChoice::Passthrough,
@@ -151,6 +199,12 @@ fn config(args: &Args) -> VerbResult<Config> {
         io,
         strict_writes: args.serving.writes == Writes::Daemon,
         snapdir_visible: args.serving.snapdir == Snapdir::Visible,
+        succession,
+        seal: match args.serving.seal {
+            Seal::Off => SealMode::Off,
+            Seal::Hash => SealMode::Hash,
+        },
+        snapdir_mode: args.serving.snapdir_mode,
     })
 }
 
@@ -161,6 +215,9 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         passthrough: engine.wants_passthrough(),
         allow_other: args.allow_other,
         read_only: false,
+        dev: args.serving.dev(),
+        suid: args.serving.suid(),
+        exec: args.serving.exec(),
         readers: args.serving.readers.into(),
     }
 }
@@ -195,20 +252,23 @@ fn start_threads(listener: UnixListener, verbs: Arc<Served>, session: Session, t
     serve(listener, verbs, leave).map_err(cannot)
 }
 
+fn open_log(store: BorrowedFd<'_>) -> VerbResult<File> {
+    let cannot = |cause: std::io::Error| io_error("the daemon's log", cause);
+    if host::size_in(store, LOG_NAME) > LOG_BYTES_MAX {
+        let (log, aside) = (LOG_NAME.as_bytes(), b"daemon.log.1");
+        sys::rename_at(store, log, store, aside, sys::RenameMode::Replace).map_err(|cause| cannot(cause.into()))?;
+    }
+    host::open_log(store, LOG_NAME).map_err(|cause| cannot(cause.into()))
+}
+
 /// Tells the parent that the mount serves, and lets go of it: from then on stderr is the log.
-fn announce(args: &Args, engine: &Engine) -> VerbResult<()> {
-    let store = engine.store_fd();
-    if args.foreground {
+fn announce(args: &Args, engine: &Engine, resumed: bool) -> VerbResult<()> {
+    if args.foreground || resumed {
         tracing::info!(mount = %args.mountpoint.display(), "serving");
         return Ok(());
     }
     let cannot = |cause: std::io::Error| io_error("the daemon's log", cause);
-    let path = host::path_in(store, LOG_NAME).map_err(|cause| cannot(cause.into()))?;
-    if path.metadata().is_ok_and(|found| found.len() > LOG_BYTES_MAX) {
-        let aside = host::path_in(store, "daemon.log.1").map_err(|cause| cannot(cause.into()))?;
-        std::fs::rename(&path, aside).map_err(cannot)?;
-    }
-    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(cannot)?;
+    let log = open_log(engine.store_fd())?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
     let (io, writes) = engine.io();
     let warnings = engine.warnings();
@@ -268,8 +328,8 @@ struct Served {
 }
 
 impl Verbs for Served {
-    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        self.verbs.checkpoint(options)
+    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        self.verbs.checkpoint(by, options)
     }
     fn status(&self) -> VerbResult<Status> {
         self.verbs.status()
@@ -283,14 +343,37 @@ impl Verbs for Served {
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
         self.verbs.show(state)
     }
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        self.verbs.find(query)
+    }
+
+    fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+        self.verbs.retag(by, state, retag)
+    }
+
+    fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        self.verbs.versions(path)
+    }
+
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
         self.verbs.diff(from, to)
     }
-    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
-        self.verbs.restore(options)
+    fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        self.verbs.diff_sized(from, to)
     }
-    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        self.verbs.delete(state)
+    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
+        self.verbs.restore(by, options)
+    }
+    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {
+        self.verbs.delete(by, state)
+    }
+
+    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
+        self.verbs.verify(options)
+    }
+
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
+        self.verbs.audit()
     }
     fn unmount(&self, lazy: bool) -> VerbResult<()> {
         let at: &Path = &self.mountpoint;

@@ -8,6 +8,9 @@ use serde::Serialize;
 use super::output::Out;
 use crate::engine::api::VerbError;
 
+/// Exit status of a verb that has found damage.
+const DAMAGE_STATUS: u8 = 4;
+
 /// What a verb gives: nothing, for it has printed what it had to say.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
@@ -20,6 +23,8 @@ pub enum Failure {
     Output(io::Error),
     /// All is said already; the answer is no.
     No,
+    /// All is said already; the history is damaged.
+    Damage,
 }
 
 impl From<VerbError> for Failure {
@@ -71,6 +76,7 @@ impl Failure {
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             Failure::Output(error) => tell(&io_error("standard output", io::Error::new(error.kind(), error.to_string())), out),
             Failure::No => {}
+            Failure::Damage => return ExitCode::from(DAMAGE_STATUS),
         }
         ExitCode::FAILURE
     }

@@ -61,7 +61,7 @@ fn spawn(arguments: Vec<OsString>, pipe: OwnedFd) -> std::io::Result<Child> {
 }
 
 /// This program, also when its file was replaced since.
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     match std::env::current_exe() {
         Ok(path) if path.exists() => path,
         _ => PathBuf::from("/proc/self/exe"),

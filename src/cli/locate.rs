@@ -9,10 +9,14 @@ use super::error::{error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
 use crate::control::{Client, STORE_NAME};
-use crate::engine::api::{CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
+use crate::engine::api::{AuditEvent, CheckpointInfo, Query, StateName, VerbError, VerbResult, Verbs};
 use crate::engine::offline::Offline;
 use crate::sys::Errno;
 use crate::sys::{self, host};
+
+/// How often a daemon is looked for where one should be, and how long after each other.
+const TRIES_MAX: u32 = 40;
+const TRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
 /// A tree with a daemon.
 #[derive(Debug)]
@@ -65,7 +69,21 @@ pub fn start(dir: Option<&Path>) -> VerbResult<PathBuf> {
 }
 
 /// Finds the mount or store that contains `cwd`, an absolute path.
+///
+/// A daemon that has just taken over from another may not be found at once.
 pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
+    for _ in 1..TRIES_MAX {
+        match locate_once(&cwd)? {
+            Located::Served(served) => return Ok(Located::Served(served)),
+            // Asking the mount waits until somebody has taken over; a dead one says so.
+            _ if mounts::serves_around(&mounts::all()?, &cwd) => std::thread::sleep(TRY_PAUSE),
+            other => return Ok(other),
+        }
+    }
+    locate_once(&cwd)
+}
+
+fn locate_once(cwd: &Path) -> VerbResult<Located> {
     for dir in cwd.ancestors() {
         let store = match host::open_dir_path(&dir.join(STORE_NAME)) {
             Ok(store) => store,
@@ -77,7 +95,7 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
             Err(cause) => return Err(io_error(dir.join(STORE_NAME).display(), cause)),
         };
         match Client::connect(&store) {
-            Ok(client) => return Ok(Located::Served(Served { root: dir.to_owned(), client, cwd: cwd.clone() })),
+            Ok(client) => return Ok(Located::Served(Served { root: dir.to_owned(), client, cwd: cwd.to_owned() })),
             Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => return Ok(Located::Store { root: dir.to_owned() }),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 // Anybody may have a directory of this name; a store says what it is.
@@ -90,9 +108,9 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
         }
     }
     // A dead mount may show what the kernel remembers of it, or fail: the table of mounts is asked only now, where there is time.
-    match mounts::dead_around(&mounts::all()?, &cwd) {
+    match mounts::dead_around(&mounts::all()?, cwd) {
         Some(mount) => Ok(Located::Stale { root: mount.at.clone() }),
-        None => Ok(Located::Nothing { cwd }),
+        None => Ok(Located::Nothing { cwd: cwd.to_owned() }),
     }
 }
 
@@ -131,11 +149,19 @@ pub enum History {
 }
 
 impl History {
-    /// Every checkpoint, newest first.
-    pub fn log(&mut self) -> VerbResult<Vec<CheckpointInfo>> {
+    /// The checkpoints that are asked for, newest first.
+    pub fn find(&mut self, query: Query) -> VerbResult<Vec<CheckpointInfo>> {
         match self {
-            History::Daemon(client) => client.log(),
-            History::Store(store) => store.log(),
+            History::Daemon(client) => client.find(query),
+            History::Store(store) => store.find(&query),
+        }
+    }
+
+    /// Who did what when, oldest first.
+    pub fn audit(&mut self) -> VerbResult<Vec<AuditEvent>> {
+        match self {
+            History::Daemon(client) => client.audit(),
+            History::Store(store) => store.audit(),
         }
     }
 

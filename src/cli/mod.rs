@@ -1,9 +1,12 @@
 //! The command line: one file per verb, which parses, asks the daemon and prints.
 //!
-//! stdout is data and stderr is talk. Exit codes: 0 done, 1 it failed or the answer is no, 2 the command line is wrong (docs/cli.md).
+//! stdout is data and stderr is talk. Exit codes: 0 done, 1 it failed or the answer is no, 2 the command line is wrong, 4 damage was found
+//! (docs/cli.md).
 //!
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb needs it.
 
+mod audit;
+mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
@@ -12,21 +15,34 @@ mod delete;
 mod diff;
 mod doctor;
 mod error;
+mod find;
+mod findings;
+mod fsck;
+mod holder;
 mod holders;
+mod hook;
 mod launch;
 mod locate;
 mod log;
+mod ls;
 mod mount;
 mod mounts;
 mod output;
+mod past;
+mod patch;
 mod progress;
+mod rename;
 mod restore;
 mod show;
+mod stat;
 mod stats;
 mod status;
+mod tag;
 mod time;
 mod tree_path;
 mod umount;
+mod untag;
+mod verify;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -40,7 +56,7 @@ use self::output::{Color, Out};
 #[derive(Debug, Parser)]
 #[command(name = "ckptfs", version, max_term_width = 100)]
 #[command(after_help = "Every verb acts on the mount, or the store, that contains the working directory or DIR of -C.\n\
-    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line.")]
+    Exit status: 0 done, 1 failed or the answer is no, 2 wrong command line, 4 damage found.")]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -69,10 +85,20 @@ enum Verb {
     Checkpoint(checkpoint::Args),
     Status(status::Args),
     Log(log::Args),
+    Find(find::Args),
+    Tag(tag::Args),
+    Untag(untag::Args),
+    Rename(rename::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Stat(stat::Args),
     Show(show::Args),
     Diff(diff::Args),
     Restore(restore::Args),
     Delete(delete::Args),
+    Verify(verify::Args),
+    Fsck(fsck::Args),
+    Audit(audit::Args),
     Doctor(doctor::Args),
     Stats(stats::Args),
     Completion(completion::Args),
@@ -115,10 +141,20 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Checkpoint(args) => checkpoint::run(args, context),
         Verb::Status(args) => status::run(args, context),
         Verb::Log(args) => log::run(args, context),
+        Verb::Find(args) => find::run(args, context),
+        Verb::Tag(args) => tag::run(args, context),
+        Verb::Untag(args) => untag::run(args, context),
+        Verb::Rename(args) => rename::run(args, context),
+        Verb::Ls(args) => ls::run(args, context),
+        Verb::Cat(args) => cat::run(args, context),
+        Verb::Stat(args) => stat::run(args, context),
         Verb::Show(args) => show::run(args, context),
         Verb::Diff(args) => diff::run(args, context),
         Verb::Restore(args) => restore::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
+        Verb::Verify(args) => verify::run(args, context),
+        Verb::Fsck(args) => fsck::run(args, context),
+        Verb::Audit(args) => audit::run(args, context),
         Verb::Doctor(args) => doctor::run(args, context),
         Verb::Stats(args) => stats::run(args, context),
         Verb::Completion(args) => completion::run(args, context),

@@ -1,5 +1,6 @@
 //! Our mounts among all mounts: which are there, which are dead, and how they go.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,10 @@ const SOURCE_PREFIX: &str = "ckptfs#";
 const STACKED_MAX: usize = 64;
 
 /// The source of a mount that serves `backing`.
-pub fn source(backing: &Path) -> String {
-    format!("{SOURCE_PREFIX}{}", backing.display())
+pub fn source(backing: &Path) -> OsString {
+    let mut source = OsString::from(SOURCE_PREFIX);
+    source.push(backing);
+    source
 }
 
 /// All mounts of the machine, as this process sees them.
@@ -62,6 +65,11 @@ pub fn is_dead(at: &Path) -> bool {
 pub fn dead_around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
     let around = path.ancestors().filter_map(|dir| top(table, dir)).filter(|mount| is_ours(mount) && is_dead(&mount.at));
     around.last()
+}
+
+/// Whether `path` is on a mount of ours that lives.
+pub fn serves_around(table: &[MountPoint], path: &Path) -> bool {
+    containing(table, path).is_some_and(|mount| is_ours(mount) && !is_dead(&mount.at))
 }
 
 /// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must be ours.

@@ -1,8 +1,8 @@
-//! A sign of life while the daemon works.
+//! A sign of life while the daemon works, and how far something is.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -47,5 +47,36 @@ impl Spinner {
             // A panic there has told the user what it had to.
             let _ = thread.join();
         }
+    }
+}
+
+/// A bar on a terminal's stderr that shows how far something is, from [`QUIET`] after its start until it is stopped.
+#[derive(Debug)]
+pub struct Bar {
+    bar: ProgressBar,
+    started: Instant,
+}
+
+impl Bar {
+    /// Starts; shows nothing without a terminal. `bytes`: that is the unit.
+    pub fn start(out: &Out, what: &'static str, bytes: bool) -> Bar {
+        let bar = if out.talks_to_terminal() { ProgressBar::no_length() } else { ProgressBar::hidden() };
+        let count = if bytes { "{bytes} of {total_bytes}" } else { "{pos} of {len}" };
+        let template = format!("{{spinner}} {{msg}} [{{wide_bar}}] {count} {{eta}}");
+        let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        Bar { bar: bar.with_style(style).with_message(what), started: Instant::now() }
+    }
+
+    /// It is so far now.
+    pub fn at(&self, done: u64, total: u64) {
+        if self.started.elapsed() >= QUIET {
+            self.bar.set_length(total);
+            self.bar.set_position(done);
+        }
+    }
+
+    /// Clears the line.
+    pub fn stop(self) {
+        self.bar.finish_and_clear();
     }
 }

@@ -4,7 +4,7 @@ use super::changes;
 use super::error::Outcome;
 use super::output::Role;
 use super::{Context, locate, time};
-use crate::engine::api::Status;
+use crate::engine::api::{DaemonInfo, Status};
 
 /// Show what is mounted and what differs from the newest checkpoint
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,7 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
         ("mount", path(&status.mount)),
         ("backing", format!("{} ({}, {})", path(&status.backing), status.filesystem, status.capture)),
         ("io", format!("{}, writes {}", status.io, status.writes)),
-        ("daemon", format!("pid {}, version {}, since {}", daemon.pid, daemon.version, time::local(&daemon.started))),
+        ("daemon", format!("pid {}, version {}, since {}{}", daemon.pid, daemon.version, time::local(&daemon.started), takeovers(daemon))),
         ("epoch", format!("{}, {latest}", status.epoch)),
     ];
     for (label, value) in lines {
@@ -47,6 +47,13 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
         out.warn(warning);
     }
     Ok(())
+}
+
+fn takeovers(daemon: &DaemonInfo) -> String {
+    match &daemon.taken_over {
+        Some(last) => format!("; took over from one that died {} times, last {}", daemon.takeovers, time::local(last)),
+        None => String::new(),
+    }
 }
 
 fn path(path: &std::path::Path) -> String {

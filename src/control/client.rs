@@ -1,33 +1,60 @@
 //! The client's side of the socket.
 
 use std::io::{self, BufReader, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult};
+use crate::engine::api::{
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
+    VerbResult, Verified, VerifyOptions, VersionInfo,
+};
 use crate::sys::host;
 
 /// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
+    /// The store, in which the daemon that takes over from one that dies has its socket.
+    store: Option<OwnedFd>,
 }
+
+/// How long a daemon that died while it was asked may take to be followed by another.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(5);
+const TAKEOVER_PAUSE: Duration = Duration::from_millis(10);
+/// How many daemons may die over one question.
+const TAKEOVERS_MAX: u32 = 5;
 
 impl Client {
     /// Connects to the daemon that serves the store at `store`, a directory (`O_PATH` is enough).
     ///
     /// Errors: `ConnectionRefused` or `NotFound` when no daemon runs; `PermissionDenied` when it is not ours to ask.
     pub fn connect(store: impl AsFd) -> io::Result<Client> {
-        Client::connect_path(&host::path_in(store.as_fd(), SOCKET_NAME)?)
+        let client = Client::connect_path(&host::path_in(store.as_fd(), SOCKET_NAME)?)?;
+        Ok(Client { store: store.as_fd().try_clone_to_owned().ok(), ..client })
+    }
+
+    /// Connects to the daemon that takes over; whether there is one.
+    fn reconnect(&mut self) -> bool {
+        let Some(store) = &self.store else { return false };
+        let Ok(path) = host::path_in(store.as_fd(), SOCKET_NAME) else { return false };
+        let started = Instant::now();
+        while started.elapsed() < TAKEOVER_TIMEOUT {
+            if let Ok(stream) = UnixStream::connect(&path) {
+                self.stream = BufReader::new(stream);
+                return true;
+            }
+            std::thread::sleep(TAKEOVER_PAUSE);
+        }
+        false
     }
 
     /// Connects to the socket at `path`, at most about 100 bytes long (unix(7), `sun_path`).
     pub fn connect_path(path: &Path) -> io::Result<Client> {
-        Ok(Client { stream: BufReader::new(UnixStream::connect(path)?) })
+        Ok(Client { stream: BufReader::new(UnixStream::connect(path)?), store: None })
     }
 
     /// Makes a checkpoint.
@@ -64,12 +91,35 @@ impl Client {
         self.one_checkpoint(Request::Show { state })
     }
 
-    /// What changed from state `from` to state `to` (`None`: the live tree).
-    pub fn diff(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
-        match self.call(Request::Diff { from, to })? {
-            Response::Changes(changes) => Ok(changes),
+    /// The checkpoints that are asked for, newest first.
+    pub fn find(&mut self, query: Query) -> VerbResult<Vec<CheckpointInfo>> {
+        match self.call(Request::Find(query))? {
+            Response::Checkpoints(checkpoints) => Ok(checkpoints),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Gives a checkpoint other tags.
+    pub fn retag(&mut self, state: StateName, retag: Retag) -> VerbResult<CheckpointInfo> {
+        self.one_checkpoint(Request::Retag { state, retag })
+    }
+
+    /// Every version of a path, newest first.
+    pub fn versions(&mut self, path: TreePath) -> VerbResult<Vec<VersionInfo>> {
+        match self.call(Request::Versions { path })? {
+            Response::Versions(versions) => Ok(versions),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What changed from state `from` to state `to` (`None`: the live tree).
+    pub fn diff(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
+        self.changes(Request::Diff { from, to, sizes: false })
+    }
+
+    /// As [`Client::diff`], with the sizes of files.
+    pub fn diff_sized(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
+        self.changes(Request::Diff { from, to, sizes: true })
     }
 
     /// Makes the tree what it was.
@@ -83,6 +133,22 @@ impl Client {
     /// Deletes a checkpoint.
     pub fn delete(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
         self.one_checkpoint(Request::Delete { state })
+    }
+
+    /// Looks for damage, for a moment.
+    pub fn verify(&mut self, options: VerifyOptions) -> VerbResult<Verified> {
+        match self.call(Request::Verify(options))? {
+            Response::Verified(verified) => Ok(*verified),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Who did what when, oldest first.
+    pub fn audit(&mut self) -> VerbResult<Vec<AuditEvent>> {
+        match self.call(Request::Audit)? {
+            Response::Audit(events) => Ok(events),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Asks the daemon to unmount; see [`Request::Unmount`]. It has ended when [`Client::wait_ended`] says so.
@@ -106,6 +172,13 @@ impl Client {
         }
     }
 
+    fn changes(&mut self, request: Request) -> VerbResult<Vec<Change>> {
+        match self.call(request)? {
+            Response::Changes(changes) => Ok(changes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     fn one_checkpoint(&mut self, request: Request) -> VerbResult<CheckpointInfo> {
         match self.call(request)? {
             Response::Checkpoint(checkpoint) => Ok(checkpoint),
@@ -113,7 +186,18 @@ impl Client {
         }
     }
 
+    /// What changes nothing is asked again of the daemon that takes over.
     fn call(&mut self, request: Request) -> VerbResult<Response> {
+        for _ in 0..TAKEOVERS_MAX {
+            match self.call_once(request.clone()) {
+                Err(error) if error.code == DAEMON_LOST && request.only_asks() && self.reconnect() => {}
+                answer => return answer,
+            }
+        }
+        self.call_once(request)
+    }
+
+    fn call_once(&mut self, request: Request) -> VerbResult<Response> {
         let frame = encode(&Call { version: PROTOCOL, request }).map_err(|error| VerbError {
             code: "too-large".into(),
             message: format!("cannot ask the daemon: {error}"),
@@ -139,11 +223,13 @@ impl Client {
     }
 }
 
+const DAEMON_LOST: &str = "daemon-lost";
+
 fn lost(error: &io::Error) -> VerbError {
     VerbError {
-        code: "daemon-lost".into(),
+        code: DAEMON_LOST.into(),
         message: format!("the daemon ended before it answered ({error})"),
-        hint: Some("what was acknowledged is safe; mount again: ckptfs mount DIR (.ckptfs/daemon.log may say why)".into()),
+        hint: Some("whether it was done: ckptfs log; what was acknowledged is safe. If nobody took over, mount again: ckptfs mount DIR".into()),
     }
 }
 

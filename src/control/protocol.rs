@@ -4,7 +4,10 @@ use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError};
+use crate::engine::api::{
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
+    Verified, VerifyOptions, VersionInfo,
+};
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 1;
@@ -38,12 +41,29 @@ pub enum Request {
         /// Which.
         state: StateName,
     },
+    /// The checkpoints that are asked for, newest first.
+    Find(Query),
+    /// Give a checkpoint other tags.
+    Retag {
+        /// Which.
+        state: StateName,
+        /// What it loses and gets.
+        retag: Retag,
+    },
+    /// Every version of a path.
+    Versions {
+        /// The path.
+        path: TreePath,
+    },
     /// What changed between two states.
     Diff {
         /// The older one.
         from: StateName,
         /// The newer one; the live tree if absent.
         to: Option<StateName>,
+        /// With the sizes of files.
+        #[serde(default)]
+        sizes: bool,
     },
     /// Make the tree what it was.
     Restore(RestoreOptions),
@@ -52,6 +72,10 @@ pub enum Request {
         /// Which.
         state: StateName,
     },
+    /// Look for damage, for a moment.
+    Verify(VerifyOptions),
+    /// Who did what when.
+    Audit,
     /// Unmount and end.
     Unmount {
         /// Although the mount is in use.
@@ -63,13 +87,25 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// It changes nothing, and may be asked again.
+    pub fn only_asks(&self) -> bool {
+        match self {
+            Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
+            Request::Find(_) | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
+            Request::Restore(options) => options.dry_run,
+            Request::Checkpoint(_) | Request::Retag { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
+        }
+    }
+}
+
 /// What the daemon answers when the verb succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
-    /// To `checkpoint`, `show` and `delete`.
+    /// To `checkpoint`, `show`, `retag` and `delete`.
     Checkpoint(CheckpointInfo),
-    /// To `log`, and part of a longer answer.
+    /// To `log` and `find`, and part of a longer answer.
     Checkpoints(Vec<CheckpointInfo>),
     /// To `status`.
     Status(Box<Status>),
@@ -77,8 +113,14 @@ pub enum Response {
     Stats(Box<Stats>),
     /// To `diff`, and part of a longer answer.
     Changes(Vec<Change>),
+    /// To `versions`, and part of a longer answer.
+    Versions(Vec<VersionInfo>),
     /// To `restore`.
     Restored(Restored),
+    /// To `verify`.
+    Verified(Box<Verified>),
+    /// To `audit`, and part of a longer answer.
+    Audit(Vec<AuditEvent>),
     /// To `unmount`.
     Done,
 }
@@ -181,12 +223,20 @@ pub fn send(mut stream: impl Write, frame: &[u8]) -> io::Result<()> {
 
 /// Reads the next frame into `frame`, without its newline. `false`: the other end closed the connection between two frames.
 pub fn receive(stream: impl BufRead, frame: &mut Vec<u8>) -> io::Result<bool> {
+    receive_up_to(stream, frame, FRAME_BYTES_MAX)
+}
+
+/// As [`receive`]; `InvalidData` of a frame that has more than `limit` bytes, its newline included, of which `frame` then holds so many.
+pub fn receive_up_to(stream: impl BufRead, frame: &mut Vec<u8>, limit: usize) -> io::Result<bool> {
     frame.clear();
-    stream.take(FRAME_BYTES_MAX as u64).read_until(b'\n', frame)?;
-    match frame.pop() {
-        Some(b'\n') => Ok(true),
+    stream.take(limit as u64).read_until(b'\n', frame)?;
+    match frame.last() {
+        Some(b'\n') => {
+            frame.pop();
+            Ok(true)
+        }
         None => Ok(false),
-        Some(_) if frame.len() + 1 >= FRAME_BYTES_MAX => Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit")),
+        Some(_) if frame.len() >= limit => Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit")),
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
@@ -198,7 +248,10 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Done => Vec::new(),
+        Response::Versions(versions) => heads(versions, version_bytes).into_iter().map(Response::Versions).collect(),
+        Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
+        // A part of a verification has few findings: `verify` sees to that.
+        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => Vec::new(),
     };
     parts.push(response);
     parts
@@ -208,10 +261,14 @@ pub fn split(mut response: Response) -> Vec<Response> {
 pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
     let mut changes = Vec::new();
     let mut checkpoints = Vec::new();
+    let mut events = Vec::new();
+    let mut versions = Vec::new();
     for part in parts {
         match part {
             Response::Changes(mut more) => changes.append(&mut more),
             Response::Checkpoints(mut more) => checkpoints.append(&mut more),
+            Response::Audit(mut more) => events.append(&mut more),
+            Response::Versions(mut more) => versions.append(&mut more),
             _ => return None,
         }
     }
@@ -225,13 +282,23 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             *list = std::mem::take(&mut checkpoints);
             None
         }
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Done => None,
+        Response::Audit(list) => {
+            events.append(list);
+            *list = std::mem::take(&mut events);
+            None
+        }
+        Response::Versions(list) => {
+            versions.append(list);
+            *list = std::mem::take(&mut versions);
+            None
+        }
+        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => None,
     };
     if let Some(list) = list {
         changes.append(list);
         *list = std::mem::take(&mut changes);
     }
-    (changes.is_empty() && checkpoints.is_empty()).then_some(last)
+    (changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty()).then_some(last)
 }
 
 /// Takes parts of [`PART_BYTES`] off the front of `list`, until what is left fits.
@@ -261,7 +328,18 @@ fn change_bytes(change: &Change) -> usize {
     ITEM_BYTES + ESCAPED_BYTES * texts
 }
 
+fn event_bytes(event: &AuditEvent) -> usize {
+    let texts = event.note.len()
+        + event.tags.iter().map(|tag| tag.len() + 1).sum::<usize>()
+        + event.paths.iter().map(|path| path.0.len() + 16).sum::<usize>();
+    2 * ITEM_BYTES + ESCAPED_BYTES * (texts + event.by.as_ref().map_or(0, |by| by.process.len()))
+}
+
 fn checkpoint_bytes(checkpoint: &CheckpointInfo) -> usize {
     let texts = checkpoint.note.len() + checkpoint.tags.iter().map(|tag| tag.len() + 1).sum::<usize>();
     ITEM_BYTES + ESCAPED_BYTES * texts
+}
+
+fn version_bytes(version: &VersionInfo) -> usize {
+    ITEM_BYTES + version.checkpoint.as_ref().map_or(0, checkpoint_bytes)
 }

@@ -11,7 +11,7 @@ use super::protocol::{encode, join, split};
 use super::*;
 use crate::engine::api::*;
 use crate::store::ids::CheckpointId;
-use crate::store::record::Reason;
+use crate::store::record::{Actor, Reason};
 use crate::sys::Kind;
 
 struct Fake {
@@ -29,12 +29,15 @@ fn info(id: u64) -> CheckpointInfo {
         reason: Reason::Guard { restored: CheckpointId(1) },
         duration_us: None,
         open_files: None,
+        unchanged: false,
     }
 }
 
 fn changes(count: usize) -> Vec<Change> {
     let path = |n: usize| TreePath(format!("directory-{n}/\u{fffd}").into_bytes().into_iter().chain([0xff, b'\n']).collect());
-    (0..count).map(|n| Change { path: path(n), change: ChangeKind::Renamed, from: Some(path(n + 1)), kind: Kind::File }).collect()
+    (0..count)
+        .map(|n| Change { path: path(n), change: ChangeKind::Renamed, from: Some(path(n + 1)), kind: Kind::File, old_size: None, size: None })
+        .collect()
 }
 
 fn status(count: usize) -> Status {
@@ -46,7 +49,7 @@ fn status(count: usize) -> Status {
         capture: "reflink".into(),
         io: "daemon".into(),
         writes: "daemon".into(),
-        daemon: DaemonInfo { pid: 1, started: "2026-11-21T09:00:00Z".into(), version: "0".into() },
+        daemon: DaemonInfo { pid: 1, started: "2026-11-21T09:00:00Z".into(), version: "0".into(), holder: None, takeovers: 0, taken_over: None },
         epoch: 2,
         latest: Some(CheckpointId(1)),
         checkpoints: 1,
@@ -68,11 +71,20 @@ fn stats() -> Stats {
         inodes: 3,
         past_inodes: 4,
         announcing: false,
+        sealer: SealerInfo { mode: "hash".into(), caught_up: true, objects: 2, bytes: 1 << 50 },
     }
 }
 
+fn event() -> AuditEvent {
+    let by = Some(Actor { uid: 0, gid: u32::MAX, pid: 1, process: "a \"b\"\n".into() });
+    let (at, paths) = (Some("2026-11-21T09:00:00Z".to_owned()), vec![TreePath(vec![0xff; 100])]);
+    let checkpoint = Some(CheckpointId(1));
+    AuditEvent { at, what: AuditKind::Restore, by, checkpoint, guard: None, tags: vec![], paths, note: String::new(), unserved_since: None }
+}
+
 impl Verbs for Fake {
-    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        assert_eq!((by.uid, by.pid), (crate::sys::ids().0, std::process::id()));
         Ok(CheckpointInfo { note: options.note.clone(), tags: options.tags.clone(), ..info(7) })
     }
     fn status(&self) -> VerbResult<Status> {
@@ -91,13 +103,34 @@ impl Verbs for Fake {
     fn diff(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
         Ok(changes(self.changes))
     }
-    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        Ok((1..=query.limit.unwrap_or(self.changes) as u64).rev().map(info).collect())
+    }
+    fn retag(&self, _: &Actor, _: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+        Ok(CheckpointInfo { tags: retag.add.clone(), ..info(7) })
+    }
+    fn versions(&self, _: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        let version = |id| VersionInfo { checkpoint: Some(info(id)), change: VersionKind::Modified, kind: None, size: None, modified: None };
+        Ok((1..=self.changes as u64).rev().map(version).collect())
+    }
+    fn diff_sized(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        Ok(changes(self.changes))
+    }
+    fn restore(&self, _: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let changes = changes(self.changes);
         Ok(Restored { restored: CheckpointId(1), guard: None, changes, unknown: Vec::new(), dry_run: options.dry_run, duration_us: 5 })
     }
-    fn delete(&self, _: &StateName) -> VerbResult<CheckpointInfo> {
+    fn delete(&self, _: &Actor, _: &StateName) -> VerbResult<CheckpointInfo> {
         panic!("a mistake of the engine");
     }
+    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
+        Ok(Verified { run: options.run.unwrap_or(7), total: u64::from(options.deep), ..Verified::default() })
+    }
+
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
+        Ok(vec![event(); self.changes])
+    }
+
     fn unmount(&self, _: bool) -> VerbResult<()> {
         Ok(())
     }
@@ -125,13 +158,16 @@ fn served(changes: usize) -> Served {
 fn every_verb_arrives_and_its_answer_comes_back() {
     let served = served(3);
     let mut client = Client::connect_path(&served.path).expect("connect");
-    let options = CheckpointOptions { note: "n\u{0}ote".into(), tags: vec!["a".into(), "b".into()], sync: true };
+    let options = CheckpointOptions { note: "n\u{0}ote".into(), tags: vec!["a".into(), "b".into()], sync: true, if_changed: true };
     let made = client.checkpoint(options.clone()).expect("checkpoint");
     assert_eq!((made.note, made.tags), (options.note, options.tags));
     assert_eq!(client.status().expect("status"), status(3));
     assert_eq!(client.stats().expect("stats"), stats());
     assert_eq!(client.log().expect("log").iter().map(|c| c.id.0).collect::<Vec<_>>(), [3, 2, 1]);
     assert_eq!(client.diff(StateName("1".into()), None).expect("diff"), changes(3));
+    assert_eq!(client.audit().expect("audit"), vec![event(); 3]);
+    let verified = client.verify(VerifyOptions { state: None, deep: true, run: Some(9) }).expect("verify");
+    assert_eq!((verified.run, verified.total), (9, 1));
     let restore = RestoreOptions { to: StateName("1".into()), paths: vec![TreePath(vec![0xfe])], dry_run: true };
     assert!(client.restore(restore).expect("restore").dry_run);
     let error = client.show(StateName("9".into())).expect_err("unknown");
@@ -172,6 +208,9 @@ fn answers_longer_than_a_frame_come_in_parts_and_in_order() {
     assert_eq!(client.status().expect("status"), status(60_000));
     let log = client.log().expect("log");
     assert!(log.len() == 60_000 && log.windows(2).all(|pair| pair[0].id > pair[1].id));
+    let versions = client.versions(TreePath(b"a".to_vec())).expect("versions");
+    let id = |version: &VersionInfo| version.checkpoint.as_ref().map(|checkpoint| checkpoint.id);
+    assert!(versions.len() == 60_000 && versions.windows(2).all(|pair| id(&pair[0]) > id(&pair[1])));
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Checkpoint, Reason};
+use crate::store::record::{Actor, Checkpoint, Reason};
+
+pub use crate::store::check::DamageKind;
 
 /// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
 /// `{"base64": "..."}`.
@@ -41,6 +43,31 @@ impl<'de> Deserialize<'de> for TreePath {
     }
 }
 
+/// A path of this machine in JSON: a string if it is UTF-8, else `{"base64": "..."}`, as a [`TreePath`].
+pub mod host_path {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use super::TreePath;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(path: impl AsRef<Path>, serializer: S) -> Result<S::Ok, S::Error> {
+        TreePath(path.as_ref().as_os_str().as_bytes().to_vec()).serialize(serializer)
+    }
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// What is neither a string nor such an object.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(TreePath::deserialize(deserializer)?.0)))
+    }
+}
+
 /// Which state of the tree is meant, as a person writes it: a number, a tag, `latest`, or `live` (the tree as it is now).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -55,6 +82,84 @@ pub struct CheckpointOptions {
     pub tags: Vec<String>,
     /// Sync the tree and the store before answering, so that it survives a power cut.
     pub sync: bool,
+    /// Make none if nothing differs from the newest one; the answer is that one then.
+    #[serde(default)]
+    pub if_changed: bool,
+}
+
+/// Which checkpoints to find: those for which everything holds that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Query {
+    /// They have a tag like this one; `*` stands for any characters, also none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// Their note contains this text, in whatever case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Their note has these lines `KEY: VALUE`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<(String, String)>,
+    /// Made at this time or later, as a person writes it (`10min ago`, RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Made at this time or before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<String>,
+    /// Something at or below this path is another than in the kept checkpoint before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<TreePath>,
+    /// At most so many, the newest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+}
+
+/// Other tags for a checkpoint; all or nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retag {
+    /// Tags to give it.
+    pub add: Vec<String>,
+    /// Tags to take from it, which it must have.
+    pub remove: Vec<String>,
+    /// Take what is added from whichever checkpoint has it.
+    pub force: bool,
+}
+
+/// How one version of a path differs from the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VersionKind {
+    /// The path came to be.
+    #[serde(rename = "A")]
+    Added,
+    /// It changed; of a directory: something below it did.
+    #[serde(rename = "M")]
+    Modified,
+    /// It is gone.
+    #[serde(rename = "D")]
+    Deleted,
+    /// It is of another kind.
+    #[serde(rename = "T")]
+    TypeChanged,
+    /// It was changed while nothing was mounted, and nobody knows how.
+    #[serde(rename = "?")]
+    Unknown,
+}
+
+/// One version of a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionInfo {
+    /// The first checkpoint that has it; `None`: only the live tree does.
+    pub checkpoint: Option<CheckpointInfo>,
+    /// How it differs from the version before.
+    pub change: VersionKind,
+    /// What it is; `None` where it is gone or not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<crate::sys::Kind>,
+    /// Its size in bytes, if it is a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// When its content last changed: RFC 3339, UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modified: Option<String>,
 }
 
 /// A checkpoint, as `checkpoint --json`, `log --json` and `show --json` print it.
@@ -80,6 +185,9 @@ pub struct CheckpointInfo {
     /// Files that were open or mapped for writing and had to be captured inside the freeze; only in the answer to `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
+    /// Nothing had changed, and so none was made: this is the newest there was; only in the answer to `checkpoint --if-changed`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
 }
 
 impl CheckpointInfo {
@@ -96,6 +204,7 @@ impl CheckpointInfo {
             reason: checkpoint.reason.clone(),
             duration_us: None,
             open_files: None,
+            unchanged: false,
         }
     }
 }
@@ -145,16 +254,25 @@ pub struct Change {
     pub from: Option<TreePath>,
     /// What it is in the newer state (in the older one if deleted): `file`, `dir`, ...
     pub kind: crate::sys::Kind,
+    /// Size in the older state, in bytes, where that was asked for and it was a file there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub old_size: Option<u64>,
+    /// Size in the newer state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 /// What `status` says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Where the tree is mounted.
+    #[serde(with = "host_path")]
     pub mount: PathBuf,
     /// The directory that is served.
+    #[serde(with = "host_path")]
     pub backing: PathBuf,
     /// The store.
+    #[serde(with = "host_path")]
     pub store: PathBuf,
     /// Filesystem of the backing directory: `xfs`, `btrfs`, ...
     pub filesystem: String,
@@ -182,6 +300,7 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Where the tree is mounted.
+    #[serde(with = "host_path")]
     pub mount: PathBuf,
     /// The daemon.
     pub daemon: DaemonInfo,
@@ -203,6 +322,22 @@ pub struct Stats {
     pub past_inodes: u64,
     /// Watchers are being told what a restore has changed.
     pub announcing: bool,
+    /// What the sealer has done.
+    #[serde(default)]
+    pub sealer: SealerInfo,
+}
+
+/// What the sealer has done since the mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealerInfo {
+    /// `off`, `hash` or `full`.
+    pub mode: String,
+    /// Everything that closed epochs have captured is hashed.
+    pub caught_up: bool,
+    /// Objects that were hashed.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 /// The daemon that serves a mount.
@@ -214,6 +349,15 @@ pub struct DaemonInfo {
     pub started: String,
     /// Its version.
     pub version: String,
+    /// The process that holds the mount and starts another daemon if this one dies; `None`: nobody would.
+    #[serde(default)]
+    pub holder: Option<u32>,
+    /// How often a daemon died and another took over since the mount.
+    #[serde(default)]
+    pub takeovers: u32,
+    /// When that was last: RFC 3339, UTC.
+    #[serde(default)]
+    pub taken_over: Option<String>,
 }
 
 /// What a restore is asked to do.
@@ -245,6 +389,112 @@ pub struct Restored {
     pub duration_us: u64,
 }
 
+/// What is to be verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyOptions {
+    /// Only what this checkpoint shows; everything if not given.
+    pub state: Option<StateName>,
+    /// Read every byte.
+    pub deep: bool,
+    /// Go on with the verification of this number, which an answer gave.
+    #[serde(default)]
+    pub run: Option<u64>,
+}
+
+/// What a verification has found, or a part of one has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verified {
+    /// Its number: ask again with it until `finished`.
+    pub run: u64,
+    /// Nothing is left to look at.
+    pub finished: bool,
+    /// How much was looked at: bytes if it is deep, else versions.
+    pub done: u64,
+    /// How much there is.
+    pub total: u64,
+    /// Frames of the journal, all of them read.
+    pub frames: u64,
+    /// Versions that checkpoints need.
+    pub versions: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those of them that have no hash yet.
+    pub unhashed: u64,
+    /// What is wrong.
+    pub findings: Vec<Damage>,
+}
+
+/// One thing that is wrong with a store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damage {
+    /// What kind.
+    pub kind: DamageKind,
+    /// What it was found in, relative to `.ckptfs`.
+    pub on: String,
+    /// The file that it is a version of, where it was then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<TreePath>,
+    /// The checkpoints that show it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<CheckpointId>,
+    /// What was found, in words.
+    pub detail: String,
+    /// What `fsck --repair` does about it, or has done; not given: nothing can be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<String>,
+}
+
+/// What happened, for `audit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AuditKind {
+    /// A checkpoint was made.
+    Checkpoint,
+    /// A restore began.
+    Restore,
+    /// The restore that began last is complete.
+    Restored,
+    /// A checkpoint was deleted.
+    Delete,
+    /// A checkpoint's tags were changed.
+    Tag,
+    /// A daemon began to serve the tree.
+    Mount,
+    /// A daemon ended in an orderly way.
+    Unmount,
+}
+
+/// Who did what when: one line of `audit`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditEvent {
+    /// When: RFC 3339, UTC; not known of what an older program recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+    /// What happened.
+    pub what: AuditKind,
+    /// Who asked for it, if that was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Actor>,
+    /// The checkpoint that was made, deleted, tagged or restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointId>,
+    /// Of a restore: the checkpoint of what was there before; of a checkpoint that is one: what was about to be restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<CheckpointId>,
+    /// Tags that the checkpoint has from then on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// Of a restore: only these paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<TreePath>,
+    /// Note of the checkpoint.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+    /// Of a mount: since when nobody had served the tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unserved_since: Option<String>,
+}
+
 /// A failed verb: one line for a person, and the command that may help.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -264,7 +514,7 @@ pub type VerbResult<T> = Result<T, VerbError>;
 /// The verbs. All may be called from several threads at once; none blocks a request of the kernel longer than its freeze.
 pub trait Verbs: Send + Sync {
     /// Freezes the state of the tree. When it returns the checkpoint survives `kill -9` of the daemon; with `sync` also a power cut.
-    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo>;
+    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo>;
     /// What is mounted, and what differs from the newest checkpoint.
     fn status(&self) -> VerbResult<Status>;
     /// What the daemon has done and holds; changes nothing.
@@ -273,12 +523,24 @@ pub trait Verbs: Send + Sync {
     fn log(&self) -> VerbResult<Vec<CheckpointInfo>>;
     /// One checkpoint.
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo>;
+    /// The checkpoints that are asked for, newest first.
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>>;
+    /// Gives a checkpoint other tags. When it returns they survive `kill -9` of the daemon.
+    fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo>;
+    /// Every version of a path that a checkpoint or the live tree has, newest first.
+    fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>>;
     /// What changed from state `from` to state `to` (`None`: the live tree), sorted by path.
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
+    /// As [`Verbs::diff`], with the sizes of files.
+    fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
     /// Makes the tree what it was; see [`RestoreOptions`].
-    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored>;
+    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored>;
     /// Deletes a checkpoint and frees what only it needed.
-    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo>;
+    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo>;
+    /// Looks for damage, for a moment; the answer says how to go on.
+    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified>;
+    /// Who did what when, oldest first.
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
     /// Asks the daemon to unmount and end. `lazy`: although files are open.
     fn unmount(&self, lazy: bool) -> VerbResult<()>;
 }

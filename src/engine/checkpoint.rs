@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
-use super::request::NodeId;
+use super::request::{NodeId, Stale};
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Checkpoint, Reason};
+use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
+use crate::store::record::{Actor, Checkpoint, Reason};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 
@@ -22,13 +23,17 @@ pub const TAG_BYTES_MAX: usize = 100;
 
 impl Engine {
     /// Closes the epoch. See [`super::api::Verbs::checkpoint`].
-    pub(super) fn make_checkpoint(&self, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
+    pub(super) fn make_checkpoint(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
+        if !self.timeline().takes_checkpoints() {
+            return Err(error::index_failed(&self.timeline().index_trouble().unwrap_or_default()));
+        }
+        check_note(&options.note)?;
         let _one_at_a_time = self.checkpointing.lock();
         let prepared = options.sync.then(|| self.live.prepare_sync());
         let (gate, flushed) = self.freeze();
-        let sealed = self.seal(&options.note, tags, reason, flushed);
+        let sealed = self.seal(Some(by), &options.note, tags, reason, flushed);
         drop(gate);
         let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
         if let Some(prepared) = prepared {
@@ -76,13 +81,14 @@ impl Engine {
     /// Makes the kernel write back and forget the data of all files that the daemon serves and that may be mapped.
     fn flush_mapped(&self) {
         let Some(caches) = self.caches.get() else { return };
-        for slot in self.live.mapped_through_daemon() {
-            caches.forget_data(NodeId(slot.0));
+        let mapped: Vec<Stale> = self.live.mapped_through_daemon().into_iter().map(|slot| Stale::Data(NodeId(slot.0))).collect();
+        if !mapped.is_empty() {
+            caches.forget(mapped);
         }
     }
 
     /// Closes the open epoch. The caller holds the gate for writing.
-    pub(super) fn seal(&self, note: &str, tags: Vec<String>, reason: Reason, flushed: bool) -> SysResult<(Checkpoint, u64)> {
+    pub(super) fn seal(&self, by: Option<&Actor>, note: &str, tags: Vec<String>, reason: Reason, flushed: bool) -> SysResult<(Checkpoint, u64)> {
         let epoch = self.timeline().epoch();
         let cut = self.live.cut(epoch.next())?;
         let now = sys::now();
@@ -95,7 +101,9 @@ impl Engine {
             dirty: self.timeline().dirty(),
             reason,
         };
-        self.timeline().seal(checkpoint.clone(), cut.ahead)?;
+        let objects = cut.objects();
+        self.timeline().seal(by, checkpoint.clone(), cut.ahead).inspect_err(|_| self.live.drop_cut(&objects))?;
+        self.live.epoch_closed();
         Ok((checkpoint, cut.files))
     }
 
@@ -104,6 +112,10 @@ impl Engine {
         let mut tags = tags.to_vec();
         tags.sort();
         tags.dedup();
+        if tags.len() > TAGS_MAX {
+            let message = format!("{} tags are too many", tags.len());
+            return Err(VerbError { code: "bad-tag".into(), message, hint: Some(format!("a checkpoint has at most {TAGS_MAX} tags")) });
+        }
         for tag in &tags {
             check_tag(tag)?;
             if let Some(id) = self.timeline().tagged(tag) {
@@ -114,13 +126,13 @@ impl Engine {
     }
 
     /// Deletes a checkpoint. Versions that only it needed go with it.
-    pub(super) fn delete_checkpoint(&self, id: CheckpointId) -> VerbResult<CheckpointInfo> {
+    pub(super) fn delete_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let Some(checkpoint) = self.timeline().checkpoint(id) else {
             return Err(error::unknown_state(&id.to_string(), &self.state_names()));
         };
         let unneeded = self.timeline().unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
-        self.timeline().delete(id).map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        self.timeline().delete(Some(by), id).map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         for object in unneeded {
             match self.timeline().store().layers.remove(object) {
                 // It went with a checkpoint that was deleted before.
@@ -133,6 +145,15 @@ impl Engine {
         self.forget_view(&deleted);
         Ok(deleted)
     }
+}
+
+/// A note fits into the record.
+fn check_note(note: &str) -> VerbResult<()> {
+    if note.len() <= NOTE_MAX {
+        return Ok(());
+    }
+    let message = format!("a note of {} bytes is too long", note.len());
+    Err(VerbError { code: "too-large".into(), message, hint: Some(format!("a note has at most {NOTE_MAX} bytes")) })
 }
 
 /// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.

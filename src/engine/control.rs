@@ -8,7 +8,7 @@ use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions};
 use super::checkpoint::{check_tag, verb_errno};
 use super::past::PastNode;
-use super::request::{Entry, Listed, Looked, NodeId};
+use super::request::{Caller, Entry, Listed, Looked, NodeId};
 use crate::history::present::Trail;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Child, Reason};
@@ -19,12 +19,18 @@ use crate::sys::{Errno, Kind, Stat, SysResult};
 pub(super) const CONTROL: u64 = 1 << 61;
 /// `.snapshots`.
 pub(super) const SNAPDIR: NodeId = NodeId(CONTROL);
-/// `.ckptfs`: a link through which the verbs find the store below the mount.
-pub(super) const STORE_LINK: NodeId = NodeId(CONTROL | 1);
+/// `.ckptfs`: a link through which the verbs find the store below the mount. It leads to a descriptor of this process, and the kernel remembers where
+/// a link leads: that of another worker has another number.
+pub(super) fn store_link() -> NodeId {
+    NodeId(CONTROL | u64::from(std::process::id()) << 8 | 1)
+}
 /// Name of the snapshot directory.
 pub(super) const SNAPDIR_NAME: &[u8] = b".snapshots";
 /// Name of the store.
 pub(super) const STORE_NAME: &[u8] = b".ckptfs";
+
+/// The attribute that holds an access control list (acl(5)).
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 
 /// Links in `.snapshots` that the kernel was told of: number -> target, and how often it was told.
 #[derive(Default)]
@@ -72,11 +78,37 @@ impl Engine {
         parent == NodeId(Slot::ROOT.0) && (name == SNAPDIR_NAME || name == STORE_NAME)
     }
 
-    /// Attributes of `.snapshots`: who may use the tree may enter it.
+    /// Attributes of `.snapshots`: who may use the tree may enter it, unless `--snapdir-mode` says otherwise. The sticky bit counts here too: where
+    /// everybody may write, only its owner deletes a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.stat(Slot::ROOT)?;
         let count = u32::try_from(self.timeline().checkpoint_count()).unwrap_or(u32::MAX);
-        Ok(Stat { ino: SNAPDIR.0, mode: root.mode & 0o777, nlink: count.saturating_add(2), size: 0, blocks: 0, ..root })
+        Ok(Stat {
+            ino: SNAPDIR.0,
+            mode: self.config.snapdir_mode.unwrap_or(root.mode & 0o1777),
+            nlink: count.saturating_add(2),
+            size: 0,
+            blocks: 0,
+            ..root
+        })
+    }
+
+    /// The extended attributes of `.snapshots`: the access list of the root directory, with whose mode it goes. Without it the group bits, which are
+    /// then its mask, would let in a group that it shuts out.
+    pub(super) fn snapdir_xattr(&self, name: &[u8]) -> SysResult<Vec<u8>> {
+        if name != ACCESS_LIST || self.config.snapdir_mode.is_some() {
+            return Err(Errno::NO_XATTR);
+        }
+        self.live.get_xattr(Slot::ROOT, name)
+    }
+
+    /// Who may enter the root directory was changed: that goes for `.snapshots` too, whose attributes the kernel remembers.
+    pub(super) fn root_changed(&self, slot: Slot) {
+        if slot == Slot::ROOT
+            && let Some(caches) = self.caches.get()
+        {
+            caches.forget_attributes(SNAPDIR);
+        }
     }
 
     fn link_stat(&self, node: NodeId, target: &[u8]) -> SysResult<Stat> {
@@ -93,7 +125,7 @@ impl Engine {
 
     /// Target of a link of ours.
     pub(super) fn control_link(&self, node: NodeId) -> SysResult<Vec<u8>> {
-        if node == STORE_LINK {
+        if node == store_link() {
             use std::os::fd::AsRawFd;
             return Ok(format!("/proc/{}/fd/{}", std::process::id(), self.store_dir.as_raw_fd()).into_bytes());
         }
@@ -105,7 +137,7 @@ impl Engine {
 
     /// A name of ours in the root directory.
     pub(super) fn lookup_reserved(&self, name: &[u8]) -> SysResult<Looked> {
-        let node = if name == SNAPDIR_NAME { SNAPDIR } else { STORE_LINK };
+        let node = if name == SNAPDIR_NAME { SNAPDIR } else { store_link() };
         let ttl = if node == SNAPDIR { super::service::FOR_EVER } else { Duration::ZERO };
         Ok(Looked::Found(Entry { node, generation: 0, stat: self.control_stat(node)?, ttl }))
     }
@@ -206,12 +238,20 @@ impl Engine {
     }
 
     /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
-    pub(super) fn mkdir_snapshot(&self, name: &[u8]) -> SysResult<Entry> {
+    /// A worker that died may have made it, if the caller asks again.
+    pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| verb_errno(&error))?;
+        if caller.again
+            && let Some(id) = self.timeline().tagged(name).filter(|id| self.is_directory(*id, name))
+            && let Looked::Found(entry) = self.view_root(id, true, 1)?
+        {
+            return Ok(entry);
+        }
         let _one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
-        let options = CheckpointOptions { note: String::new(), tags: vec![name.to_owned()], sync: false };
-        let made = self.make_checkpoint(&options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
+        let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
+        let made =
+            self.make_checkpoint(&caller.actor(), &options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
         match self.view_root(made.id, true, 1)? {
             Looked::Found(entry) => Ok(entry),
             Looked::Absent(_) => Err(Errno::EIO),
@@ -219,20 +259,20 @@ impl Engine {
     }
 
     /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
-    pub(super) fn rmdir_snapshot(&self, name: &[u8]) -> SysResult<()> {
+    pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let tagged = self.timeline().tagged(name).filter(|id| self.is_directory(*id, name));
         let id = self.number(name).or(tagged).ok_or(Errno::ENOENT)?;
-        self.delete_checkpoint(id).map(drop).map_err(|error| verb_errno(&error))
+        self.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
     }
 
     /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
-    pub(super) fn unlink_snapshot(&self, name: &[u8]) -> SysResult<()> {
+    pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
         let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
         let tags = checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.timeline().set_tags(id, tags)
+        self.timeline().set_tags(Some(&caller.actor()), vec![(id, tags)])
     }
 
     /// The view that a past node belongs to must still be there.

@@ -5,25 +5,30 @@
 
 mod announce;
 pub mod api;
+mod audit;
+pub mod check;
 mod checkpoint;
 mod control;
 pub mod counts;
 mod durable;
 mod error;
 mod files;
+mod find;
 mod listing;
 pub mod offline;
 mod past;
 pub mod request;
 mod restore;
 mod service;
+mod syncer;
+pub mod takeover;
 mod unserved;
 mod verbs;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use api::{VerbError, VerbResult};
@@ -32,12 +37,16 @@ use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
+pub use crate::live::SealMode;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
 use crate::store::{Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
+
+/// Descriptors that are not for open files. Directories and segments have a few hundred of them where there are few, see `live::dirs`.
+const DESCRIPTORS_RESERVED: u64 = 512;
 
 /// Who does reads and writes of live files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +75,12 @@ pub struct Config {
     pub strict_writes: bool,
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
+    /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
+    pub succession: Option<takeover::Succession>,
+    /// What is done ahead of need, when the machine is idle (`--seal`).
+    pub seal: SealMode,
+    /// Permission bits of `.snapshots`; those of the root directory if not given.
+    pub snapdir_mode: Option<u32>,
 }
 
 /// A served tree. See the module.
@@ -80,15 +95,21 @@ pub struct Engine {
     snapdir_read: AtomicBool,
     links: control::Links,
     announcer: Arc<announce::Announcer>,
+    succession: Option<takeover::Succession>,
+    /// What the kernel must forget because a restore was finished before this worker served anything.
+    stale: Mutex<Option<restore::Stale>>,
     /// Held while a checkpoint or a restore is made: one at a time.
     checkpointing: Mutex<()>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
     asked_by_kernel: Mutex<()>,
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
+    checks: check::Checks,
+    /// Descriptors that open files may have.
+    descriptors_max: usize,
     started: String,
     counts: Arc<counts::RequestCounts>,
-    stop: Arc<AtomicBool>,
+    syncer: Arc<syncer::Syncer>,
     warnings: Mutex<Vec<String>>,
 }
 
@@ -100,6 +121,8 @@ struct Served {
     wants_passthrough: bool,
     strict_writes: bool,
     snapdir_visible: bool,
+    seal: SealMode,
+    snapdir_mode: Option<u32>,
 }
 
 impl Engine {
@@ -108,14 +131,16 @@ impl Engine {
     ///
     /// # Errors
     /// In words for a person: the store is in use, of a newer format, damaged; the filesystem is full or read-only; passthrough cannot be had.
-    pub fn open(config: Config) -> VerbResult<Arc<Engine>> {
+    pub fn open(mut config: Config) -> VerbResult<Arc<Engine>> {
+        let succession = config.succession.take();
         let (store, opened) = Store::open(&config.root, true).map_err(|error| store_error(&error, &config.backing))?;
         let store = Arc::new(store);
         let failed = |errno: Errno| error::failed("the store cannot be used", errno);
         let (timeline, aftermath) = Timeline::open(Arc::clone(&store)).map_err(failed)?;
         let timeline = Arc::new(timeline);
-        let reflink = probe_reflink(&store).map_err(failed)?;
-        let exact_times = probe_times(&store).map_err(failed)?;
+        let with_room = |probe: fn(&Store) -> crate::sys::SysResult<bool>| store.reserve.with_room(|| probe(&store), |errno| *errno);
+        let reflink = with_room(probe_reflink).map_err(failed)?;
+        let exact_times = with_room(probe_times).map_err(failed)?;
         let served = Served::new(&config, reflink, exact_times)?;
         let staging = staging(&store).map_err(failed)?;
         let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
@@ -124,7 +149,8 @@ impl Engine {
             warnings.push("the journal's end was torn, as a power cut tears it; what had not been synced may be lost".to_owned());
         }
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
-        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live)));
+        let ledger = succession.as_ref().map(|succession| Arc::clone(&succession.ledger));
+        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), ledger));
         let engine = Arc::new(Engine {
             live,
             config: served,
@@ -135,24 +161,34 @@ impl Engine {
             snapdir_read: AtomicBool::new(false),
             links: control::Links::default(),
             announcer,
+            succession,
+            stale: Mutex::default(),
             checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
+            checks: check::Checks::default(),
+            descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
-            stop: Arc::new(AtomicBool::new(false)),
+            syncer: Arc::default(),
             warnings: Mutex::new(warnings),
         });
+        engine.bequeath();
         engine.begin_service(&aftermath).map_err(failed)?;
         engine.name_incomplete().map_err(failed)?;
         if aftermath.unclean {
             engine.live.recover(&aftermath).map_err(failed)?;
         }
-        if let Err(errno) = engine.finish_restore(&aftermath) {
-            tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
+        match engine.finish_restore(&aftermath) {
+            Ok(stale) => *engine.stale.lock() = stale,
+            Err(errno) => {
+                tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
+            }
         }
+        engine.adopt_tree().map_err(failed)?;
         engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
-        engine.start_syncer().map_err(|error| failed(error.into()))?;
+        engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
+        engine.live.start_sealer(engine.config.seal).map_err(|error| failed(error.into()))?;
         Ok(engine)
     }
 
@@ -160,6 +196,10 @@ impl Engine {
     pub fn set_caches(&self, caches: Arc<dyn Caches>) {
         self.announcer.mounted(&self.config.mount, Arc::clone(&caches));
         let _ = self.caches.set(caches);
+        let stale = self.stale.lock().take();
+        if let (Some(stale), true) = (stale, self.took_over()) {
+            self.forget_stale(&stale);
+        }
     }
 
     /// Lets go of the mount, which is about to be unmounted: what is being announced to watchers is cut short.
@@ -177,9 +217,15 @@ impl Engine {
         self.store_dir.as_fd()
     }
 
+    /// The backing directory.
+    pub fn root_fd(&self) -> BorrowedFd<'_> {
+        self.live.root().as_fd()
+    }
+
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.syncer.stop();
+        self.live.stop_sealer();
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
@@ -202,6 +248,8 @@ impl Engine {
     fn begin_service(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
         let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
             (Some(at_ns), _) => Some(at_ns),
+            // The mount was there all the time, and whoever wanted to change something waited.
+            (None, true) if self.took_over() => None,
             // A killed daemon lived at least until it last wrote to the journal, and until the last change of what has a record: most changes need
             // no new one.
             (None, true) => Some(self.journal_written_ns()?.max(self.live.last_recorded_change().map_or(i64::MIN, nanoseconds))),
@@ -225,46 +273,6 @@ impl Engine {
             last = last.max(nanoseconds(sys::stat_at(journal, &entry.name)?.mtime));
         }
         Ok(last)
-    }
-
-    /// Puts the journal on disk once a second, if something was written.
-    fn start_syncer(&self) -> std::io::Result<()> {
-        let (stop, timeline, live) = (Arc::clone(&self.stop), Arc::clone(self.timeline()), Arc::clone(&self.live));
-        let store = Arc::clone(timeline.store());
-        std::thread::Builder::new()
-            .name("syncer".into())
-            .spawn(move || {
-                let mut synced = store.journal.position();
-                let (mut epoch, mut pace) = (None, durable::Pace::default());
-                while !stop.load(Ordering::Relaxed) {
-                    // The layer of the open epoch is there before it is needed: on a full filesystem inodes can be moved into it, but not a
-                    // directory be made. That of a closed epoch goes if nothing is in it.
-                    let open = timeline.epoch();
-                    if epoch != Some(open) {
-                        if let Some(Err(error)) = epoch.map(|closed| store.layers.remove_epoch_if_empty(closed)) {
-                            tracing::debug!(%error, "an empty layer was not removed");
-                        }
-                        epoch = store.layers.dir(open).is_ok().then_some(open);
-                    }
-                    std::thread::sleep(std::time::Duration::from_secs(1));
-                    if live.take_shrunk() {
-                        sys::release_memory();
-                    }
-                    pace.sync_if_due(&live);
-                    let position = store.journal.position();
-                    if position == synced {
-                        continue;
-                    }
-                    match store.journal.sync() {
-                        Ok(()) => synced = position,
-                        Err(error) => {
-                            tracing::error!(%error, "the journal cannot be synced: the past can no longer be kept, changes to it will fail");
-                            return;
-                        }
-                    }
-                }
-            })
-            .map(drop)
     }
 }
 
@@ -295,8 +303,16 @@ impl Served {
             wants_passthrough: possible && config.io != IoChoice::Daemon,
             strict_writes: config.strict_writes,
             snapdir_visible: config.snapdir_visible,
+            seal: config.seal,
+            snapdir_mode: config.snapdir_mode,
         })
     }
+}
+
+/// Of the descriptors that the process may have, how many are for open files. The others are needed to keep the past, and for the directories and
+/// segments that are kept open: a client that opens files until it is refused must not make changes of others fail, nor a checkpoint.
+fn descriptors_max(all: u64) -> usize {
+    usize::try_from(all.saturating_sub(DESCRIPTORS_RESERVED).max(all / 4)).unwrap_or(usize::MAX)
 }
 
 fn nanoseconds(time: sys::Time) -> i64 {

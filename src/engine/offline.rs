@@ -1,15 +1,24 @@
 //! The history of a directory that is not mounted, for reading.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use super::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult, Verbs};
+use super::api::{
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
+    VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+};
 use super::error;
+use crate::history::select::{Known, Unselected, select};
+use crate::history::view::State;
 use crate::store;
+use crate::store::journal::Journal;
+use crate::store::layout::Layout;
+use crate::store::record::{Actor, Checkpoint};
 
-/// The checkpoints of a store, read once. It answers `log` and `show`; everything else needs a mount.
+/// The checkpoints of a store, read once. It answers `log`, `find`, `show` and `audit`; everything else needs a mount, or is [`super::check`].
 pub struct Offline {
     /// Oldest first.
-    checkpoints: Vec<CheckpointInfo>,
+    checkpoints: Vec<Checkpoint>,
+    root: OwnedFd,
 }
 
 impl Offline {
@@ -18,8 +27,9 @@ impl Offline {
     /// # Errors
     /// In words for a person: there is none, it is damaged or of a newer format.
     pub fn open(root: impl AsFd) -> VerbResult<Offline> {
-        let checkpoints = store::read_checkpoints(root).map_err(|cause| error::failed("the store cannot be read", cause.errno()))?;
-        Ok(Offline { checkpoints: checkpoints.iter().map(CheckpointInfo::new).collect() })
+        let root = root.as_fd().try_clone_to_owned().map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
+        let checkpoints = store::read_checkpoints(&root).map_err(|cause| error::failed("the store cannot be read", cause.errno()))?;
+        Ok(Offline { checkpoints, root })
     }
 }
 
@@ -28,7 +38,7 @@ fn not_mounted<T>() -> VerbResult<T> {
 }
 
 impl Verbs for Offline {
-    fn checkpoint(&self, _: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+    fn checkpoint(&self, _: &Actor, _: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
         not_mounted()
     }
 
@@ -41,28 +51,60 @@ impl Verbs for Offline {
     }
 
     fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
-        Ok(self.checkpoints.iter().rev().cloned().collect())
+        Ok(self.checkpoints.iter().rev().map(CheckpointInfo::new).collect())
     }
 
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        let latest = self.checkpoints.last().filter(|_| state.0 == "latest");
-        let found = latest.or_else(|| self.checkpoints.iter().find(|info| info.id.to_string() == state.0 || info.tags.contains(&state.0)));
-        found.cloned().ok_or_else(|| {
-            let known: Vec<String> = self.checkpoints.iter().flat_map(|info| [vec![info.id.to_string()], info.tags.clone()].concat()).collect();
-            error::unknown_state(&state.0, &known)
-        })
+        let unselected = |why| {
+            let known: Vec<String> = self.checkpoints.iter().flat_map(|kept| [vec![kept.id.to_string()], kept.tags.clone()].concat()).collect();
+            error::unselected(&state.0, why, &known)
+        };
+        let known: Vec<Known<'_>> =
+            self.checkpoints.iter().map(|kept| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns }).collect();
+        let id = match select(&state.0, &known).map_err(unselected)? {
+            State::At(id) => id,
+            State::Live => return Err(unselected(Unselected::Unknown)),
+        };
+        self.checkpoints.iter().find(|kept| kept.id == id).map(CheckpointInfo::new).ok_or_else(|| unselected(Unselected::Unknown))
+    }
+
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        super::find::find_offline(&self.checkpoints, query)
+    }
+
+    fn retag(&self, _: &Actor, _: &StateName, _: &Retag) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
+    fn versions(&self, _: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        not_mounted()
     }
 
     fn diff(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
         not_mounted()
     }
 
-    fn restore(&self, _: &RestoreOptions) -> VerbResult<Restored> {
+    fn diff_sized(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
         not_mounted()
     }
 
-    fn delete(&self, _: &StateName) -> VerbResult<CheckpointInfo> {
+    fn restore(&self, _: &Actor, _: &RestoreOptions) -> VerbResult<Restored> {
         not_mounted()
+    }
+
+    fn delete(&self, _: &Actor, _: &StateName) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
+    fn verify(&self, _: &VerifyOptions) -> VerbResult<Verified> {
+        not_mounted()
+    }
+
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
+        let failed = |cause: store::StoreError| error::failed("the store cannot be read", cause.errno());
+        let layout = Layout::open_existing_readonly(&self.root).map_err(failed)?;
+        let (journal, _) = Journal::open(&layout).map_err(failed)?;
+        super::audit::events(&journal)
     }
 
     fn unmount(&self, _: bool) -> VerbResult<()> {

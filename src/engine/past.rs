@@ -5,16 +5,16 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::request::{Fh, NodeId};
 use crate::history::present::Trail;
 use crate::history::view::{Source, State, View};
-use crate::store::ids::CheckpointId;
+use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::Child;
 use crate::sys::lock::{Mutex, RwLock};
-use crate::sys::{self, Errno, SysResult};
+use crate::sys::{self, Errno, Kind, Ledger, ROW_WORDS, RowId, SysResult};
 
 /// Set in the number of every past node.
 pub(super) const PAST: u64 = 1 << 62;
@@ -38,10 +38,33 @@ pub(super) struct PastHandle {
     open: Mutex<(Source, Option<Arc<File>>)>,
 }
 
-/// All past nodes that the kernel knows, and their open files. Both locks are leaves.
+/// Rows of a ledger that tell of nodes: number, checkpoint, named, slot, kind, slot of the directory that it was found in.
+const LEFT_NODE: u64 = 3;
+
+/// A node that the kernel knows.
+struct Known {
+    node: Arc<PastNode>,
+    lookups: u64,
+    row: Option<RowId>,
+}
+
+/// A node that a worker before us told the kernel of, and that nobody has asked for since.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left {
+    row: RowId,
+    pub(super) checkpoint: CheckpointId,
+    pub(super) named: bool,
+    pub(super) child: Child,
+    /// The directory that it was found in.
+    pub(super) up: NodeId,
+}
+
+/// All past nodes that the kernel knows, and their open files. The locks are leaves.
 #[derive(Default)]
 pub(super) struct Past {
-    nodes: Mutex<HashMap<NodeId, (Arc<PastNode>, u64)>>,
+    nodes: Mutex<HashMap<NodeId, Known>>,
+    ledger: OnceLock<Arc<Ledger>>,
+    left: Mutex<HashMap<NodeId, Left>>,
     handles: RwLock<HashMap<u64, Arc<PastHandle>>>,
     last_handle: AtomicU64,
 }
@@ -64,27 +87,62 @@ impl Past {
     pub(super) fn learn(&self, checkpoint: CheckpointId, named: bool, child: Child, trail: Arc<Trail>, lookups: u64) -> SysResult<Arc<PastNode>> {
         let id = Past::number(checkpoint, named, child);
         let mut nodes = self.nodes.lock();
-        let (node, count) = nodes.entry(id).or_insert_with(|| (Arc::new(PastNode { id, checkpoint, named, child, trail }), 0));
+        let known = nodes.entry(id).or_insert_with(|| {
+            let row = self.ledger.get().and_then(|ledger| ledger.put(LEFT_NODE, row_of(id, checkpoint, named, child, &trail)));
+            Known { node: Arc::new(PastNode { id, checkpoint, named, child, trail }), lookups: 0, row }
+        });
+        let node = &known.node;
         if node.checkpoint != checkpoint || node.child != child || node.named != named {
             return Err(Errno::EIO);
         }
-        *count += lookups;
+        known.lookups += lookups;
         Ok(Arc::clone(node))
+    }
+
+    /// From now on nodes are entered into a ledger; those that a worker before us entered are known as left.
+    pub(super) fn bequeath(&self, ledger: &Arc<Ledger>) {
+        let mut left = self.left.lock();
+        for row in ledger.rows().into_iter().filter(|row| row.kind == LEFT_NODE) {
+            let [id, checkpoint, named, slot, kind, up, _] = row.words;
+            let Some(kind) = KINDS.get(usize::try_from(kind).unwrap_or(usize::MAX)).copied() else { continue };
+            let (checkpoint, named) = (CheckpointId(checkpoint), named != 0);
+            let up = Past::number(checkpoint, named, Child { slot: Slot(up), kind: Kind::Dir });
+            left.insert(NodeId(id), Left { row: row.id, checkpoint, named, child: Child { slot: Slot(slot), kind }, up });
+        }
+        let _ = self.ledger.set(Arc::clone(ledger));
+    }
+
+    /// A node that a worker before us told the kernel of, if nobody has asked for it yet.
+    pub(super) fn left(&self, id: NodeId) -> Option<Left> {
+        self.left.lock().get(&id).copied()
+    }
+
+    /// It was asked for and entered, or is forgotten.
+    pub(super) fn no_longer_left(&self, id: NodeId) {
+        let gone = self.left.lock().remove(&id);
+        if let (Some(gone), Some(ledger)) = (gone, self.ledger.get()) {
+            ledger.remove(gone.row);
+        }
     }
 
     /// A node that the kernel knows.
     pub(super) fn get(&self, id: NodeId) -> SysResult<Arc<PastNode>> {
-        self.nodes.lock().get(&id).map(|(node, _)| Arc::clone(node)).ok_or(Errno::ESTALE)
+        self.nodes.lock().get(&id).map(|known| Arc::clone(&known.node)).ok_or(Errno::ESTALE)
     }
 
     /// Takes back look-ups.
     pub(super) fn forget(&self, id: NodeId, lookups: u64) {
-        let mut nodes = self.nodes.lock();
-        if let Some((_, count)) = nodes.get_mut(&id) {
-            *count = count.saturating_sub(lookups);
-            if *count == 0 {
-                nodes.remove(&id);
-            }
+        let gone = {
+            let mut nodes = self.nodes.lock();
+            let Some(known) = nodes.get_mut(&id) else {
+                drop(nodes);
+                return self.no_longer_left(id);
+            };
+            known.lookups = known.lookups.saturating_sub(lookups);
+            if known.lookups == 0 { nodes.remove(&id) } else { None }
+        };
+        if let (Some(Known { row: Some(row), .. }), Some(ledger)) = (gone, self.ledger.get()) {
+            ledger.remove(row);
         }
     }
 
@@ -95,6 +153,15 @@ impl Past {
         let id = PAST_HANDLE | (self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
         self.handles.write().insert(id, handle);
         Ok(Fh(id))
+    }
+
+    /// Opens a file of a view under the number that the kernel knows from a worker before us.
+    pub(super) fn adopt(&self, view: &View<'_>, node: Arc<PastNode>, fh: Fh) -> SysResult<()> {
+        let (source, file) = view.open(&node.trail)?;
+        let handle = Arc::new(PastHandle { node, open: Mutex::new((source, file.map(Arc::new))) });
+        self.last_handle.fetch_max(fh.0 & !PAST_HANDLE, Ordering::Relaxed);
+        self.handles.write().insert(fh.0, handle);
+        Ok(())
     }
 
     /// Closes one.
@@ -116,6 +183,15 @@ impl Past {
     pub(super) fn handle(&self, fh: Fh) -> SysResult<Arc<PastHandle>> {
         self.handles.read().get(&fh.0).cloned().ok_or(Errno::EBADF)
     }
+}
+
+/// Kinds by their number in a ledger.
+const KINDS: [Kind; 7] = [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
+
+fn row_of(id: NodeId, checkpoint: CheckpointId, named: bool, child: Child, trail: &Trail) -> [u64; ROW_WORDS] {
+    let kind = KINDS.iter().position(|kind| *kind == child.kind).unwrap_or(0) as u64;
+    let up = trail.up.as_ref().map_or(0, |up| up.slot.0);
+    [id.0, checkpoint.0, u64::from(named), child.slot.0, kind, up, 0]
 }
 
 impl PastNode {

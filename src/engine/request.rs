@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::counts::RequestCounts;
-use crate::sys::{Kind, Stat, SysResult, Time};
+use crate::store::record::Actor;
+use crate::sys::{self, Errno, Kind, Ledger, Stat, SysResult, Time};
 
 /// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
 /// (`.snapshots` and what it lists).
@@ -28,7 +29,40 @@ pub struct Caller {
     pub gid: u32,
     /// Id of the calling thread; 0 if the kernel does not tell.
     pub pid: u32,
+    /// Number of the request.
+    pub request: u64,
+    /// The request was given to a worker that has died: it may have been done.
+    pub again: bool,
 }
+
+impl Caller {
+    /// Who asks, for the record.
+    pub fn actor(&self) -> Actor {
+        Actor { uid: self.uid, gid: self.gid, pid: self.pid, process: sys::process_name(self.pid).unwrap_or_default() }
+    }
+}
+
+/// An open file, as one worker leaves it to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOpen {
+    /// The handle.
+    pub fh: Fh,
+    /// Whose.
+    pub node: NodeId,
+    /// open(2)'s.
+    pub flags: i32,
+    /// The kernel does its I/O.
+    pub passthrough: bool,
+}
+
+/// Rows of a ledger that tell of open files are `fuse/`'s; those of other kinds have other numbers (2: `live`, 3: nodes of views, 4: `live`).
+pub const LEFT_OPEN: u64 = 1;
+/// The note of a ledger that names the thread that was announcing.
+pub const NOTE_VOICE: usize = 0;
+/// The note of a ledger that has what the kernel can do.
+pub const NOTE_CAPABILITIES: usize = 1;
+/// The note of a ledger that has the kernel's version of the protocol.
+pub const NOTE_PROTOCOL: usize = 2;
 
 /// A node and how long the kernel may remember it.
 #[derive(Clone, Copy, Debug)]
@@ -189,14 +223,34 @@ pub enum Seek {
 /// What the engine tells the kernel to forget. Calls come from any thread that serves no request; an implementation may block until the kernel has
 /// done it.
 pub trait Caches: Send + Sync {
-    /// Forgets what `name` in `parent` leads to, and that it does not exist.
-    fn forget_entry(&self, parent: NodeId, name: &[u8]);
-    /// As [`Caches::forget_entry`], for a name that led to `child`, which has lost its last name: whoever watches it is told.
-    fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]);
-    /// Forgets the attributes of `node`.
+    /// Forgets all of this, in order.
+    fn forget(&self, what: Vec<Stale>);
+    /// Forgets the attributes of `node`. This alone waits for nothing, and may be called by threads that serve requests.
     fn forget_attributes(&self, node: NodeId);
+    /// Forgets what `name` in `parent` leads to, and that it does not exist.
+    fn forget_entry(&self, parent: NodeId, name: &[u8]) {
+        self.forget(vec![Stale::Entry { parent, name: name.to_vec() }]);
+    }
+    /// As [`Caches::forget_entry`], for a name that led to `child`, which has lost its last name: whoever watches it is told.
+    fn delete_entry(&self, parent: NodeId, child: NodeId, name: &[u8]) {
+        self.forget(vec![Stale::Deleted { parent, child, name: name.to_vec() }]);
+    }
     /// Writes back and forgets the cached data (and listing) of `node`, and its attributes.
-    fn forget_data(&self, node: NodeId);
+    fn forget_data(&self, node: NodeId) {
+        self.forget(vec![Stale::Data(node)]);
+    }
+}
+
+/// What the kernel is to forget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Stale {
+    /// What a name leads to, and that it does not exist.
+    Entry { parent: NodeId, name: Vec<u8> },
+    /// As [`Stale::Entry`], for a name whose inode has lost its last name.
+    Deleted { parent: NodeId, child: NodeId, name: Vec<u8> },
+    /// Cached data or listing, and attributes.
+    Data(NodeId),
 }
 
 /// One method per request of the kernel. All may be called from several threads at once.
@@ -206,6 +260,16 @@ pub trait Caches: Send + Sync {
 pub trait Service: Send + Sync {
     /// Where requests are to be counted.
     fn counts(&self) -> &Arc<RequestCounts>;
+    /// What is left to the worker that takes over, if one would.
+    fn ledger(&self) -> Option<Arc<Ledger>> {
+        None
+    }
+    /// Takes over an open file of the worker before.
+    fn adopt(&self, _left: &LeftOpen) -> SysResult<()> {
+        Err(Errno::ESTALE)
+    }
+    /// All were taken over.
+    fn adopted(&self) {}
     /// The session is up. `passthrough`: the kernel granted it.
     fn started(&self, passthrough: bool);
     /// The session has ended; nothing more will be asked.
@@ -224,10 +288,10 @@ pub trait Service: Send + Sync {
     fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>>;
     fn make(&self, caller: Caller, parent: NodeId, name: &[u8], new: NewNode) -> SysResult<Entry>;
     fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry>;
-    fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry>;
+    fn link(&self, caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry>;
     fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
     fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()>;
-    fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()>;
+    fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()>;
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened>;
     /// The entry may be kept, but not always its attributes: [`Service::created`] is to be called once the kernel has it.
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)>;

@@ -12,17 +12,18 @@ mod apply;
 mod news;
 mod plan;
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::Engine;
 use super::api::{Change, ChangeKind, RestoreOptions, Restored, TreePath, VerbResult};
 use super::error;
-use super::request::NodeId;
+use super::request::{NodeId, Stale as Forget};
 use crate::history::timeline::Aftermath;
 use crate::history::touched::Touched;
 use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
-use crate::store::record::{Reason, Record};
+use crate::store::record::{Actor, Reason, Record};
 use crate::sys::{Kind, SysResult};
 
 /// What the kernel must forget after a restore.
@@ -38,7 +39,7 @@ pub(super) struct Stale {
 
 impl Engine {
     /// See [`super::api::Verbs::restore`].
-    pub(super) fn restore_to(&self, options: &RestoreOptions) -> VerbResult<Restored> {
+    pub(super) fn restore_to(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let started = Instant::now();
         let target = self.checkpoint_id(&options.to)?;
         let paths = self.checked_paths(target, &options.paths)?;
@@ -57,20 +58,20 @@ impl Engine {
         let changes = self.changes_to(target, &paths, &touched).map_err(failed)?;
         let plan = plan::Plan::make(self, target, &paths, touched).map_err(failed)?;
         let note = format!("before restoring {target}");
-        let (guard, _) = self.seal(&note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let (guard, _) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(&plan, guard.id, &paths);
+        let applied = self.carry_out(Some(by), &plan, guard.id, &paths);
         drop(tree);
         drop(gate);
         self.snapdir_changed();
         match applied {
             Ok(stale) => {
-                self.forget(&stale);
+                self.forget_stale(&stale);
                 self.announce(&plan, &stale);
             }
             Err(errno) => {
                 let stale = apply::all_of(&plan);
-                self.forget(&stale);
+                self.forget_stale(&stale);
                 self.announce(&plan, &stale);
                 let mut error = failed(errno);
                 error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
@@ -83,25 +84,25 @@ impl Engine {
     /// Applies a plan between the records of its beginning and its end. The caller holds the gate and the tree for writing.
     ///
     /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
-    fn carry_out(&self, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
-        self.timeline().append(&[Record::RestoreBegin { target: plan.target, guard, paths: paths.to_vec() }])?;
+    fn carry_out(&self, by: Option<&Actor>, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
+        self.timeline().append_by(by, Record::RestoreBegin { target: plan.target, guard, paths: paths.to_vec() })?;
         let applied = apply::apply(self, plan);
-        let ended = self.timeline().append(&[Record::RestoreEnd]);
-        let stale = applied?;
-        ended.map(|()| stale)
+        // Were it not told before the next change, the next mount would restore once more, over what was done since.
+        self.timeline().tell(Record::RestoreEnd);
+        applied
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
-    pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<()> {
-        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(()) };
+    pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
+        let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
         if self.timeline().checkpoint(*target).is_none() {
-            return Ok(());
+            return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
         let _gate = self.live.gate.write();
         let _tree = self.live.tree.write();
         let plan = plan::Plan::make(self, *target, paths, self.touched(*target, None)?)?;
-        self.carry_out(&plan, *guard, paths).map(drop)
+        self.carry_out(None, &plan, *guard, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.
@@ -128,7 +129,7 @@ impl Engine {
             let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
             if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
                 let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
-                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir });
+                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir, old_size: None, size: None });
             }
         }
         Ok(changes)
@@ -157,23 +158,24 @@ impl Engine {
         cleaned.sort();
         cleaned.dedup();
         // A path below another is restored with it.
-        let all = cleaned.clone();
-        cleaned.retain(|path| !all.iter().any(|other| path.len() > other.len() && path.starts_with(other) && path.get(other.len()) == Some(&b'/')));
+        let all: HashSet<Vec<u8>> = cleaned.iter().cloned().collect();
+        cleaned.retain(|path| {
+            let mut above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').filter_map(|(end, _)| path.get(..end));
+            !above.any(|above| all.contains(above))
+        });
         Ok(cleaned)
     }
 
     /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
-    fn forget(&self, stale: &Stale) {
+    pub(super) fn forget_stale(&self, stale: &Stale) {
         let Some(caches) = self.caches.get() else { return };
         // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
-        for (parent, name, child) in &stale.dead {
-            caches.delete_entry(NodeId(parent.0), NodeId(child.0), name.as_bytes());
-        }
-        for (parent, name) in &stale.names {
-            caches.forget_entry(NodeId(parent.0), name.as_bytes());
-        }
-        for slot in &stale.nodes {
-            caches.forget_data(NodeId(slot.0));
-        }
+        let node = |slot: &Slot| NodeId(slot.0);
+        let dead = stale.dead.iter();
+        let dead = dead.map(|(parent, name, child)| Forget::Deleted { parent: node(parent), child: node(child), name: name.as_bytes().to_vec() });
+        let names = stale.names.iter().map(|(parent, name)| Forget::Entry { parent: node(parent), name: name.as_bytes().to_vec() });
+        let nodes = stale.nodes.iter().map(|slot| Forget::Data(node(slot)));
+        caches.forget(dead.chain(names).chain(nodes).collect());
+        self.root_changed(Slot::ROOT);
     }
 }

@@ -10,12 +10,12 @@ use super::counts::RequestCounts;
 use super::files::Open;
 use super::past::{PAST, PAST_HANDLE, PastNode};
 use super::request::{
-    Attr, Caller, Entry, Fh, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
+    Attr, Caller, Entry, Fh, LeftOpen, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
 };
-use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags};
+use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::sys::open_flags as libc_flags;
-use crate::sys::{self, Errno, Kind, RenameMode, SetTime, Stat, SysResult, XattrMode};
+use crate::sys::{self, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode};
 
 /// The mount covers what it serves, so nothing changes behind it: the kernel may remember until it is told otherwise.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
@@ -32,7 +32,7 @@ fn name_of(name: &[u8]) -> SysResult<Name> {
     if name.len() > sys::NAME_LEN_MAX { Err(Errno::ENAMETOOLONG) } else { Ok(Name::new(name)) }
 }
 
-fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
+pub(super) fn open_flags(flags: i32, privileged: bool) -> OpenFlags {
     // The values of open(2)'s flags are those of the architecture; the kernel hands them on unchanged.
     let access = flags & libc_flags::ACCMODE;
     OpenFlags {
@@ -42,7 +42,16 @@ fn open_flags(flags: i32, caller: Caller) -> OpenFlags {
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
         noatime: flags & libc_flags::NOATIME != 0,
-        privileged: caller.uid == 0,
+        privileged,
+    }
+}
+
+/// The kernel asks to remove only what is there, and lets nobody else at it meanwhile: what is gone when it asks again was removed by the worker that
+/// died.
+fn removed(result: SysResult<()>, again: bool) -> SysResult<()> {
+    match result {
+        Err(Errno::ENOENT) if again => Ok(()),
+        result => result,
     }
 }
 
@@ -56,7 +65,7 @@ fn set_time(time: NewTime) -> SetTime {
 impl Engine {
     fn node(&self, node: NodeId) -> SysResult<Node> {
         if node.0 & PAST != 0 {
-            self.past.get(node).map(Node::Past)
+            self.past_node(node).map(Node::Past)
         } else if is_ghost(node) {
             Err(Errno::ESTALE)
         } else if node.0 & CONTROL != 0 {
@@ -139,6 +148,18 @@ impl Service for Engine {
         &self.counts
     }
 
+    fn ledger(&self) -> Option<Arc<Ledger>> {
+        self.succession.as_ref().map(|succession| Arc::clone(&succession.ledger))
+    }
+
+    fn adopt(&self, left: &LeftOpen) -> SysResult<()> {
+        self.adopt_open(left)
+    }
+
+    fn adopted(&self) {
+        self.adopt_rest();
+    }
+
     fn started(&self, passthrough: bool) {
         self.live.set_passthrough(passthrough && self.config.wants_passthrough);
     }
@@ -214,7 +235,9 @@ impl Service for Engine {
             privileged: caller.uid == 0,
         };
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
-        let stat = self.live.set_attr(slot, file, &change)?;
+        // One that fails may have changed something, and the kernel goes on believing what it knew.
+        let stat = self.live.set_attr(slot, file, &change).inspect_err(|_| self.attributes_changed(node))?;
+        self.root_changed(slot);
         Ok(self.live_attr(slot, stat))
     }
 
@@ -234,7 +257,7 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return if new.kind == Kind::Dir { self.mkdir_snapshot(name) } else { Err(Errno::EROFS) };
+            return if new.kind == Kind::Dir { self.mkdir_snapshot(caller, name) } else { Err(Errno::EROFS) };
         }
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
@@ -246,6 +269,7 @@ impl Service for Engine {
             uid: caller.uid,
             gid: caller.gid,
             open: None,
+            again: caller.again,
         };
         Ok(self.made(&self.live.make(slot, &name, &make)?))
     }
@@ -255,17 +279,18 @@ impl Service for Engine {
             return answer;
         }
         let (slot, name) = self.writable_name(parent, name)?;
-        let make = Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None };
+        let make =
+            Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None, again: caller.again };
         Ok(self.made(&self.live.make(slot, &name, &make)?))
     }
 
-    fn link(&self, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
+    fn link(&self, caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
         let (parent, name) = self.writable_name(parent, name)?;
         let slot = match self.node(node)? {
             Node::Live(slot) => slot,
             Node::Past(_) | Node::Control(_) => return Err(Errno::EXDEV),
         };
-        Ok(self.made(&self.live.link(slot, parent, &name)?))
+        Ok(self.made(&self.live.link(slot, parent, &name, caller.again)?))
     }
 
     fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
@@ -273,10 +298,10 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return self.unlink_snapshot(name);
+            return removed(self.unlink_snapshot(caller, name), caller.again);
         }
         let (slot, name) = self.writable_name(parent, name)?;
-        self.live.unlink(slot, &name).map(drop)
+        removed(self.live.unlink(slot, &name).map(drop), caller.again)
     }
 
     fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
@@ -284,13 +309,13 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return self.rmdir_snapshot(name);
+            return removed(self.rmdir_snapshot(caller, name), caller.again);
         }
         let (slot, name) = self.writable_name(parent, name)?;
-        self.live.rmdir(slot, &name).map(drop)
+        removed(self.live.rmdir(slot, &name).map(drop), caller.again)
     }
 
-    fn rename(&self, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
+    fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
         let from = self.writable_name(parent, name)?;
         let to = self.writable_name(new_parent, new_name)?;
         let how = match how {
@@ -298,14 +323,15 @@ impl Service for Engine {
             RenameHow::NoReplace => RenameMode::NoReplace,
             RenameHow::Exchange => RenameMode::Exchange,
         };
-        self.live.rename((from.0, &from.1), (to.0, &to.1), how).map(drop)
+        self.live.rename((from.0, &from.1), (to.0, &to.1), how, Turn { request: caller.request, again: caller.again }).map(drop)
     }
 
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened> {
         if let Some(answer) = self.announcer.open(caller, node) {
             return answer;
         }
-        let flags = open_flags(flags, caller);
+        self.check_descriptors()?;
+        let flags = open_flags(flags, caller.uid == 0);
         match self.node(node)? {
             Node::Control(_) => Err(Errno::EINVAL),
             Node::Past(_) if flags.write || flags.truncate => Err(Errno::EROFS),
@@ -325,9 +351,20 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer.map(|ghost| (ghost, announce::opened()));
         }
+        self.check_descriptors()?;
         let (slot, name) = self.writable_name(parent, name)?;
-        let make = Make { kind: Kind::File, mode: mode & 0o7777, umask, rdev: 0, target: b"", uid: caller.uid, gid: caller.gid, open: None };
-        let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller))?;
+        let make = Make {
+            kind: Kind::File,
+            mode: mode & 0o7777,
+            umask,
+            rdev: 0,
+            target: b"",
+            uid: caller.uid,
+            gid: caller.gid,
+            open: None,
+            again: caller.again,
+        };
+        let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller.uid == 0))?;
         let entry = Entry { ttl: FOR_EVER, ..self.made(&made) };
         Ok((entry, self.opened(id, &handle)))
     }
@@ -415,18 +452,26 @@ impl Service for Engine {
         })
     }
 
-    fn setxattr(&self, _caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()> {
+    fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()> {
         let mode = match how {
             XattrHow::Any => XattrMode::Any,
             XattrHow::Create => XattrMode::Create,
             XattrHow::Replace => XattrMode::Replace,
         };
-        self.live.set_xattr(self.writable(node)?, name, value, mode)
+        let slot = self.writable(node)?;
+        match self.live.set_xattr(slot, name, value, mode) {
+            // The kernel lets nobody else set it meanwhile.
+            Err(Errno::EEXIST) if caller.again => {}
+            set => set?,
+        }
+        self.root_changed(slot);
+        Ok(())
     }
 
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>> {
         match self.node(node)? {
             Node::Live(slot) => self.live.get_xattr(slot, name),
+            Node::Control(SNAPDIR) => self.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let xattrs = self.view(past.state()).xattrs(&past.trail)?;
@@ -443,8 +488,14 @@ impl Service for Engine {
         }
     }
 
-    fn removexattr(&self, _caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
-        self.live.remove_xattr(self.writable(node)?, name)
+    fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
+        let slot = self.writable(node)?;
+        match self.live.remove_xattr(slot, name) {
+            Err(Errno::NO_XATTR) if caller.again => {}
+            removed => removed?,
+        }
+        self.root_changed(slot);
+        Ok(())
     }
 
     fn access(&self, _caller: Caller, node: NodeId, mask: i32) -> SysResult<()> {

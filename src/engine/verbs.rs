@@ -2,16 +2,17 @@
 
 use super::Engine;
 use super::api::{
-    Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, StateName, Stats, Status, TreePath, VerbError,
-    VerbResult, Verbs,
+    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, Query, RestoreOptions, Restored, Retag, SealerInfo, StateName,
+    Stats, Status, TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::touched::Touched;
 use crate::history::view::State;
+use crate::live::SealMode;
 use crate::store::ids::CheckpointId;
-use crate::store::record::Reason;
-use crate::sys::{self, Errno, SysResult};
+use crate::store::record::{Actor, Reason};
+use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Times that a comparison with the live tree is tried again when the tree changes under it.
 const COMPARE_TRIES: u32 = 3;
@@ -28,17 +29,15 @@ impl Engine {
     }
 
     fn state(&self, name: &StateName) -> VerbResult<State> {
-        if name.0 == "live" { Ok(State::Live) } else { self.checkpoint_id(name).map(State::At) }
+        self.timeline().select(&name.0).map_err(|why| error::unselected(&name.0, why, &self.state_names()))
     }
 
-    /// The checkpoint with this number or tag.
+    /// The checkpoint that is meant.
     pub(super) fn checkpoint_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
-        let found = match name.0.parse().map(CheckpointId) {
-            Ok(id) => self.timeline().checkpoint(id).map(|_| id),
-            Err(_) if name.0 == "latest" => self.timeline().latest(),
-            Err(_) => self.timeline().tagged(&name.0),
-        };
-        found.ok_or_else(|| error::unknown_state(&name.0, &self.state_names()))
+        match self.state(name)? {
+            State::At(id) => Ok(id),
+            State::Live => Err(error::unknown_state(&name.0, &self.state_names())),
+        }
     }
 
     /// What differs from `from` to `to`, below `path`.
@@ -78,6 +77,13 @@ impl Engine {
         Ok(changes)
     }
 
+    /// The size of a path, if it is a file in that state and known.
+    fn size_of(&self, state: State, path: &TreePath) -> Option<u64> {
+        let view = self.view(state);
+        let (child, trail) = view.walk(&path.0).ok()??;
+        (child.kind == Kind::File).then(|| view.attr(&trail).ok()).flatten().map(|attr| attr.stat.size)
+    }
+
     /// Who does reads, and who does writes: `passthrough` or `daemon`.
     pub fn io(&self) -> (&'static str, &'static str) {
         (self.io_name(), if self.config.strict_writes { "daemon" } else { self.io_name() })
@@ -87,13 +93,42 @@ impl Engine {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.warnings.lock().clone();
         if self.timeline().store().journal.is_latched() {
-            warnings.push("the journal cannot be written: changes to what checkpoints can see fail until the next mount".into());
+            let next = "unmount, run `ckptfs fsck`, and mount again";
+            warnings.push(format!(
+                "the journal or a version cannot be written: changes to what checkpoints can see fail with EIO until the next mount; {next}"
+            ));
+        }
+        if let Some(why) = self.timeline().index_trouble() {
+            let refused = if self.timeline().takes_checkpoints() { "will soon be" } else { "are" };
+            warnings.push(format!(
+                "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
+            ));
+        }
+        if self.succession.as_ref().is_some_and(|after| !after.is_held()) {
+            warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
         }
         warnings
     }
 
     fn daemon_info(&self) -> DaemonInfo {
-        DaemonInfo { pid: std::process::id(), started: self.started.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
+        let after = self.succession.as_ref();
+        DaemonInfo {
+            pid: std::process::id(),
+            started: self.started.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            holder: after.filter(|after| after.is_held()).map(|after| after.holder),
+            takeovers: after.map_or(0, |after| after.takeovers),
+            taken_over: after.and_then(|after| after.taken_over.clone()),
+        }
+    }
+
+    fn sealer_info(&self) -> SealerInfo {
+        let stats = self.live.seal_stats();
+        let mode = match self.config.seal {
+            SealMode::Off => "off",
+            SealMode::Hash => "hash",
+        };
+        SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes }
     }
 
     fn io_name(&self) -> &'static str {
@@ -111,18 +146,31 @@ fn change(differs: Differs, backwards: bool) -> Change {
         (Difference::Renamed(from), false) => (differs.path, ChangeKind::Renamed, Some(TreePath(from))),
         (Difference::Renamed(from), true) => (from, ChangeKind::Renamed, Some(TreePath(differs.path))),
     };
-    Change { path: TreePath(path), change, from, kind }
+    Change { path: TreePath(path), change, from, kind, old_size: None, size: None }
 }
 
 impl Verbs for Engine {
-    fn checkpoint(&self, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        let made = self.make_checkpoint(options, Reason::Asked)?;
+    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        if let Some(newest) = self.timeline().latest().filter(|_| options.if_changed)
+            && let Some(checkpoint) = self.timeline().checkpoint(newest)
+        {
+            self.settle();
+            let same = self.compare(State::At(newest), State::Live, b"").map(|changes| changes.is_empty());
+            if same.map_err(|errno| error::failed("the tree cannot be compared", errno))? {
+                return Ok(CheckpointInfo { unchanged: true, ..CheckpointInfo::new(&checkpoint) });
+            }
+        }
+        let made = self.make_checkpoint(by, options, Reason::Asked)?;
         self.snapdir_changed();
         Ok(made)
     }
 
     fn status(&self) -> VerbResult<Status> {
-        let failed = |errno| error::failed("the tree cannot be compared", errno);
+        let failed = |errno| {
+            let failed = error::failed("the tree cannot be compared", errno);
+            let warnings = self.warnings();
+            if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
+        };
         self.settle();
         let latest = self.timeline().latest();
         let dirty = match latest {
@@ -173,6 +221,7 @@ impl Verbs for Engine {
             inodes: self.live.known() as u64,
             past_inodes: self.past.known() as u64,
             announcing: self.announcer.is_at_work(),
+            sealer: self.sealer_info(),
         })
     }
 
@@ -186,6 +235,20 @@ impl Verbs for Engine {
         Ok(CheckpointInfo::new(&checkpoint))
     }
 
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        self.find_checkpoints(query)
+    }
+
+    fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+        let tagged = self.retag_checkpoint(by, state, retag)?;
+        self.snapdir_changed();
+        Ok(tagged)
+    }
+
+    fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        self.version_infos(path)
+    }
+
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
         let from = self.state(from)?;
         let to = to.map_or(Ok(State::Live), |to| self.state(to))?;
@@ -195,14 +258,32 @@ impl Verbs for Engine {
         self.compare(from, to, b"").map_err(|errno| error::failed("the two states cannot be compared", errno))
     }
 
-    fn restore(&self, options: &RestoreOptions) -> VerbResult<Restored> {
-        self.restore_to(options)
+    fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        let mut changes = self.diff(from, to)?;
+        let (older, newer) = (self.state(from)?, to.map_or(Ok(State::Live), |to| self.state(to))?);
+        for change in &mut changes {
+            let before = change.from.as_ref().unwrap_or(&change.path);
+            (change.old_size, change.size) = (self.size_of(older, before), self.size_of(newer, &change.path));
+        }
+        Ok(changes)
     }
 
-    fn delete(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        let deleted = self.delete_checkpoint(self.checkpoint_id(state)?)?;
+    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
+        self.restore_to(by, options)
+    }
+
+    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {
+        let deleted = self.delete_checkpoint(by, self.checkpoint_id(state)?)?;
         self.snapdir_changed();
         Ok(deleted)
+    }
+
+    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
+        self.verify_for_a_while(options)
+    }
+
+    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
+        super::audit::events(&self.timeline().store().journal)
     }
 
     fn unmount(&self, lazy: bool) -> VerbResult<()> {

@@ -5,7 +5,6 @@
 //! Locks: none here; [`Backings`] has its own.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -13,18 +12,19 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    AccessFlags, BackingId, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags,
+    PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::backing::Backings;
+use super::backing::{Backings, Device, Registered};
 use super::convert::{self, caller, errno, handle, node};
 use super::dispatch::Dispatcher;
 use super::listing;
+use super::takeover::Opens;
 use crate::engine::counts::RequestKind as Kind;
-use crate::engine::request::{Attr, Entry, Looked, NodeId, Opened, Service};
-use crate::sys::{Errno, SysResult};
+use crate::engine::request::{Attr, Caller, Entry, Looked, NOTE_CAPABILITIES, NOTE_PROTOCOL, NodeId, Opened, Service};
+use crate::sys::{self, Errno, SysResult};
 
 /// The largest read or write in one request. The kernel has no more pages for one by default (`fuse.max_pages_limit` is 256).
 const TRANSFER_BYTES_MAX: u32 = 1 << 20;
@@ -65,7 +65,9 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
 /// What serves a request, on whichever thread.
 struct Server {
     service: Arc<dyn Service>,
-    backings: Backings<BackingId>,
+    device: Arc<Device>,
+    backings: Backings<Registered>,
+    opens: Opens,
 }
 
 /// Serves a [`Service`] to the kernel.
@@ -118,9 +120,9 @@ fn answer_xattr(result: SysResult<Vec<u8>>, size: u32, reply: ReplyXattr) {
 
 impl Server {
     /// The backing id for an open that the engine wants passed through; `None` if it does not, or if the kernel refuses the file.
-    fn backing_id(&self, node: NodeId, opened: &Opened, register: impl FnOnce(&File) -> io::Result<BackingId>) -> Option<Arc<BackingId>> {
+    fn backing_id(&self, node: NodeId, opened: &Opened) -> Option<Arc<Registered>> {
         let file = opened.passthrough.as_ref()?;
-        match self.backings.attach(node, opened.fh, || register(file)) {
+        match self.backings.attach(node, opened.fh, || Registered::new(&self.device, file)) {
             Ok(id) => Some(id),
             Err(error) => {
                 tracing::debug!(node = node.0, %error, "the kernel refused a backing file");
@@ -131,10 +133,48 @@ impl Server {
     }
 }
 
+impl Server {
+    /// A worker before us may have done this open and died before the kernel heard of it: nobody will ever close that handle.
+    fn undo_open(&self, caller: Caller) {
+        if let Some((node, fh)) = self.opens.unanswered(caller) {
+            self.opens.part(fh);
+            self.backings.detach(fh);
+            self.service.release(node, fh);
+            self.opens.remove(fh);
+        }
+    }
+
+    fn adopt(&self) {
+        for (left, backing) in self.opens.left() {
+            if let Err(error) = self.service.adopt(&left) {
+                tracing::warn!(node = left.node.0, fh = left.fh.0, %error, "an open file cannot be taken over");
+            }
+            if let Some(number) = backing {
+                let adopted = self.backings.attach(left.node, left.fh, || Ok::<_, ()>(Registered::adopt(&self.device, number)));
+                debug_assert!(adopted.is_ok(), "nothing can fail");
+            }
+        }
+        self.service.adopted();
+    }
+}
+
 impl Adapter {
     pub fn new(service: Arc<dyn Service>, passthrough: bool) -> Self {
         let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts())));
-        Self { server: Arc::new(Server { service, backings: Backings::new() }), dispatcher, passthrough, dirs_unasked: false, started: false }
+        let opens = Opens::new(service.ledger());
+        let server = Server { service, device: Arc::default(), backings: Backings::new(), opens };
+        Self { server: Arc::new(server), dispatcher, passthrough, dirs_unasked: false, started: false }
+    }
+
+    /// What the session's `/dev/fuse` is to be told to, once there is one.
+    pub fn device(&self) -> Arc<Device> {
+        Arc::clone(&self.server.device)
+    }
+
+    /// What takes over the open files of the worker before, when the session is there and before it serves anything.
+    pub fn adopter(&self) -> impl FnOnce() + use<> {
+        let server = Arc::clone(&self.server);
+        move || server.adopt()
     }
 
     /// Serves a request, here or on another thread.
@@ -171,6 +211,11 @@ impl Filesystem for Adapter {
         let _ = config.set_time_granularity(Duration::from_nanos(1));
         tracing::debug!(offered = ?offered, passthrough, "the kernel's greeting");
         self.dirs_unasked = offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        if let Some(ledger) = self.server.service.ledger() {
+            let fuser::Version(major, minor) = config.kernel_abi();
+            ledger.note(NOTE_CAPABILITIES, config.capabilities().bits());
+            ledger.note(NOTE_PROTOCOL, u64::from(major) << 32 | u64::from(minor));
+        }
         self.started = true;
         self.server.service.started(passthrough);
         Ok(())
@@ -272,33 +317,45 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn rename(&self, _: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
+    fn rename(&self, request: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo, new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
         let new_name = new_name.as_bytes().to_vec();
+        let caller = caller(request);
         self.serve_change(Kind::Rename, parent, move |server| {
             let how = convert::rename_how(flags).ok_or(Errno::EINVAL);
-            let rename = |how| server.service.rename(node(parent), &name, node(new_parent), &new_name, how);
+            let rename = |how| server.service.rename(caller, node(parent), &name, node(new_parent), &new_name, how);
             answer_empty(how.and_then(rename), reply);
         });
     }
 
-    fn link(&self, _: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
+    fn link(&self, request: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
         let new_name = new_name.as_bytes().to_vec();
-        self.serve(Kind::Link, move |server| answer_entry(server.service.link(node(ino), node(new_parent), &new_name), reply));
+        let caller = caller(request);
+        self.serve(Kind::Link, move |server| answer_entry(server.service.link(caller, node(ino), node(new_parent), &new_name), reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let caller = caller(request);
         let changes = convert::opens_to_change(flags);
-        self.serve_content(Kind::Open, ino, changes, move |server| match server.service.open(caller, node(ino), flags.0) {
-            Ok(opened) => {
-                let fh = FileHandle(opened.fh.0);
-                match server.backing_id(node(ino), &opened, |file| reply.open_backing(file)) {
-                    Some(id) => reply.opened_passthrough(fh, convert::passthrough_flags(&opened), &id),
-                    None => reply.opened(fh, convert::open_flags(&opened)),
+        self.serve_content(Kind::Open, ino, changes, move |server| {
+            server.undo_open(caller);
+            match server.service.open(caller, node(ino), flags.0) {
+                Ok(opened) => {
+                    let fh = FileHandle(opened.fh.0);
+                    let id = server.backing_id(node(ino), &opened);
+                    server.opens.enter(caller, node(ino), &opened, flags.0, id.as_deref().map(|id| id.number));
+                    match id {
+                        Some(id) => {
+                            let wrapped = sys::wrap_number(ReplyOpen::wrap_backing, &reply, id.number);
+                            reply.opened_passthrough(fh, convert::passthrough_flags(&opened), &wrapped);
+                            // It stays registered: it is ours, and the reply borrowed it.
+                            wrapped.into_raw();
+                        }
+                        None => reply.opened(fh, convert::open_flags(&opened)),
+                    }
                 }
+                Err(error) => reply.error(errno(error)),
             }
-            Err(error) => reply.error(errno(error)),
         });
     }
 
@@ -306,16 +363,25 @@ impl Filesystem for Adapter {
         let mode = convert::create_mode(mode);
         let name = name.as_bytes().to_vec();
         let caller = caller(request);
-        self.serve(Kind::Create, move |server| match server.service.create(caller, node(parent), &name, mode, umask, flags) {
-            Ok((entry, opened)) => {
-                let (attr, generation, fh) = (convert::file_attr(&entry.stat), convert::generation(&entry), FileHandle(opened.fh.0));
-                match server.backing_id(entry.node, &opened, |file| reply.open_backing(file)) {
-                    Some(id) => reply.created_passthrough(&entry.ttl, &attr, generation, fh, convert::passthrough_flags(&opened), &id),
-                    None => reply.created(&entry.ttl, &attr, generation, fh, convert::open_flags(&opened)),
+        self.serve(Kind::Create, move |server| {
+            server.undo_open(caller);
+            match server.service.create(caller, node(parent), &name, mode, umask, flags) {
+                Ok((entry, opened)) => {
+                    let (attr, generation, fh) = (convert::file_attr(&entry.stat), convert::generation(&entry), FileHandle(opened.fh.0));
+                    let id = server.backing_id(entry.node, &opened);
+                    server.opens.enter(caller, entry.node, &opened, flags, id.as_deref().map(|id| id.number));
+                    match id {
+                        Some(id) => {
+                            let wrapped = sys::wrap_number(ReplyCreate::wrap_backing, &reply, id.number);
+                            reply.created_passthrough(&entry.ttl, &attr, generation, fh, convert::passthrough_flags(&opened), &wrapped);
+                            wrapped.into_raw();
+                        }
+                        None => reply.created(&entry.ttl, &attr, generation, fh, convert::open_flags(&opened)),
+                    }
+                    server.service.created(entry.node);
                 }
-                server.service.created(entry.node);
+                Err(error) => reply.error(errno(error)),
             }
-            Err(error) => reply.error(errno(error)),
         });
     }
 
@@ -368,8 +434,10 @@ impl Filesystem for Adapter {
 
     fn release(&self, _: &Request, ino: INodeNo, fh: FileHandle, _flags: OpenFlags, _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty) {
         self.serve(Kind::Release, move |server| {
+            server.opens.part(handle(fh));
             server.backings.detach(handle(fh));
             server.service.release(node(ino), handle(fh));
+            server.opens.remove(handle(fh));
             reply.ok();
         });
     }

@@ -1,15 +1,68 @@
 //! Backing ids of files open for passthrough: one for each node, shared by all its opens.
 //!
 //! The kernel refuses a second backing file while an inode has one (fs/fuse/iomode.c). An id lives from the first of its opens to the release of
-//! the last; dropping it gives it back to the kernel. The lock is held over the ioctl that makes an id and is a leaf.
+//! the last; dropping it gives it back to the kernel. It outlives the worker that made it, and is handed on with the open files. The lock is held over
+//! the ioctl that makes an id and is a leaf.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock, Weak};
+
+use fuser::BackingId;
 
 use crate::engine::request::{Fh, NodeId};
+use crate::sys;
 use crate::sys::lock::Mutex;
 
-/// Ids in use; `Id` is [`fuser::BackingId`] but in tests.
+/// `/dev/fuse` of the session, once there is one and for as long as it lasts.
+#[derive(Debug, Default)]
+pub struct Device(OnceLock<Weak<OwnedFd>>);
+
+impl Device {
+    /// The session has begun.
+    pub fn set(&self, device: &Arc<OwnedFd>) {
+        let _ = self.0.set(Arc::downgrade(device));
+    }
+
+    fn get(&self) -> Option<Arc<OwnedFd>> {
+        self.0.get()?.upgrade()
+    }
+}
+
+/// A backing file that is registered with the connection; dropping this gives it back.
+#[derive(Debug)]
+pub struct Registered {
+    pub number: u32,
+    device: Arc<Device>,
+}
+
+impl Registered {
+    /// Registers a file.
+    pub fn new(device: &Arc<Device>, file: &File) -> io::Result<Registered> {
+        let fd = device.get().ok_or(io::ErrorKind::NotConnected)?;
+        let number = BackingId::create_raw(fd.as_fd(), file)?;
+        Ok(Registered { number, device: Arc::clone(device) })
+    }
+
+    /// One that a worker before us registered.
+    pub fn adopt(device: &Arc<Device>, number: u32) -> Registered {
+        Registered { number, device: Arc::clone(device) }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if let Some(device) = self.device.get()
+            && let Err(error) = sys::backing_close(&*device, self.number)
+        {
+            tracing::debug!(number = self.number, %error, "a backing file was not given back");
+        }
+    }
+}
+
+/// Ids in use; `Id` is [`Registered`] but in tests.
 pub struct Backings<Id> {
     state: Mutex<State<Id>>,
 }

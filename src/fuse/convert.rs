@@ -4,10 +4,13 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow};
+use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, Request, RequestId, TimeOrNow};
 
 use crate::engine::request::{Caller, Entry, Fh, Listed, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, SetAttr, XattrHow};
 use crate::sys::{Errno, Kind, Stat, Time, open_flags};
+
+/// Set in the number of a request that was given to a worker before us, which died (`FUSE_UNIQUE_RESEND`).
+pub const UNIQUE_RESEND: u64 = 1 << 63;
 
 /// The longest name that may be listed: the kernel's readdir cache goes wrong over longer ones.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -47,7 +50,8 @@ pub fn handle(fh: FileHandle) -> Fh {
 }
 
 pub fn caller(request: &Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+    let RequestId(unique) = request.unique();
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), request: unique & !UNIQUE_RESEND, again: unique & UNIQUE_RESEND != 0 }
 }
 
 pub fn errno(errno: Errno) -> fuser::Errno {

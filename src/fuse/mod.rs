@@ -10,5 +10,6 @@ mod dispatch;
 mod listing;
 mod notify;
 mod session;
+mod takeover;
 
 pub use session::{MountConfig, Session, Unmounter, escape_source};

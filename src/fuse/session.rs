@@ -1,6 +1,9 @@
 //! A mounted session: from mount(2) to the last request.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -8,9 +11,10 @@ use std::thread::{self, JoinHandle};
 use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
 
 use super::adapter::Adapter;
+use super::backing::Device;
 use super::notify::KernelCaches;
+use super::takeover;
 use crate::engine::request::{Caches, Service};
-use crate::sys;
 use crate::sys::lock::Mutex;
 
 /// How to mount.
@@ -19,13 +23,19 @@ pub struct MountConfig {
     /// The directory that the mount covers.
     pub mountpoint: PathBuf,
     /// What `/proc/mounts` shows as the source, as [`escape_source`] writes it.
-    pub source: String,
+    pub source: OsString,
     /// Asks the kernel to read and write backing files itself.
     pub passthrough: bool,
     /// Other users than the mounting one may use the mount; permissions are checked by the kernel either way.
     pub allow_other: bool,
     /// Mounts read-only.
     pub read_only: bool,
+    /// Device nodes work as in the directory itself, instead of giving EACCES. For root only.
+    pub dev: bool,
+    /// Set-id bits and file capabilities work when a program is run. For root only.
+    pub suid: bool,
+    /// Programs can be run.
+    pub exec: bool,
     /// Threads that read requests, and serve those that do not take long; at least 1, and 1 but on Linux. Each has a buffer of 16 MiB of address
     /// space, of which requests touch 1 MiB.
     pub readers: usize,
@@ -36,7 +46,7 @@ impl MountConfig {
         if cfg!(target_os = "linux") { self.readers.max(1) } else { 1 }
     }
 
-    /// `dev,suid`: device nodes and set-id bits work as in the directory itself. An ordinary user may not ask for the two: fusermount would complain.
+    /// `fuser` adds `nodev` and `nosuid` itself where the opposite is not asked for; fusermount does so for every ordinary user.
     fn fuser_config(&self) -> Config {
         let mut options = vec![
             MountOption::FSName(escape_source(&self.source)),
@@ -44,9 +54,9 @@ impl MountConfig {
             MountOption::CUSTOM("subtype=ckptfs".to_owned()),
             MountOption::DefaultPermissions,
         ];
-        if sys::ids().0 == 0 {
-            options.extend([MountOption::Dev, MountOption::Suid]);
-        }
+        options.extend(self.dev.then_some(MountOption::Dev));
+        options.extend(self.suid.then_some(MountOption::Suid));
+        options.extend((!self.exec).then_some(MountOption::NoExec));
         if self.read_only {
             options.push(MountOption::RO);
         }
@@ -54,20 +64,26 @@ impl MountConfig {
         config.mount_options = options;
         config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
         config.n_threads = Some(self.readers());
-        config.clone_fd = cfg!(target_os = "linux");
+        // One descriptor for all readers: when one that was cloned is closed the kernel ends the requests that were read from it.
+        config.clone_fd = false;
         config
     }
 }
 
-/// Writes a source so that it passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent
-/// and control characters become `%2C` and the like.
-pub fn escape_source(source: &str) -> String {
+/// Writes a source so that it passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent,
+/// control characters and bytes that are not UTF-8 become `%2C` and the like; no two sources become one.
+pub fn escape_source(source: &OsStr) -> String {
     let mut escaped = String::with_capacity(source.len());
-    for character in source.chars() {
-        if matches!(character, ',' | '\\' | '%') || character.is_ascii_control() {
-            escaped.push_str(&format!("%{:02X}", u32::from(character)));
-        } else {
-            escaped.push(character);
+    for chunk in source.as_bytes().utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if matches!(character, ',' | '\\' | '%') || character.is_ascii_control() {
+                escaped.push_str(&format!("%{:02X}", u32::from(character)));
+            } else {
+                escaped.push(character);
+            }
+        }
+        for byte in chunk.invalid() {
+            escaped.push_str(&format!("%{byte:02X}"));
         }
     }
     escaped
@@ -76,6 +92,7 @@ pub fn escape_source(source: &str) -> String {
 /// A mounted session. Dropping it unmounts, if nobody uses the mount, and does not wait for its threads.
 pub struct Session {
     server: Option<JoinHandle<io::Result<()>>>,
+    device: Option<Arc<OwnedFd>>,
     caches: Arc<KernelCaches>,
     unmounter: Unmounter,
 }
@@ -87,11 +104,45 @@ impl Session {
     /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
     pub fn mount(service: Arc<dyn Service>, config: &MountConfig) -> io::Result<Session> {
         let adapter = Adapter::new(service, config.passthrough);
-        let mut session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
-        let caches = Arc::new(KernelCaches::new(session.notifier()));
+        let device = adapter.device();
+        let session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
+        Session::prepared(session, &device)
+    }
+
+    /// Goes on where another session of the same connection was killed: `device` is its `/dev/fuse`. When it returns, what that one left unanswered
+    /// is being served.
+    ///
+    /// # Errors
+    /// EINVAL without a ledger in which the one before left what it knew.
+    pub fn resume(service: Arc<dyn Service>, config: &MountConfig, device: OwnedFd) -> io::Result<Session> {
+        let ledger = service.ledger().ok_or(io::ErrorKind::InvalidInput)?;
+        let adapter = Adapter::new(service, config.passthrough);
+        let (shared, adopt) = (adapter.device(), adapter.adopter());
+        let fuser_config = config.fuser_config();
+        let session = takeover::resume(adapter, &device, fuser_config.acl, fuser_config, &ledger)?;
+        adopt();
+        if let Err(error) = takeover::resend(&device) {
+            // Before Linux 6.9: what was under way stays unanswered until the mount goes.
+            tracing::error!(%error, "the kernel does not give out again what a killed daemon had begun");
+        }
+        Session::prepared(session, &shared)
+    }
+
+    fn prepared(mut session: fuser::Session<Adapter>, shared: &Device) -> io::Result<Session> {
+        let device = Arc::new(session.as_fd().try_clone_to_owned()?);
+        shared.set(&device);
+        let caches = Arc::new(KernelCaches::new(session.notifier(), session.as_fd())?);
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));
         let server = thread::Builder::new().name("fuse-session".to_owned()).spawn(move || session.run())?;
-        Ok(Session { server: Some(server), caches, unmounter })
+        Ok(Session { server: Some(server), device: Some(device), caches, unmounter })
+    }
+
+    /// A copy of `/dev/fuse`: whoever has one keeps the connection alive.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn device(&self) -> io::Result<OwnedFd> {
+        self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?.try_clone()
     }
 
     /// The kernel's caches of this session.
@@ -113,6 +164,7 @@ impl Session {
         let Some(server) = self.server.take() else { return Ok(()) };
         let result = server.join().unwrap_or_else(|_| Err(io::Error::other("the thread of the session panicked")));
         self.caches.close();
+        self.device = None;
         result
     }
 }
@@ -146,7 +198,8 @@ mod tests {
 
     #[test]
     fn a_source_cannot_carry_an_option() {
-        assert_eq!(escape_source("ckptfs#/srv/a,dev,100%\n"), "ckptfs#/srv/a%2Cdev%2C100%25%0A");
-        assert_eq!(escape_source("ckptfs#/home/é x"), "ckptfs#/home/é x");
+        assert_eq!(escape_source(OsStr::new("ckptfs#/srv/a,dev,100%\n")), "ckptfs#/srv/a%2Cdev%2C100%25%0A");
+        assert_eq!(escape_source(OsStr::new("ckptfs#/home/é x")), "ckptfs#/home/é x");
+        assert_eq!(escape_source(OsStr::from_bytes(b"/\xff\xc3")), "/%FF%C3");
     }
 }

@@ -4,19 +4,30 @@
 //! that epoch. The index says how far it got only at the end of an epoch; one that was begun and not ended is applied again, to the same effect.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::table::Table;
 use super::timeline::Timeline;
 use crate::store::ids::Epoch;
 use crate::store::{Address, Batch, StoreError};
-use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::{self, Errno};
 
 /// Keys that are put into the index at once.
 const PIECE_KEYS_MAX: usize = 64;
 /// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or works on at once.
 const SETTLE: Duration = Duration::from_millis(300);
+
+/// A call of the index that has not returned after this long may be held up by others that want the processor: it is given its share.
+const SLOW: Duration = Duration::from_secs(30);
+/// One that has not after this long counts as failed.
+const STUCK: Duration = Duration::from_secs(120);
+/// The end of a mount waits so long for a call of the index.
+const STOP_MAX: Duration = Duration::from_secs(20);
+/// After a failure on a full filesystem, how long until the index is made anew.
+const RETRY: Duration = Duration::from_secs(5);
+/// Closed epochs that are kept in memory because there is no room for the index, before checkpoints are refused.
+const BACKLOG_MAX: usize = 256;
 
 #[derive(Default)]
 struct Signals {
@@ -25,34 +36,95 @@ struct Signals {
     /// The thread, while it runs.
     running: bool,
     thread: Option<i32>,
+    /// Since when a call of the index has not returned.
+    calling: Option<Instant>,
+    /// Why the index cannot be used.
+    trouble: Option<Trouble>,
 }
 
-/// Wakes the indexer.
+/// Why the index cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Trouble {
+    why: String,
+    /// There was no room; it may do once there is.
+    full: bool,
+}
+
+/// Wakes a thread that works on closed epochs when the machine has nothing else to do, and ends it.
 #[derive(Default)]
-pub(super) struct Wake {
+pub struct Wake {
     signals: Mutex<Signals>,
     changed: Condvar,
 }
 
 impl Wake {
     /// An epoch was closed.
-    pub(super) fn sealed(&self) {
+    pub fn sealed(&self) {
         self.signals.lock().sealed = true;
         self.changed.notify_all();
     }
 
     /// Asks the thread to end and waits until it has. It is idle no longer then: on a busy machine an idle thread may not run for half a minute,
     /// and an unmount would wait for it so long.
-    pub(super) fn stop(&self) {
+    pub fn stop(&self) {
         let mut signals = self.signals.lock();
         signals.stop = true;
         if let Some(errno) = signals.thread.and_then(|thread| sys::set_thread_normal(thread).err()) {
-            tracing::debug!(%errno, "the indexer stays idle");
+            tracing::debug!(%errno, "a thread stays idle");
         }
         self.changed.notify_all();
+        let until = Instant::now() + STOP_MAX;
         while signals.running {
-            self.changed.wait(&mut signals);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::error!("the index does not answer; it is left as it is");
+                signals.trouble.get_or_insert(Trouble { why: "it does not answer".into(), full: false });
+                return;
+            }
+            self.changed.wait_for(&mut signals, left);
         }
+    }
+
+    /// The index failed. The first reason stays until it works again.
+    pub(super) fn fail(&self, why: String, full: bool) {
+        let mut signals = self.signals.lock();
+        if signals.trouble.is_none() {
+            tracing::error!(why, full, "the index failed");
+            signals.trouble = Some(Trouble { why, full });
+        }
+    }
+
+    fn calls(&self, since: Option<Instant>) {
+        self.signals.lock().calling = since;
+    }
+
+    /// Why the index cannot be used, if so, and whether only for want of space.
+    fn trouble(&self, now: Instant) -> Option<Trouble> {
+        let mut signals = self.signals.lock();
+        if signals.trouble.is_some() {
+            return signals.trouble.clone();
+        }
+        let since = now.saturating_duration_since(signals.calling?);
+        if since > SLOW
+            && let Some(thread) = signals.thread.take()
+        {
+            let _ = sys::set_thread_normal(thread);
+        }
+        (since > STUCK).then(|| Trouble { why: format!("it has not answered for {} s", since.as_secs()), full: false })
+    }
+
+    /// Waits; `false`: the thread shall end.
+    pub fn pause(&self, limit: Duration) -> bool {
+        let mut signals = self.signals.lock();
+        let until = Instant::now() + limit;
+        while !signals.stop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            self.changed.wait_for(&mut signals, left);
+        }
+        false
     }
 
     /// The thread begins: idle, unless somebody waits for its end already.
@@ -63,12 +135,13 @@ impl Wake {
         }
     }
 
-    fn stopping(&self) -> bool {
+    /// It was asked to end.
+    pub fn stopping(&self) -> bool {
         self.signals.lock().stop
     }
 
     /// Waits for work; `false`: the thread shall end.
-    fn wait(&self) -> bool {
+    pub fn wait(&self) -> bool {
         let mut signals = self.signals.lock();
         while !signals.sealed && !signals.stop {
             self.changed.wait(&mut signals);
@@ -81,34 +154,129 @@ impl Wake {
     }
 }
 
-pub(super) fn start(timeline: Arc<Timeline>) -> std::io::Result<()> {
-    timeline.wake.signals.lock().running = true;
-    timeline.wake.sealed();
-    let worker = Arc::clone(&timeline);
-    let spawned = std::thread::Builder::new().name("indexer".into()).spawn(move || {
-        worker.wake.begin();
-        while worker.wake.wait() {
-            if let Err(error) = worker.index_closed() {
-                tracing::error!(%error, "the index cannot be written; closed epochs stay in memory until the next mount");
-                break;
-            }
-        }
-        let mut signals = worker.wake.signals.lock();
-        (signals.running, signals.thread) = (false, None);
-        worker.wake.changed.notify_all();
-    });
-    if spawned.is_err() {
-        timeline.wake.signals.lock().running = false;
+/// The error with its causes, in one line.
+fn describe(error: &StoreError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
     }
-    spawned.map(drop)
+    text
+}
+
+/// Tells whoever waits for it that the thread has ended, however it did.
+struct Ended<'a>(&'a Wake);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut signals = self.0.signals.lock();
+        (signals.running, signals.thread) = (false, None);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Wake {
+    /// Starts the thread, which has something to do at once; `work` goes on until it is asked to end. `of` tells where in `holder` this is.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn start<T: Send + Sync + 'static>(name: &str, holder: &Arc<T>, of: fn(&T) -> &Wake, work: fn(&T)) -> std::io::Result<()> {
+        let wake = of(holder);
+        wake.signals.lock().running = true;
+        wake.sealed();
+        let worker = Arc::clone(holder);
+        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || {
+            let wake = of(&worker);
+            let _ended = Ended(wake);
+            wake.begin();
+            work(&worker);
+        });
+        if spawned.is_err() {
+            drop(Ended(wake));
+        }
+        spawned.map(drop)
+    }
+}
+
+pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<()> {
+    Wake::start(
+        "indexer",
+        timeline,
+        |timeline| &timeline.wake,
+        |timeline| {
+            while timeline.wake.wait() {
+                let indexed = timeline.index_closed();
+                timeline.wake.calls(None);
+                if let Err(error) = indexed
+                    && !timeline.index_failed(&error)
+                {
+                    break;
+                }
+            }
+        },
+    )
 }
 
 impl Timeline {
+    /// Why no more can be put into the index, if so: closed epochs then stay in memory, and to make more of them is refused. Where there is only no
+    /// room for it, a bounded number is not.
+    pub fn index_trouble(&self) -> Option<String> {
+        let trouble = self.wake.trouble(Instant::now())?;
+        Some(trouble.why)
+    }
+
+    /// A checkpoint can be made although the index may have failed: there is only no room for it, and not yet too much waits in memory.
+    pub fn takes_checkpoints(&self) -> bool {
+        match self.wake.trouble(Instant::now()) {
+            None => true,
+            Some(trouble) => trouble.full && self.inner.read().sealed.len() < BACKLOG_MAX,
+        }
+    }
+
+    /// An error of the index, as the kernel shall see it: what it says is not believed any more.
+    pub(super) fn index_fault(&self, error: StoreError) -> Errno {
+        self.wake.fail(describe(&error), self.store.reserve.is_full());
+        error.errno()
+    }
+
+    /// Waits until there is room, and makes the index anew; `false`: it is not for want of space that it failed, or the thread shall end.
+    fn index_failed(&self, error: &StoreError) -> bool {
+        self.wake.fail(describe(error), self.store.reserve.is_full());
+        loop {
+            let full = self.wake.signals.lock().trouble.as_ref().is_some_and(|trouble| trouble.full);
+            if !full || !self.wake.pause(RETRY) {
+                return false;
+            }
+            if self.store.reserve.is_full() {
+                continue;
+            }
+            match self.remake_index() {
+                Ok(()) => {
+                    tracing::info!("there is room again, and the index was made anew");
+                    self.wake.signals.lock().trouble = None;
+                    return true;
+                }
+                Err(error) => tracing::warn!(%error, "the index cannot be made anew"),
+            }
+        }
+    }
+
+    fn remake_index(&self) -> Result<(), StoreError> {
+        let newest = self.inner.read().checkpoints.last_key_value().map(|(id, (_, address))| (*id, *address));
+        let Some((id, address)) = newest else { return Ok(()) };
+        let end = address.after(&self.store.journal.read(address)?)?;
+        self.store.index.rebuild(&self.store.journal, Some(end))?;
+        drop(self.take_indexed(id.epoch()));
+        Ok(())
+    }
+
     /// Applies every closed epoch to the index and drops its table.
     fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
         while let Some((id, end)) = self.oldest_sealed() {
             let mut batch = Batch::new();
+            self.wake.calls(Some(Instant::now()));
             for frame in self.store.journal.scan(index.applied()?, None) {
                 let (address, record) = frame?;
                 if address > end {
@@ -121,6 +289,7 @@ impl Timeline {
                 if self.wake.stopping() {
                     return Ok(());
                 }
+                self.wake.calls(Some(Instant::now()));
                 index.apply(&mut piece)?;
             }
             let struck = self.inner.read().struck.clone();

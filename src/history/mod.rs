@@ -3,11 +3,13 @@
 pub mod absence;
 mod collect;
 pub mod diff;
-mod indexer;
+pub mod indexer;
 pub mod lookup;
 pub mod present;
 mod resume;
+pub mod select;
 pub mod table;
 pub mod timeline;
 pub mod touched;
+pub mod versions;
 pub mod view;

@@ -10,7 +10,7 @@ use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{DataState, Record, Undo};
 use crate::store::{Address, Batch, Store};
 use crate::sys::SysResult;
-use crate::sys::lock::{Rank, RwLock};
+use crate::sys::lock::{Mutex, Rank, RwLock};
 
 impl Timeline {
     /// Opens the history that is in `store`. Costs what changed since the index last took over, not what there is.
@@ -45,19 +45,23 @@ impl Timeline {
             store.index.apply(&mut Batch::voids(&replay.inner.struck)).map_err(fault)?;
         }
         let Replay { inner, aftermath, .. } = replay;
-        let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), wake: Wake::default() };
+        let owed = Mutex::ranked(Rank::Owed, Vec::new());
+        let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), owed, wake: Wake::default(), distrusted: Mutex::default() };
         Ok((timeline, aftermath))
     }
 
     /// Starts the thread that moves closed epochs into the index. It ends with [`Timeline::stop`].
     pub fn start_indexer(self: &Arc<Timeline>) -> std::io::Result<()> {
-        indexer::start(Arc::clone(self))
+        indexer::start(self)
     }
 
     /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
     pub fn stop(&self) {
         self.wake.stop();
-        if let Err(error) = self.store.journal.sync().and_then(|()| self.store.index.flush_durable()) {
+        let synced = self.store.journal.sync();
+        if self.index_trouble().is_some() {
+            self.store.index.distrust();
+        } else if let Err(error) = synced.and_then(|()| self.store.index.flush_durable()) {
             tracing::warn!(%error, "the index was not made durable; the next mount will rebuild what is missing");
         }
     }
@@ -88,6 +92,8 @@ impl Replay {
                 }
             }
             Record::Void { epoch, slot } => {
+                // The rename failed: what it was to replace is where it was, or under the other name, and stays there.
+                self.aftermath.replacing = self.aftermath.replacing.take().filter(|(replaced, _, _)| *replaced != slot);
                 self.unsure.remove(&(epoch, slot));
                 if epoch == self.inner.open.epoch || address >= self.applied {
                     self.void(epoch, slot);
@@ -124,6 +130,8 @@ impl Replay {
                 self.aftermath.unclean = false;
                 self.aftermath.stopped_ns = Some(at_ns);
             }
+            Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
+            Record::By { .. } => {}
         }
     }
 

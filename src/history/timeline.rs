@@ -11,11 +11,13 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::absence::Absence;
+use super::select::{Known, Unselected, select};
 use super::table::Table;
+use super::view::State;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use crate::store::record::{AttrState, Checkpoint, DataState, Key, Place, Record, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Key, Place, Record, Sealed, Undo};
 use crate::store::{Address, Store, StoreError};
-use crate::sys::lock::RwLock;
+use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, SysResult};
 
 /// Undo records in one frame at most, where there can be many.
@@ -36,6 +38,8 @@ pub(super) struct Inner {
     pub(super) struck: HashSet<(Epoch, Slot)>,
     /// When nobody served the tree, oldest first.
     pub(super) absences: Vec<Absence>,
+    /// Records of hashes that the index may not have yet: where they are, and whether each makes its epoch whole.
+    pub(super) seals: BTreeMap<Epoch, Vec<(Address, bool)>>,
 }
 
 impl Inner {
@@ -49,6 +53,7 @@ impl Inner {
             tags: BTreeMap::new(),
             struck: HashSet::new(),
             absences: Vec::new(),
+            seals: BTreeMap::new(),
         }
     }
 
@@ -58,7 +63,9 @@ impl Inner {
     }
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
-        self.tags.retain(|_, id| *id != checkpoint.id);
+        if self.checkpoints.contains_key(&checkpoint.id) {
+            self.tags.retain(|_, id| *id != checkpoint.id);
+        }
         for tag in &checkpoint.tags {
             self.tags.insert(tag.clone(), checkpoint.id);
         }
@@ -104,11 +111,22 @@ pub struct Aftermath {
     pub stopped_ns: Option<i64>,
 }
 
+/// The record of who asked for what the next one says, if that is known.
+fn asked(by: Option<&Actor>) -> Vec<Record> {
+    let now = crate::sys::now();
+    let at_ns = now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec));
+    by.map(|actor| Record::By { at_ns, actor: actor.clone() }).into_iter().collect()
+}
+
 /// The history of one tree. See the module.
 pub struct Timeline {
     pub(super) store: Arc<Store>,
     pub(super) inner: RwLock<Inner>,
+    /// Records that could not be appended when what they tell happened: they go before the next ones. A crash before that is found by recovery.
+    pub(super) owed: Mutex<Vec<Record>>,
     pub(super) wake: super::indexer::Wake,
+    /// Objects that were found to hold something else than was captured. A leaf.
+    pub(super) distrusted: Mutex<HashSet<ObjectId>>,
 }
 
 /// Errors of the store as the kernel shall see them; each is logged where it happens.
@@ -187,7 +205,7 @@ impl Timeline {
             records.push(Record::Undo { epoch, undo: undo.clone() });
         }
         records.extend(more);
-        self.store.journal.append(&records).map_err(fault)?;
+        self.write(&records)?;
         let mut inner = self.inner.write();
         inner.recordings += 1;
         for item in undo {
@@ -214,7 +232,40 @@ impl Timeline {
     /// # Errors
     /// ENOSPC or EIO of the journal.
     pub fn append(&self, records: &[Record]) -> SysResult<()> {
-        self.store.journal.append(records).map(|_| ()).map_err(fault)
+        self.write(records).map(drop)
+    }
+
+    /// Appends records, behind those that the journal is owed.
+    fn write(&self, records: &[Record]) -> SysResult<Vec<Address>> {
+        let append = |records: &[Record]| self.store.reserve.with_room(|| self.store.journal.append(records), StoreError::errno).map_err(fault);
+        let mut owed = self.owed.lock();
+        if owed.is_empty() {
+            drop(owed);
+            return append(records);
+        }
+        let all = [owed.as_slice(), records].concat();
+        let addresses = append(&all)?;
+        let before = owed.len();
+        owed.clear();
+        Ok(addresses.into_iter().skip(before).collect())
+    }
+
+    /// Appends a record of what is so already: where that fails, it is owed.
+    pub fn tell(&self, record: Record) {
+        if let Err(errno) = self.append(std::slice::from_ref(&record)) {
+            tracing::warn!(%errno, ?record, "what happened cannot be recorded yet");
+            self.owed.lock().push(record);
+        }
+    }
+
+    /// Appends a record that changes nothing of the tables, with who asked for it.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn append_by(&self, by: Option<&Actor>, record: Record) -> SysResult<()> {
+        let mut records = asked(by);
+        records.push(record);
+        self.append(&records)
     }
 
     /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
@@ -232,14 +283,19 @@ impl Timeline {
         Ok(inner.open.void(slot).and_then(|data| data.object))
     }
 
-    /// A data record that is no longer true is taken out whatever it was: recovery found that its object never came to be.
-    ///
-    /// # Errors
-    /// As [`Timeline::append`].
-    pub fn strike(&self, slot: Slot) -> SysResult<()> {
-        self.append(&[Record::Void { epoch: self.epoch(), slot }])?;
+    /// A data record that is no longer true is taken out whatever it was: its object never came to be, and the next change needs another.
+    pub fn strike(&self, slot: Slot) {
+        self.tell(Record::Void { epoch: self.epoch(), slot });
         self.inner.write().open.void(slot);
-        Ok(())
+    }
+
+    /// Inodes are here, whatever was recorded before.
+    pub fn put_places(&self, places: Vec<(Slot, Place)>) {
+        self.tell(Record::Moved { places: places.clone() });
+        let mut inner = self.inner.write();
+        for (slot, place) in places {
+            inner.open.put_place(slot, place);
+        }
     }
 
     /// The provisional capture of a file will be needed: it can no longer be voided.
@@ -274,13 +330,15 @@ impl Timeline {
     ///
     /// # Errors
     /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
-    pub fn seal(&self, checkpoint: Checkpoint, ahead: Vec<Undo>) -> SysResult<()> {
+    pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>) -> SysResult<()> {
         let mut inner = self.inner.write();
         let next = inner.open.epoch.next();
-        let mut records = vec![Record::Checkpoint(checkpoint.clone())];
+        let mut records = asked(by);
+        let made = records.len();
+        records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
-        let addresses = self.store.journal.append(&records).map_err(fault)?;
-        let address = addresses.first().copied().ok_or(Errno::EIO)?;
+        let addresses = self.write(&records)?;
+        let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
         inner.seal();
         for item in ahead {
             // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
@@ -310,6 +368,18 @@ impl Timeline {
         unsynced.into_iter()
     }
 
+    /// The number of every checkpoint kept, oldest first.
+    pub fn checkpoint_ids(&self) -> Vec<CheckpointId> {
+        self.inner.read().checkpoints.keys().copied().collect()
+    }
+
+    /// At most `limit` checkpoints that are wanted, newest first.
+    pub fn newest(&self, limit: usize, wanted: impl Fn(&Checkpoint) -> bool) -> Vec<Checkpoint> {
+        let inner = self.inner.read();
+        let kept = inner.checkpoints.values().rev().map(|(checkpoint, _)| checkpoint);
+        kept.filter(|checkpoint| wanted(checkpoint)).take(limit).cloned().collect()
+    }
+
     /// Number of checkpoints kept.
     pub fn checkpoint_count(&self) -> usize {
         self.inner.read().checkpoints.len()
@@ -335,18 +405,46 @@ impl Timeline {
         self.inner.read().tags.get(tag).copied()
     }
 
+    /// The state that a person means; see [`select`](super::select).
+    ///
+    /// # Errors
+    /// As [`select()`].
+    pub fn select(&self, name: &str) -> Result<State, Unselected> {
+        let inner = self.inner.read();
+        // What most ask for is found without looking at each.
+        let known = match name {
+            "latest" => inner.checkpoints.last_key_value().map(|(id, _)| *id),
+            tag => inner.tags.get(tag).copied(),
+        };
+        if let Some(id) = known {
+            return Ok(State::At(id));
+        }
+        let checkpoints = inner.checkpoints.values();
+        let known: Vec<Known<'_>> = checkpoints.map(|(kept, _)| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns }).collect();
+        select(name, &known)
+    }
+
     /// Every tag, sorted.
     pub fn tags(&self) -> Vec<(String, CheckpointId)> {
         self.inner.read().tags.iter().map(|(tag, id)| (tag.clone(), *id)).collect()
     }
 
-    /// Gives a checkpoint these tags, taking them from whichever had them.
+    /// Gives checkpoints these tags, taking them from whichever had them: all in one append.
     ///
     /// # Errors
-    /// As [`Timeline::append`].
-    pub fn set_tags(&self, id: CheckpointId, tags: Vec<String>) -> SysResult<()> {
-        self.append(&[Record::Tags { id, tags: tags.clone() }])?;
-        self.inner.write().retag(id, tags);
+    /// As [`Timeline::append`]; then nothing changed.
+    pub fn set_tags(&self, by: Option<&Actor>, tags: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
+        let each = |(id, tags): &(CheckpointId, Vec<String>)| {
+            let mut records = asked(by);
+            records.push(Record::Tags { id: *id, tags: tags.clone() });
+            records
+        };
+        let records: Vec<Record> = tags.iter().flat_map(each).collect();
+        self.append(&records)?;
+        let mut inner = self.inner.write();
+        for (id, tags) in tags {
+            inner.retag(id, tags);
+        }
         Ok(())
     }
 
@@ -354,20 +452,77 @@ impl Timeline {
     ///
     /// # Errors
     /// As [`Timeline::append`].
-    pub fn delete(&self, id: CheckpointId) -> SysResult<()> {
-        self.append(&[Record::Deleted { id }])?;
+    pub fn delete(&self, by: Option<&Actor>, id: CheckpointId) -> SysResult<()> {
+        self.append_by(by, Record::Deleted { id })?;
         self.inner.write().drop_checkpoint(id);
         Ok(())
     }
 
+    /// Records what objects of a closed epoch held. `whole`: all that it has are recorded now.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn add_seal(&self, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> SysResult<()> {
+        let at = self.write(&[Record::Sealed { epoch, objects, whole }])?;
+        self.inner.write().seals.entry(epoch).or_default().extend(at.into_iter().map(|at| (at, whole)));
+        Ok(())
+    }
+
+    /// What is recorded of an epoch's objects, and whether that is all of them.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn sealed(&self, epoch: Epoch) -> SysResult<(Vec<Sealed>, bool)> {
+        let mut places = self.store.index.seals(epoch).map_err(fault)?;
+        for place in self.inner.read().seals.get(&epoch).into_iter().flatten() {
+            if !places.contains(place) {
+                places.push(*place);
+            }
+        }
+        let mut found = Vec::new();
+        for (at, _) in &places {
+            if let Record::Sealed { objects, .. } = self.store.journal.read(*at).map_err(fault)? {
+                found.extend(objects);
+            }
+        }
+        Ok((found, places.iter().any(|(_, whole)| *whole)))
+    }
+
+    /// Whether every object of an epoch is hashed.
+    ///
+    /// # Errors
+    /// EIO if the index cannot be read.
+    pub fn is_sealed(&self, epoch: Epoch) -> SysResult<bool> {
+        if self.inner.read().seals.get(&epoch).is_some_and(|seals| seals.iter().any(|(_, whole)| *whole)) {
+            return Ok(true);
+        }
+        Ok(self.store.index.seals(epoch).map_err(fault)?.iter().any(|(_, whole)| *whole))
+    }
+
     /// Where an inode with a past is to be found now; a hint, to be verified.
     pub fn place(&self, slot: Slot) -> Option<Place> {
+        self.place_or_fault(slot).ok().flatten()
+    }
+
+    /// As [`Timeline::place`].
+    ///
+    /// # Errors
+    /// EIO if the index cannot be asked.
+    pub fn place_or_fault(&self, slot: Slot) -> SysResult<Option<Place>> {
         let memory = {
             let inner = self.inner.read();
             let mut tables = std::iter::once(&inner.open).chain(inner.sealed.iter().rev().map(|table| &**table));
             tables.find_map(|table| table.place(slot).cloned())
         };
-        memory.or_else(|| self.store.index.place(slot).map_err(fault).ok().flatten())
+        match memory {
+            Some(place) => Ok(Some(place)),
+            None => self.store.index.place(slot).map_err(|error| self.index_fault(error)),
+        }
+    }
+
+    /// An object holds something else than was captured: it is not opened any more.
+    pub fn distrust(&self, object: ObjectId) {
+        self.distrusted.lock().insert(object);
     }
 
     /// Opens an object for reading; `None` if it is not there.
@@ -375,6 +530,10 @@ impl Timeline {
     /// # Errors
     /// EIO if it is there and cannot be opened.
     pub fn open_object(&self, object: ObjectId) -> SysResult<Option<File>> {
+        if self.distrusted.lock().contains(&object) {
+            tracing::error!(?object, "a version is damaged and not shown");
+            return Err(Errno::EIO);
+        }
         match self.store.layers.open(object) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.errno() == Errno::ENOENT => Ok(None),

@@ -75,6 +75,14 @@ impl<'a> View<'a> {
         }
     }
 
+    /// An answer of EIO may mean that something was changed while nobody served the tree; if not, reading it failed.
+    pub fn may_be_unserved(&self) -> bool {
+        match self.state {
+            State::At(id) => self.timeline.was_absent_after(id),
+            State::Live => false,
+        }
+    }
+
     /// Refuses what was changed while nobody served the tree.
     fn check_served(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<()> {
         if self.changed_unserved(owner, id, epoch)? { Err(Errno::EIO) } else { Ok(()) }
@@ -93,7 +101,8 @@ impl<'a> View<'a> {
             Some(attr) => attr.before.stat.ctime,
             None => match self.present.attr(owner) {
                 Ok(attr) => attr.stat.ctime,
-                Err(_) => return Ok(false),
+                Err(Errno::ESTALE | Errno::ENOENT) => return Ok(false),
+                Err(errno) => return Err(errno),
             },
         };
         Ok(self.timeline.changed_in_absence(ctime, id))
@@ -105,7 +114,11 @@ impl<'a> View<'a> {
     /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory was changed while nobody served it and what the
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        let State::At(id) = self.state else { return self.present.child(dir, name) };
+        let State::At(id) = self.state else {
+            let child = self.present.child(dir, name)?;
+            child.map_or(Ok(()), |child| self.check_no_loop(dir, child))?;
+            return Ok(child);
+        };
         let live = || match self.present.child(dir, name) {
             // The directory is gone, and a name that it had was removed with a record before.
             Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
@@ -118,7 +131,23 @@ impl<'a> View<'a> {
                 None => return Err(Errno::EIO),
             }
         }
+        child.map_or(Ok(()), |child| self.check_no_loop(dir, child))?;
         Ok(child)
+    }
+
+    /// Refuses a directory that leads to itself, for a walk would never end. The past has none unless somebody forged it; in the live tree, which is
+    /// read step by step, one may seem to be there while directories are moved.
+    fn check_no_loop(&self, dir: &Arc<Trail>, child: Child) -> SysResult<()> {
+        if child.kind != Kind::Dir || !dir.goes_through(child.slot) {
+            return Ok(());
+        }
+        match self.state {
+            State::At(id) => {
+                tracing::error!(%id, dir = dir.slot.0, "a directory of the past leads to itself");
+                Err(Errno::EIO)
+            }
+            State::Live => Err(Errno::ESTALE),
+        }
     }
 
     /// The inode that a name led to, with its trail.
@@ -134,6 +163,12 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        let names = self.list_all(dir)?;
+        names.iter().try_for_each(|(_, child)| self.check_no_loop(dir, *child))?;
+        Ok(names)
+    }
+
+    fn list_all(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         let State::At(id) = self.state else {
             let mut names = self.present.list(dir)?;
             names.sort_by(|a, b| a.0.cmp(&b.0));

@@ -132,12 +132,37 @@ impl Live {
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
         let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
-        let copied = self.duplicate(file, &*dir, name.as_bytes(), size, !self.is_hot_now(object.slot) && self.may_copy())?;
+        let still = !self.is_hot_now(object.slot) && self.may_copy();
+        let copied = match self.duplicate(file, &*dir, name.as_bytes(), size, still) {
+            Err(Errno::ENOSPC) => self.duplicate_in_need(file, &*dir, name.as_bytes(), size),
+            kept => kept,
+        }?;
         if !self.reflink {
-            sys::fsync(sys::open_file_at(&*dir, name.as_bytes(), Open::READ)?)?;
+            let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ)?;
+            // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
+            sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
         self.note_captured(object, copied);
         Ok(())
+    }
+
+    /// As [`Live::duplicate`], on a full filesystem: into an inode of the reserve, by a clone also where a copy would be cheaper, with what ballast
+    /// there is.
+    fn duplicate_in_need(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64) -> SysResult<bool> {
+        match sys::unlink_at(&dir, name) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        let target = if self.timeline.store().reserve.take_file(&dir, name)? {
+            sys::open_file_at(&dir, name, Open::READ_WRITE)?
+        } else {
+            self.with_room(|| sys::create_file_at(&dir, name, Open::READ_WRITE, 0o600))?
+        };
+        self.with_room(|| {
+            sys::truncate(&target, 0)?;
+            if self.reflink { sys::clone_file(file, &target) } else { sys::copy_data(file, &target, size) }
+        })?;
+        if sys::stat_fd(&target)?.size != size { Err(Errno::EIO) } else { Ok(!self.reflink) }
     }
 
     /// Makes the new file `name` in `dir`, mode 0600, with the first `size` bytes of a file, by the cheapest way that is right: a clone where there is

@@ -45,7 +45,7 @@ pub struct OpenFlags {
 impl OpenFlags {
     /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
     /// that do not, the kernel opens the backing file anew, as the caller asked.
-    fn backing(self) -> Open {
+    pub(super) fn backing(self) -> Open {
         Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, noatime: self.noatime, ..Open::default() }
     }
 }
@@ -77,6 +77,12 @@ impl Handles {
         self.map.write().insert(id, Arc::clone(&handle));
         (HandleId(id), handle)
     }
+
+    /// Enters a handle of the worker before, under the number that the kernel knows; new ones get other numbers.
+    pub(super) fn adopt(&self, id: HandleId, handle: Handle) {
+        self.last.fetch_max(id.0, Ordering::Relaxed);
+        self.map.write().insert(id.0, Arc::new(handle));
+    }
 }
 
 impl Live {
@@ -91,6 +97,11 @@ impl Live {
     /// Number of open handles.
     pub fn open_handles(&self) -> usize {
         self.handles.map.read().len()
+    }
+
+    /// Descriptors that files hold which are open or may be written to: a handle has one, and a file that may be mapped one more.
+    pub fn open_descriptors(&self) -> usize {
+        self.open_handles() + self.hot.lock().len()
     }
 
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
@@ -135,11 +146,20 @@ impl Live {
         if self.is_synced_unseen(flags, io) {
             self.make_captures_durable(slot)?;
         }
+        let (id, handle) = self.opened(slot, file, flags, io)?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
-            if flags.privileged { sys::truncate(&file, 0)? } else { sys::drop_cap_fsetid_for(|| sys::truncate(&file, 0))? }
+            let empty = || sys::truncate(&*handle.file, 0);
+            let emptied = if flags.privileged { empty() } else { sys::drop_cap_fsetid_for(empty) };
+            emptied.inspect_err(|_| self.not_opened(id))?;
         }
-        self.opened(slot, file, flags, io)
+        Ok((id, handle))
+    }
+
+    /// Takes back a handle that nobody was told of. The file is settled with the next one that is.
+    fn not_opened(&self, id: HandleId) {
+        let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
+        self.nodes.lock().closed(handle.slot, handle.flags.read, handle.flags.write);
     }
 
     /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
@@ -186,8 +206,15 @@ impl Live {
         let open = flags.backing();
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        let (id, handle) = self.opened(made.slot, file, flags, io)?;
-        Ok((made, id, handle))
+        match self.opened(made.slot, file, flags, io) {
+            Ok((id, handle)) => Ok((made, id, handle)),
+            Err(errno) => {
+                self.forget(made.slot, 1);
+                let removed = self.remove_in(parent.into(), name, false);
+                tracing::debug!(?removed, "a file that was made and could not be opened");
+                Err(errno)
+            }
+        }
     }
 
     /// Enters a new handle into the tables. The caller holds the gate if it writes.
@@ -221,6 +248,7 @@ impl Live {
         let passthrough = handle.io == IoMode::Passthrough;
         // The descriptor must be closed before the lease is asked for.
         drop(handle);
+        self.drop_orphan(slot);
         if last_writer && passthrough {
             let _gate = self.gate.read();
             let _tree = self.tree.read();

@@ -80,7 +80,7 @@ impl Live {
         }
         let objects = self.undurable.objects.lock().clone();
         if objects.values().map(Vec::len).sum::<usize>() > SYNCED_ONE_BY_ONE_MAX {
-            sys::syncfs(&self.root)?;
+            self.sync_filesystem()?;
         } else {
             objects.values().try_for_each(|objects| self.sync_objects(objects))?;
         }
@@ -93,10 +93,15 @@ impl Live {
         for object in objects {
             // One that is gone was not needed.
             if let Some(file) = self.timeline.open_object(*object)? {
-                sys::fsync(file)?;
+                // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
+                sys::fsync(file).inspect_err(|_| self.timeline.store().journal.latch())?;
             }
         }
         Ok(())
+    }
+
+    fn sync_filesystem(&self) -> SysResult<()> {
+        sys::syncfs(&self.root).inspect_err(|_| self.timeline.store().journal.latch())
     }
 
     fn forget_durable(&self, durable: &HashMap<Slot, Vec<ObjectId>>) {
@@ -123,7 +128,7 @@ impl Live {
     /// EIO, ENOSPC of any file of the filesystem.
     pub fn sync_tree(&self, _prepared: &TreeSync<'_>, at_ns: i64) -> SysResult<()> {
         let objects = self.undurable.objects.lock().clone();
-        sys::syncfs(&self.root)?;
+        self.sync_filesystem()?;
         let store = self.timeline.store();
         store.journal.sync().map_err(|error| error.errno())?;
         self.forget_durable(&objects);

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::Live;
+use super::nodes::generation_of;
 use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
@@ -43,12 +44,26 @@ pub(super) struct Found {
     pub(super) stat: Stat,
 }
 
+/// What says that an inode is not at a place where it was looked for.
+pub(super) fn is_elsewhere(errno: Errno) -> bool {
+    [Errno::ENOENT, Errno::ENOTDIR, Errno::ESTALE, Errno::ELOOP, Errno::EXDEV].contains(&errno)
+}
+
 impl Live {
     /// The names under which an inode may be found, the likeliest first.
     pub(super) fn places(&self, at: At<'_>) -> Vec<Place> {
+        self.places_known(at).0
+    }
+
+    /// As [`Live::places`], and why there may be more, if history could not be asked.
+    fn places_known(&self, at: At<'_>) -> (Vec<Place>, Option<Errno>) {
         let mut places: Vec<Place> = self.nodes.lock().get(at.slot).map(|node| node.links().cloned().collect()).unwrap_or_default();
+        let mut unknown = None;
         if places.is_empty() {
-            places.extend(self.timeline.place(at.slot));
+            match self.timeline.place_or_fault(at.slot) {
+                Ok(place) => places.extend(place),
+                Err(errno) => unknown = Some(errno),
+            }
             if let Some(Trail { name, up: Some(up), .. }) = at.trail.map(|trail| &**trail) {
                 let place = Place { parent: up.slot, name: name.clone() };
                 if !places.contains(&place) {
@@ -56,13 +71,13 @@ impl Live {
                 }
             }
         }
-        places
+        (places, unknown)
     }
 
     /// Finds an inode at one of its names.
     ///
     /// # Errors
-    /// ESTALE if it is at none of them.
+    /// ESTALE if it is at none of them; another if that cannot be told.
     pub(super) fn find(&self, at: At<'_>) -> SysResult<Found> {
         self.find_below(at, 0)
     }
@@ -72,16 +87,20 @@ impl Live {
             return Err(Errno::ELOOP);
         }
         let up = at.trail.and_then(|trail| trail.up.as_ref());
-        for place in self.places(at) {
+        // That it is nowhere must be proven: a place that could not be looked at may be where it is.
+        let (places, mut unknown) = self.places_known(at);
+        for place in places {
             let parent = At { slot: place.parent, trail: up.filter(|up| up.slot == place.parent) };
-            let Ok(dir) = self.dir_below(parent, depth + 1) else { continue };
-            let Ok(stat) = sys::stat_at(&dir, place.name.as_bytes()) else { continue };
-            if self.slot_of(&stat) == Ok(at.slot) {
-                return Ok(Found { parent: place.parent, dir, name: place.name, stat });
+            let dir = self.dir_below(parent, depth + 1);
+            match dir.and_then(|dir| Ok((sys::stat_at(&dir, place.name.as_bytes())?, dir))) {
+                Ok((stat, dir)) if self.slot_of(&stat) == Ok(at.slot) => return Ok(Found { parent: place.parent, dir, name: place.name, stat }),
+                Ok(_) => {}
+                Err(errno) if is_elsewhere(errno) => {}
+                Err(errno) => unknown = Some(errno),
             }
         }
-        tracing::debug!(slot = at.slot.0, "an inode is at none of its known names");
-        Err(Errno::ESTALE)
+        tracing::debug!(slot = at.slot.0, ?unknown, "an inode is at none of its known names");
+        Err(unknown.unwrap_or(Errno::ESTALE))
     }
 
     /// A descriptor of a directory, for use as the base of *at() calls.
@@ -260,7 +279,7 @@ impl Live {
         let stat = sys::stat_at(&dir, name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
         let place = Place { parent, name: name.clone() };
-        let generation = self.nodes.lock().learn(slot, stat.kind, Some(&place), lookups);
+        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok((slot, generation, stat))
     }
 }

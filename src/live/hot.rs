@@ -18,7 +18,7 @@ use super::data::Handle;
 use crate::history::diff::same_bytes;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
-use crate::sys::{self, Open, Stat, SysResult};
+use crate::sys::{self, Errno, Open, Stat, SysResult};
 
 /// Passes after which the cut gives up being of one instant.
 const PASSES_MAX: u32 = 64;
@@ -57,6 +57,14 @@ pub struct Cut {
     pub files: u64,
 }
 
+impl Cut {
+    /// What was captured.
+    pub fn objects(&self) -> Vec<ObjectId> {
+        let object = |undo: &Undo| if let Undo::Data { before, .. } = undo { before.object } else { None };
+        self.ahead.iter().filter_map(object).collect()
+    }
+}
+
 struct Taken {
     slot: Slot,
     hot: Hot,
@@ -79,6 +87,8 @@ impl Live {
         }
         let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
         hot.insert(slot, Hot { file, mappable, opened: Instant::now() });
+        drop(hot);
+        self.leave_hot(slot, mappable);
         Ok(())
     }
 
@@ -141,6 +151,7 @@ impl Live {
             return false;
         }
         self.hot.lock().remove(&slot);
+        self.leave_cold(slot);
         self.judge(slot, &hot);
         true
     }
@@ -210,6 +221,11 @@ impl Live {
         }
     }
 
+    /// An epoch was closed.
+    pub fn epoch_closed(&self) {
+        self.wake_sealer();
+    }
+
     /// Captures all hot files for `epoch`, the one about to open. The caller holds the gate for writing.
     ///
     /// # Errors
@@ -218,17 +234,22 @@ impl Live {
         let mut files: Vec<Taken> =
             self.hot.lock().iter().map(|(slot, hot)| Taken { slot: *slot, hot: hot.clone(), stat: None, object: None }).collect();
         let mut cut = Cut { atomic: true, files: files.len() as u64, ahead: Vec::new() };
-        let result = self.converge(epoch, &mut files, &mut cut);
-        if let Err(errno) = result {
-            files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
-            return Err(errno);
-        }
         // Inodes whose place is recorded.
         let mut known = HashSet::new();
-        for taken in files {
-            self.keep_ahead(&taken, &mut known, &mut cut.ahead)?;
+        let converged = self.converge(epoch, &mut files, &mut cut);
+        let result = converged.and_then(|()| files.iter().try_for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead)));
+        match result {
+            Ok(()) => Ok(cut),
+            Err(errno) => {
+                files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
+                Err(errno)
+            }
         }
-        Ok(cut)
+    }
+
+    /// The epoch was not closed: what was captured for the next is needed by nobody.
+    pub fn drop_cut(&self, objects: &[ObjectId]) {
+        objects.iter().for_each(|object| self.drop_object(*object));
     }
 
     /// Clones until nothing has changed since it was cloned. When the time is up it looks a last time: on a machine that is slow the first clones may
@@ -302,7 +323,11 @@ impl Live {
 /// The file may differ from its clone.
 fn changed_since(taken: &Taken) -> SysResult<bool> {
     let Some(before) = taken.stat else { return Ok(true) };
-    if taken.hot.mappable && sys::dirty_pages(&*taken.hot.file).is_ok_and(|dirty| dirty > 0) {
+    let dirty = match sys::dirty_pages(&*taken.hot.file) {
+        Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EPERM) => 0,
+        dirty => dirty?,
+    };
+    if taken.hot.mappable && dirty > 0 {
         return Ok(true);
     }
     let now = sys::stat_fd(&*taken.hot.file)?;

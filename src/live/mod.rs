@@ -24,11 +24,13 @@ mod present;
 mod recover;
 mod remove;
 mod restore;
+mod sealer;
+mod takeover;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use attrs::Change;
 pub use data::{Handle, HandleId, OpenFlags};
@@ -37,6 +39,8 @@ pub use find::At;
 pub use hot::Cut;
 pub use names::{Made, Make};
 pub use nodes::IoMode;
+pub use sealer::{SealMode, SealStats};
+pub use takeover::{Keeper, Legacy, Orphans, Turn};
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -68,8 +72,11 @@ pub struct Live {
     lately: lately::Lately,
     watch: mapped::Watch,
     undurable: durable::Undurable,
+    sealer: sealer::Sealer,
     passthrough: AtomicBool,
     reflink: bool,
+    /// What is left to the worker that takes over, if one would.
+    legacy: OnceLock<takeover::Legacy>,
     /// What somebody syncs reaches the disk ahead of what was done before (btrfs's tree log).
     syncs_overtake: bool,
 }
@@ -86,7 +93,7 @@ impl Live {
         }
         let filesystem = sys::fs_name(sys::statfs_fd(&root)?.fs_type);
         let mut nodes = nodes::Nodes::default();
-        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, None, 1);
+        nodes.learn(Slot::ROOT, crate::sys::Kind::Dir, nodes::generation_of(&stat), None, 1);
         Ok(Live {
             root,
             staging: Arc::new(staging),
@@ -97,15 +104,17 @@ impl Live {
             tree: RwLock::ranked(Rank::Tree, ()),
             stripes: (0..STRIPES).map(|_| Mutex::ranked(Rank::Stripe, ())).collect(),
             nodes: Mutex::ranked(Rank::Nodes, nodes),
-            dirs: dirs::Dirs::default(),
+            dirs: dirs::Dirs::new(sys::nofile()),
             handles: data::Handles::default(),
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
             unsettled: Mutex::new(VecDeque::new()),
             lately: lately::Lately::default(),
             watch: mapped::Watch::default(),
             undurable: durable::Undurable::default(),
+            sealer: sealer::Sealer::default(),
             passthrough: AtomicBool::new(false),
             reflink,
+            legacy: OnceLock::new(),
             syncs_overtake: filesystem == "btrfs" && !sys::host::left_out("overtaken"),
         })
     }
@@ -181,6 +190,11 @@ impl Live {
         self.stripes[index].lock()
     }
 
+    /// Does what must not fail for want of space as long as the store has any in reserve.
+    pub(super) fn with_room<T>(&self, call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
+        self.timeline.store().reserve.with_room(call, |errno| *errno)
+    }
+
     /// An inode that the kernel knows has lost its last name, and nobody has it open.
     pub fn is_dead_and_closed(&self, slot: Slot) -> bool {
         self.nodes.lock().get(slot).is_some_and(|node| node.dead && node.handles() == 0)
@@ -192,7 +206,7 @@ impl Live {
         let held = self.orphan(slot)?;
         let stat = Stat { nlink: 0, ..sys::stat_fd(&held).ok()? };
         let mut nodes = self.nodes.lock();
-        let node = nodes.get_mut(slot).filter(|node| node.dead && node.lookups > 0)?;
+        let node = nodes.get_mut(slot).filter(|node| node.dead && node.is_known())?;
         node.lookups += 1;
         Some((node.generation, stat))
     }

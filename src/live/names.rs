@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use super::Live;
 use super::find::At;
+use super::nodes::generation_of;
 use super::remove::{Fate, Target};
+use super::takeover::Turn;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Key, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
@@ -30,6 +32,8 @@ pub struct Make<'a> {
     pub gid: u32,
     /// How to open a regular file; `None`: it is not opened.
     pub open: Option<Open>,
+    /// A worker that died may have made it already: then what is there is taken, if it is of that kind.
+    pub again: bool,
 }
 
 /// An inode that was made, or found again.
@@ -62,8 +66,15 @@ impl Live {
             return Err(Errno::ENOENT);
         }
         let dir = self.dir(parent)?;
+        if make.again && self.is_made(&dir, name, make)? {
+            let file = make.open.map(|open| sys::open_file_at(&dir, name.as_bytes(), open)).transpose()?;
+            let made = self.own(parent, &dir, name, make, make.mode, file, lookups)?;
+            // A checkpoint may have been made since, which sees it.
+            self.timeline.set_born(made.slot, false);
+            return Ok(made);
+        }
         self.record_new_name(parent, &dir, name, Vec::new(), Vec::new())?;
-        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir) { make.mode & !make.umask } else { make.mode };
+        let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir)? { make.mode & !make.umask } else { make.mode };
         let file = create(&dir, name, make, mode)?;
         let made = self.own(parent, &dir, name, make, mode, file, lookups);
         if made.is_err() {
@@ -73,14 +84,29 @@ impl Live {
         made
     }
 
-    /// New inodes in the directory get its default ACL, and the umask does not count.
-    fn has_default_acl(&self, slot: Slot, dir: &OwnedFd) -> bool {
-        if self.dirs.is_plain(slot) {
-            return false;
+    /// What is to be made is there.
+    fn is_made(&self, dir: &OwnedFd, name: &Name, make: &Make<'_>) -> SysResult<bool> {
+        match sys::stat_at(dir, name.as_bytes()) {
+            Ok(stat) if stat.kind == Kind::Symlink && make.kind == Kind::Symlink => Ok(sys::readlink_at(dir, name.as_bytes())? == make.target),
+            Ok(stat) => Ok(stat.kind == make.kind),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno),
         }
-        let has = sys::getxattr(dir, b"system.posix_acl_default").is_ok();
+    }
+
+    /// New inodes in the directory get its default ACL, and the umask does not count.
+    fn has_default_acl(&self, slot: Slot, dir: &OwnedFd) -> SysResult<bool> {
+        if self.dirs.is_plain(slot) {
+            return Ok(false);
+        }
+        let has = match sys::getxattr(dir, b"system.posix_acl_default") {
+            Ok(_) => true,
+            Err(Errno::NO_XATTR | Errno::EOPNOTSUPP | Errno::EACCES | Errno::EPERM) => false,
+            // What it gives to those below is not known, and a wrong mode may let in others.
+            Err(errno) => return Err(errno),
+        };
         self.dirs.set_plain(slot, !has);
-        has
+        Ok(has)
     }
 
     /// A name is to appear: it must not be there, and that it is not is recorded.
@@ -116,7 +142,7 @@ impl Live {
         self.timeline.set_born(slot, true);
         self.timeline.count(1);
         let place = Live::place(parent.slot, name);
-        let generation = self.nodes.lock().learn(slot, stat.kind, Some(&place), lookups);
+        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok(Made { slot, generation, stat, file })
     }
 
@@ -124,11 +150,19 @@ impl Live {
     ///
     /// # Errors
     /// Those of link(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn link(&self, slot: Slot, parent: Slot, name: &Name) -> SysResult<Made> {
+    ///
+    /// `again`: a worker that died may have done it.
+    pub fn link(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
         let _gate = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(slot) || self.is_dead(parent) {
             return Err(Errno::ENOENT);
+        }
+        if again && let Ok((found, generation, stat)) = self.lookup_in(parent, name, 1) {
+            if found == slot {
+                return Ok(Made { slot, generation, stat, file: None });
+            }
+            self.forget(found, 1);
         }
         let _stripe = self.stripe(slot);
         let found = self.find(slot.into())?;
@@ -144,9 +178,12 @@ impl Live {
         self.keep_homes(slot.into(), &mut undo);
         self.record_new_name(to.parent.into(), &dir, &to.name, undo, Vec::new())?;
         sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
+        let stat = sys::stat_at(&dir, to.name.as_bytes()).inspect_err(|_| {
+            let removed = sys::unlink_at(&dir, to.name.as_bytes());
+            tracing::debug!(?removed, "a link that could not be looked at");
+        })?;
         self.timeline.count(1);
-        let stat = sys::stat_at(&dir, to.name.as_bytes())?;
-        let generation = self.nodes.lock().learn(slot, stat.kind, Some(to), lookups);
+        let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
         Ok(Made { slot, generation, stat, file: None })
     }
 
@@ -154,17 +191,22 @@ impl Live {
     ///
     /// # Errors
     /// Those of rename(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
+    ///
+    /// A worker that died may have done it, if the turn says so.
+    pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
         let _gate = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(to.0) {
             return Err(Errno::ENOENT);
         }
-        self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how)
+        if turn.again && self.is_renamed(turn, from, to, how)? {
+            return Ok(None);
+        }
+        self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how, turn)
     }
 
     /// As [`Live::rename`]; the caller holds the gate and the tree.
-    pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode) -> SysResult<Option<Slot>> {
+    pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
         let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
         let source = self.target(from.0, &from_dir, from.1)?;
         let target = match self.target(to.0, &to_dir, to.1) {
@@ -185,7 +227,7 @@ impl Live {
         self.keep_moved(&source, &mut undo)?;
         self.keep_entry(to.0.slot, to.1, target.as_ref().map(Target::child), &mut undo);
         match target {
-            Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo).map(|()| None),
+            Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo, turn).map(|()| None),
             Some(target) => self.replace(&source, &target, undo).map(Some),
             None => {
                 let more = self.moved(&[(&source, Live::place(to.0.slot, to.1))]);
@@ -248,17 +290,16 @@ impl Live {
     /// A rename that was recorded has failed: everything is where it was.
     fn not_moved(&self, moves: &[&Target<'_>]) {
         let places: Vec<_> = moves.iter().filter(|moving| self.timeline.place(moving.slot).is_some()).map(|at| (at.slot, at.place())).collect();
-        if !places.is_empty()
-            && let Err(errno) = self.timeline.record(Vec::new(), vec![Record::Moved { places }])
-        {
-            tracing::warn!(%errno, "a rename failed, and that it did was not recorded");
+        if !places.is_empty() {
+            self.timeline.put_places(places);
         }
     }
 
-    fn exchange(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>) -> SysResult<()> {
+    fn exchange(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>, turn: Turn) -> SysResult<()> {
         self.keep_moved(target, &mut undo)?;
         let (there, here) = (target.place(), source.place());
         self.timeline.record(undo, self.moved(&[(source, there.clone()), (target, here.clone())]))?;
+        self.leave_exchange(turn, source.slot, target.slot);
         sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange)
             .inspect_err(|_| self.not_moved(&[source, target]))?;
         self.timeline.count(2);
@@ -279,25 +320,48 @@ impl Live {
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: here.clone(), object });
         }
+        let held = self.hold(target)?;
         self.timeline.record(undo, more)?;
-        let held = self.hold(target);
+        self.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
+        let rename = |how| self.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
         match fate {
             Fate::Move(object) => {
-                let exchange = || sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Exchange);
-                exchange().inspect_err(|_| self.take_back(target.slot))?;
+                rename(RenameMode::Exchange).inspect_err(|_| self.not_replaced(source, target))?;
                 if let Err(errno) = self.move_away(source.dir, source.name, object) {
-                    exchange()?;
-                    self.take_back(target.slot);
+                    match rename(RenameMode::Exchange) {
+                        Ok(()) => self.not_replaced(source, target),
+                        Err(again) => self.half_replaced(source, target, again),
+                    }
                     return Err(errno);
                 }
             }
-            Fate::Free => sys::rename_at(source.dir, names.0, target.dir, names.1, RenameMode::Replace)?,
+            Fate::Free => rename(RenameMode::Replace).inspect_err(|_| self.not_moved(&[source]))?,
         }
         self.timeline.count(i64::from(past));
         self.lost_name(target, held);
         self.nodes.lock().move_link(source.slot, &here, &there);
         Ok(target.slot)
+    }
+}
+
+impl Live {
+    /// A rename over an existing inode that was recorded has failed: both are where they were.
+    fn not_replaced(&self, source: &Target<'_>, target: &Target<'_>) {
+        self.take_back(target.slot);
+        self.not_moved(&[source]);
+    }
+
+    /// A rename over an existing inode has failed half-way, and the way back too: the two have changed places, and nothing is lost.
+    fn half_replaced(&self, source: &Target<'_>, target: &Target<'_>, errno: Errno) {
+        let (there, here) = (target.place(), source.place());
+        tracing::error!(?here, ?there, %errno, "a rename failed half-way: the two names have changed places");
+        self.take_back(target.slot);
+        self.timeline.put_places(vec![(source.slot, there.clone()), (target.slot, here.clone())]);
+        self.timeline.count(2);
+        let mut nodes = self.nodes.lock();
+        nodes.move_link(source.slot, &here, &there);
+        nodes.move_link(target.slot, &there, &here);
     }
 }
 

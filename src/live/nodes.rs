@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::store::ids::Slot;
 use crate::store::record::Place;
-use crate::sys::Kind;
+use crate::sys::{Kind, Stat};
 
 /// A table with room for fewer nodes is not worth being made smaller.
 const SHRINK_ABOVE: usize = 8192;
@@ -37,6 +37,15 @@ pub struct Node {
     pub kind: Kind,
     /// It has lost its last name.
     pub dead: bool,
+    /// A worker before us may have told the kernel of it, nobody knows how often.
+    pub adopted: bool,
+}
+
+/// The generation of an inode: what tells it from another that has its number later, to every worker alike. The kernel compares 32 bits; 0: unknown.
+pub fn generation_of(stat: &Stat) -> u64 {
+    let Some(birth) = stat.btime else { return 0 };
+    let nanoseconds = (birth.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(birth.nsec.into());
+    (nanoseconds ^ nanoseconds >> 32) & 0xffff_ffff | 1 << 31
 }
 
 /// What a node has that is open, has several names, or has lost its last one.
@@ -58,7 +67,12 @@ struct Rare {
 
 impl Node {
     fn new(kind: Kind, generation: u64) -> Node {
-        Node { first: None, generation, lookups: 0, rare: None, children: 0, kind, dead: false }
+        Node { first: None, generation, lookups: 0, rare: None, children: 0, kind, dead: false, adopted: false }
+    }
+
+    /// The kernel may know it.
+    pub fn is_known(&self) -> bool {
+        self.lookups > 0 || self.adopted
     }
 
     /// The names by which it was seen.
@@ -156,6 +170,7 @@ pub struct Nodes {
     map: HashMap<Slot, Node>,
     /// Those with `mappable` above 0: every checkpoint asks for them, and its cost must not depend on how many nodes there are.
     mappable: HashSet<Slot>,
+    /// Numbers that were given away again, ever.
     generations: u64,
     /// The table gave memory back.
     shrunk: bool,
@@ -172,21 +187,22 @@ impl Nodes {
         self.map.get_mut(&slot)
     }
 
-    /// Notes that `slot` was found at `place` (`None`: it is the root), counts `lookups` more, and returns its generation.
-    pub fn learn(&mut self, slot: Slot, kind: Kind, place: Option<&Place>, lookups: u64) -> u64 {
+    /// Notes that `slot` was found at `place` (`None`: it is the root), counts `lookups` more, and returns its generation. `generation` is that of
+    /// the inode that was found, as [`generation_of`] gives it.
+    pub fn learn(&mut self, slot: Slot, kind: Kind, generation: u64, place: Option<&Place>, lookups: u64) -> u64 {
         let mut former = Vec::new();
         let generation = {
-            let generations = &mut self.generations;
-            let node = self.map.entry(slot).or_insert_with(|| {
-                *generations += 1;
-                Node::new(kind, *generations)
-            });
+            let node = self.map.entry(slot).or_insert_with(|| Node::new(kind, generation));
+            if node.generation == 0 {
+                node.generation = generation;
+            }
             if node.dead || node.kind != kind {
                 // The number belongs to another inode now; the kernel tells them apart by the generation.
-                *generations += 1;
-                node.generation = *generations;
+                self.generations += 1;
+                node.generation = if node.generation == generation { generation.wrapping_add(self.generations) } else { generation };
                 node.kind = kind;
                 node.dead = false;
+                node.adopted = false;
                 former = node.take_links();
                 if let Some(rare) = &mut node.rare {
                     rare.orphan = None;
@@ -201,6 +217,19 @@ impl Nodes {
         }
         former.into_iter().for_each(|place| self.leave(place.parent));
         generation
+    }
+
+    /// Notes a name that a worker before us may have told the kernel of.
+    pub fn adopt(&mut self, slot: Slot, kind: Kind, place: &Place) {
+        self.map.entry(slot).or_insert_with(|| Node::new(kind, 0)).adopted = true;
+        self.add_link(slot, place);
+    }
+
+    /// Notes an inode without a name that a worker before us told the kernel of, and that is still open.
+    pub fn adopt_dead(&mut self, slot: Slot, kind: Kind, generation: u64, held: Arc<OwnedFd>) {
+        let node = self.map.entry(slot).or_insert_with(|| Node::new(kind, generation));
+        node.adopted = true;
+        node.die(Some(held));
     }
 
     /// Notes one more name of a node.
@@ -236,6 +265,8 @@ impl Nodes {
     pub fn forget(&mut self, slot: Slot, lookups: u64) {
         if let Some(node) = self.map.get_mut(&slot) {
             node.lookups = node.lookups.saturating_sub(lookups);
+            // The kernel forgets all of it at once, what was counted before us too.
+            node.adopted = false;
         }
         self.reap(slot);
         self.shrink();
@@ -266,7 +297,7 @@ impl Nodes {
     pub fn reap(&mut self, slot: Slot) {
         let mut next = vec![slot];
         while let Some(slot) = next.pop() {
-            let idle = self.map.get(&slot).is_some_and(|node| node.lookups == 0 && node.children == 0 && node.handles() == 0);
+            let idle = self.map.get(&slot).is_some_and(|node| !node.is_known() && node.children == 0 && node.handles() == 0);
             if !idle || slot == Slot::ROOT {
                 continue;
             }
@@ -340,9 +371,9 @@ mod tests {
     #[test]
     fn what_may_be_mapped_is_known_without_looking_at_all_nodes() {
         let mut nodes = Nodes::default();
-        nodes.learn(Slot::ROOT, Kind::Dir, None, 1);
+        nodes.learn(Slot::ROOT, Kind::Dir, 1, None, 1);
         for number in 10..20 {
-            nodes.learn(Slot(number), Kind::File, Some(&place(&number.to_string())), 1);
+            nodes.learn(Slot(number), Kind::File, 1, Some(&place(&number.to_string())), 1);
         }
         nodes.opened(Slot(11), true, true, IoMode::Daemon);
         nodes.opened(Slot(11), true, true, IoMode::Daemon);
@@ -367,13 +398,13 @@ mod tests {
     #[test]
     fn names_come_and_go_and_hold_their_directories() {
         let mut nodes = Nodes::default();
-        nodes.learn(Slot::ROOT, Kind::Dir, None, 1);
+        nodes.learn(Slot::ROOT, Kind::Dir, 1, None, 1);
         let (dir, file) = (Slot(10), Slot(11));
         let inside = |name: &str| Place { parent: dir, name: crate::store::ids::Name::new(name.as_bytes()) };
-        nodes.learn(dir, Kind::Dir, Some(&place("d")), 1);
-        nodes.learn(file, Kind::File, Some(&inside("a")), 1);
-        nodes.learn(file, Kind::File, Some(&inside("b")), 1);
-        nodes.learn(file, Kind::File, Some(&inside("a")), 1);
+        nodes.learn(dir, Kind::Dir, 1, Some(&place("d")), 1);
+        nodes.learn(file, Kind::File, 1, Some(&inside("a")), 1);
+        nodes.learn(file, Kind::File, 1, Some(&inside("b")), 1);
+        nodes.learn(file, Kind::File, 1, Some(&inside("a")), 1);
         nodes.forget(dir, 1);
         let names = |nodes: &Nodes| nodes.get(file).map(|node| node.links().cloned().collect::<Vec<_>>()).unwrap_or_default();
         assert_eq!(names(&nodes), [inside("a"), inside("b")], "each name once, and the directory is held by it");
@@ -390,22 +421,22 @@ mod tests {
     #[test]
     fn a_number_that_is_given_away_again_lets_go_of_its_former_directory() {
         let mut nodes = Nodes::default();
-        nodes.learn(Slot::ROOT, Kind::Dir, None, 1);
-        nodes.learn(Slot(10), Kind::Dir, Some(&place("d")), 1);
+        nodes.learn(Slot::ROOT, Kind::Dir, 1, None, 1);
+        nodes.learn(Slot(10), Kind::Dir, 1, Some(&place("d")), 1);
         let former = Place { parent: Slot(10), name: crate::store::ids::Name::new(b"f") };
-        let first = nodes.learn(Slot(11), Kind::File, Some(&former), 1);
+        let first = nodes.learn(Slot(11), Kind::File, 1, Some(&former), 1);
         nodes.forget(Slot(10), 1);
-        let second = nodes.learn(Slot(11), Kind::Symlink, Some(&place("s")), 1);
+        let second = nodes.learn(Slot(11), Kind::Symlink, 1, Some(&place("s")), 1);
         assert!(first != second && nodes.get(Slot(10)).is_none(), "{nodes:?}");
     }
 
     #[test]
     fn the_table_shrinks_when_most_nodes_are_gone() {
         let mut nodes = Nodes::default();
-        nodes.learn(Slot::ROOT, Kind::Dir, None, 1);
+        nodes.learn(Slot::ROOT, Kind::Dir, 1, None, 1);
         let slots = || (10..60_000).map(Slot);
         for slot in slots() {
-            nodes.learn(slot, Kind::File, Some(&place(&slot.0.to_string())), 1);
+            nodes.learn(slot, Kind::File, 1, Some(&place(&slot.0.to_string())), 1);
         }
         assert!(!nodes.take_shrunk() && nodes.map.capacity() > SHRINK_ABOVE);
         slots().for_each(|slot| nodes.forget(slot, 1));

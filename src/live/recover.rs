@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::Live;
-use super::find::At;
+use super::find::{At, is_elsewhere};
 use crate::history::timeline::Aftermath;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Place, Record};
@@ -56,7 +56,10 @@ impl Live {
 
     /// A rename over an existing inode: names exchanged, but the inode not yet moved away.
     fn finish_replacing(&self, slot: Slot, place: &Place, object: ObjectId) -> SysResult<()> {
-        let Ok(dir) = self.dir(place.parent) else { return Ok(()) };
+        let dir = match self.dir(place.parent) {
+            Err(errno) if is_elsewhere(errno) => return Ok(()),
+            dir => dir?,
+        };
         match sys::stat_at(&dir, place.name.as_bytes()) {
             Ok(stat) if self.slot_of(&stat) == Ok(slot) => self.move_away(&dir, &place.name, object),
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
@@ -77,7 +80,7 @@ impl Live {
                     tracing::error!(slot = slot.0, "a captured version is missing from the store");
                     continue;
                 }
-                self.timeline.strike(slot)?;
+                self.timeline.strike(slot);
             }
         }
         Ok(())
@@ -86,7 +89,12 @@ impl Live {
     /// A mapping outlives the daemon that served its file: a file that was open for writing and is still mapped is watched again.
     fn watch_mapped(&self) -> SysResult<()> {
         for (slot, _) in self.timeline.data_records() {
-            let Ok((file, _)) = self.open_file(slot.into(), sys::Open::READ) else { continue };
+            let file = match self.open_file(slot.into(), sys::Open::READ) {
+                Ok((file, _)) => file,
+                // Unwatched, what is stored through a mapping would be missed.
+                Err(errno @ (Errno::EIO | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => return Err(errno),
+                Err(_) => continue,
+            };
             if sys::lease_free(&file) == Ok(false) {
                 self.note_hot(slot, &std::sync::Arc::new(file), true)?;
             }

@@ -125,12 +125,17 @@ impl Live {
     /// Moves an inode into the layer, from where it is.
     pub(super) fn move_away(&self, dir: &OwnedFd, name: &Name, object: ObjectId) -> SysResult<()> {
         let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
-        match sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace) {
+        let rename = || self.with_room(|| sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace));
+        match rename() {
             Err(Errno::EACCES | Errno::EPERM) => {
                 // A directory that its owner may not write cannot be moved: its `..` would change. Its mode is on record.
                 let fd = sys::open_path_at(dir, name.as_bytes())?;
+                let mode = sys::stat_fd(&fd)?.mode;
                 sys::chmod_fd(&fd, 0o700)?;
-                sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace)
+                rename().inspect_err(|_| {
+                    // It keeps a mode that lets its owner write, if that fails too; what failed first is what the caller must know.
+                    let _ = sys::chmod_fd(&fd, mode);
+                })
             }
             other => other,
         }
@@ -138,17 +143,15 @@ impl Live {
 
     /// An inode was not moved although the record says so: it is still in the tree, and its content is to be captured when it changes.
     pub(super) fn take_back(&self, slot: Slot) {
-        if let Err(errno) = self.timeline.strike(slot) {
-            tracing::error!(slot = slot.0, %errno, "the record of a version that never came to be stays");
-        }
+        self.timeline.strike(slot);
     }
 
-    /// Before an inode loses its last name: takes hold of it, if the kernel knows it.
-    pub(super) fn hold(&self, target: &Target<'_>) -> Option<Arc<OwnedFd>> {
-        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.lookups > 0 || node.handles() > 0) {
-            return None;
+    /// Before an inode loses its last name: takes hold of it, if the kernel knows it, so that its number is not given to another meanwhile.
+    pub(super) fn hold(&self, target: &Target<'_>) -> SysResult<Option<Arc<OwnedFd>>> {
+        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.is_known() || node.handles() > 0) {
+            return Ok(None);
         }
-        target.fd().ok().cloned()
+        target.fd().cloned().map(Some)
     }
 
     /// After an inode has lost a name: the tables follow.
@@ -167,6 +170,7 @@ impl Live {
         if last {
             self.dirs.remove(target.slot);
             self.hot.lock().remove(&target.slot);
+            self.leave_cold(target.slot);
             self.timeline.set_born(target.slot, false);
         } else {
             self.lately.note(target.slot);
@@ -191,12 +195,13 @@ impl Live {
         self.keep_dir(parent, &dir, &mut undo)?;
         let fate = self.doom(&target, &mut undo, &mut more)?;
         self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
+        let held = self.hold(&target)?;
         self.timeline.record(undo, more)?;
-        let held = self.hold(&target);
+        self.leave_orphan(target.slot, held.as_ref());
         match fate {
             Fate::Move(object) => self.move_away(&dir, name, object).inspect_err(|_| self.take_back(target.slot))?,
-            Fate::Free if want_dir => sys::rmdir_at(&dir, name.as_bytes())?,
-            Fate::Free => sys::unlink_at(&dir, name.as_bytes())?,
+            Fate::Free if want_dir => self.with_room(|| sys::rmdir_at(&dir, name.as_bytes()))?,
+            Fate::Free => self.with_room(|| sys::unlink_at(&dir, name.as_bytes()))?,
         }
         self.timeline.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);

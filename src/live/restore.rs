@@ -3,8 +3,9 @@
 use std::fs::File;
 
 use super::Live;
-use super::find::At;
+use super::find::{At, is_elsewhere};
 use super::names::Made;
+use super::nodes::generation_of;
 use crate::store::ids::Slot;
 use crate::store::record::{AttrState, Place};
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, Xattrs};
@@ -26,19 +27,30 @@ impl Live {
     }
 
     /// Every known place where an inode of this kind is now; a file may have names that are not known.
-    pub fn locate_all(&self, at: At<'_>, kind: Kind) -> Vec<Place> {
+    ///
+    /// # Errors
+    /// That of stat(2), if it may be at a place that cannot be looked at.
+    pub fn locate_all(&self, at: At<'_>, kind: Kind) -> SysResult<Vec<Place>> {
         if at.slot == Slot::ROOT || self.is_dead(at.slot) {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        let mut places = self.places(at);
-        places.retain(|place| {
-            let there = self.dir(place.parent).and_then(|dir| sys::stat_at(&dir, place.name.as_bytes()));
-            there.is_ok_and(|stat| stat.kind == kind && self.slot_of(&stat) == Ok(at.slot))
-        });
-        if places.is_empty() {
-            places.extend(self.locate(at, kind));
+        let mut found = Vec::new();
+        for place in self.places(at) {
+            match self.dir(place.parent).and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())) {
+                Ok(stat) if stat.kind == kind && self.slot_of(&stat) == Ok(at.slot) => found.push(place),
+                Ok(_) => {}
+                Err(errno) if is_elsewhere(errno) => {}
+                Err(errno) => return Err(errno),
+            }
         }
-        places
+        if found.is_empty() {
+            match self.locate(at, kind) {
+                Ok(place) => found.push(place),
+                Err(Errno::ESTALE) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(found)
     }
 
     /// Takes an inode that was prepared in the staging directory into the tables: it is new, no checkpoint can see it.
@@ -49,7 +61,7 @@ impl Live {
         let stat = sys::stat_at(&self.staging, place.name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
         self.timeline.set_born(slot, true);
-        self.nodes.lock().learn(slot, stat.kind, Some(place), 0);
+        self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(place), 0);
         Ok(slot)
     }
 

@@ -9,17 +9,21 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
+use crate::sys::fault::{self, Call};
+
 /// Most levels that [`remove_tree`] goes down.
 const REMOVE_DEPTH_MAX: u32 = 4;
 
 /// Opens a directory by name. `ELOOP` or `ENOTDIR` if it is none.
 pub(super) fn open_dir(parent: impl AsFd, name: &str) -> io::Result<OwnedFd> {
+    fault::check(Call::Open)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
 }
 
 /// Makes a directory (mode 0700) unless there is something of that name; true if it was made.
 pub(super) fn make_dir(parent: impl AsFd, name: &str) -> io::Result<bool> {
+    fault::check(Call::Make)?;
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
         Ok(()) => Ok(true),
         Err(rustix::io::Errno::EXIST) => Ok(false),
@@ -29,12 +33,14 @@ pub(super) fn make_dir(parent: impl AsFd, name: &str) -> io::Result<bool> {
 
 /// Opens a file by name with these flags; a new one has mode 0600. Never follows a link, never blocks on a FIFO.
 pub(super) fn open_file(parent: impl AsFd, name: &str, flags: OFlags) -> io::Result<File> {
+    fault::check(if flags.contains(OFlags::CREATE) { Call::Create } else { Call::Open })?;
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)?))
 }
 
 /// The names in a directory, in no order, without `.` and `..`.
 pub(super) fn names(dir: impl AsFd) -> io::Result<Vec<Vec<u8>>> {
+    fault::check(Call::List)?;
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -61,21 +67,38 @@ pub(super) fn write_whole(parent: impl AsFd, name: &str, bytes: &[u8]) -> io::Re
     let parent = parent.as_fd();
     let unfinished = format!("{name}.new");
     let mut file = open_file(parent, &unfinished, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+    fault::check(Call::Write)?;
     file.write_all(bytes)?;
+    fault::check(Call::Sync)?;
     file.sync_all()?;
-    rustix::fs::renameat(parent, &unfinished, parent, name)?;
+    rename(parent, &unfinished, name)?;
     sync_dir(parent)
+}
+
+/// Gives a file of a directory another name there, in place of what had it.
+pub(super) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
+    fault::check(Call::Rename)?;
+    Ok(rustix::fs::renameat(&dir, from, &dir, to)?)
 }
 
 /// Makes the names in a directory durable.
 pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
+    fault::check(Call::Sync)?;
     Ok(rustix::fs::fsync(dir)?)
 }
 
 /// Whether the name is that of a directory, itself and not what a link leads to. `ENOENT` if there is none.
 pub(super) fn is_dir(parent: impl AsFd, name: &[u8]) -> io::Result<bool> {
+    fault::check(Call::Stat)?;
     let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Refuses (`EINVAL`) what is not a regular file with this one name: a link, a FIFO, a device, or a file that somebody has elsewhere too.
+pub(super) fn check_own_file(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
+    let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1;
+    if own { Ok(()) } else { Err(rustix::io::Errno::INVAL.into()) }
 }
 
 /// Removes what has this name, and all below it. Follows no link. It is not an error if there is nothing.
@@ -84,6 +107,7 @@ pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
 }
 
 fn remove_below(parent: rustix::fd::BorrowedFd<'_>, name: &[u8], depth: u32) -> io::Result<()> {
+    fault::check(Call::Unlink)?;
     let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) };
     match is_dir(parent, name) {
         Ok(false) => return rustix::fs::unlinkat(parent, name, AtFlags::empty()).map_err(io::Error::from).or_else(gone),

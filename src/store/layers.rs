@@ -8,7 +8,7 @@
 //! - an object that exists is never written, except by whoever made it before it was recorded in the journal;
 //! - what has another name than an object's is not ours, and is left alone.
 //!
-//! Locking: `epochs` is held for look-ups, and for writing while a directory is made, opened or removed; an epoch's `next` while its directory is
+//! Locking: `epochs` is held for look-ups, and for writing while a directory is made (by the reserve, if need be), opened or removed; an epoch's `next` while its directory is
 //! listed, once. Neither is taken under the other. Objects need no lock: each has one maker.
 //! Creating, moving in and removing are durable when the journal's next sync is, where the filesystem orders metadata (xfs, btrfs, ext4); nothing
 //! here calls fsync.
@@ -21,18 +21,23 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, OFlags};
-use rustix::io::Errno;
+use rustix::fs::OFlags;
 
 use super::at;
 use super::error::{StoreError, StoreResult};
 use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use super::layout::Layout;
-use crate::sys::lock::{Mutex, RwLock};
+use super::reserve::Reserve;
+use crate::sys::lock::{Mutex, Rank, RwLock};
+use crate::sys::{self, Errno, Kind, SysResult};
 
+/// Bytes of an object that are read at once to hash it.
+const HASH_BLOCK: usize = 256 << 10;
+/// The directory in the store for what was set aside.
+const ASIDE: &str = "aside";
 /// Directories that are kept open.
 const OPEN_EPOCHS_MAX: usize = 64;
 
@@ -70,6 +75,7 @@ struct EpochDir {
 pub struct Layers {
     dir: OwnedFd,
     read_only: bool,
+    reserve: Option<Arc<Reserve>>,
     epochs: RwLock<BTreeMap<Epoch, Arc<EpochDir>>>,
 }
 
@@ -77,7 +83,12 @@ impl Layers {
     /// The layers of a store. Reads nothing yet.
     pub fn new(layout: &Layout) -> StoreResult<Layers> {
         let dir = layout.layers_dir().try_clone_to_owned().map_err(StoreError::io("open", "layers"))?;
-        Ok(Layers { dir, read_only: layout.read_only(), epochs: RwLock::default() })
+        Ok(Layers { dir, read_only: layout.read_only(), reserve: None, epochs: RwLock::ranked(Rank::Layers, BTreeMap::new()) })
+    }
+
+    /// With this to take from when the filesystem is full.
+    pub fn with_reserve(self, reserve: Arc<Reserve>) -> Layers {
+        Layers { reserve: Some(reserve), ..self }
     }
 
     /// A name for a new object, never given before. It makes nothing but the epoch's directory; a name that is not used is lost, and that is fine.
@@ -116,19 +127,83 @@ impl Layers {
     /// Errors: `NotAFile`; `Io` with ENOENT if it is not there, EACCES if it was moved with a mode that keeps the daemon out.
     pub fn open(&self, id: ObjectId) -> StoreResult<File> {
         let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
-        let stat = rustix::fs::statat(&dir.objects, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(StoreError::io("stat the object", &name))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        let stat = sys::stat_at(&dir.objects, name.as_bytes()).map_err(StoreError::io("stat the object", &name))?;
+        if stat.kind != Kind::File {
             return Err(StoreError::NotAFile(name));
         }
         at::open_file(&*dir.objects, &name, OFlags::RDONLY).map_err(StoreError::io("open the object", name))
     }
 
+    /// What an object is and how large; `None` if it is not there.
+    pub fn stat(&self, id: ObjectId) -> StoreResult<Option<crate::sys::Stat>> {
+        let dir = match self.epoch(id.epoch, false) {
+            Ok(dir) => dir,
+            Err(error) if error.errno() == crate::sys::Errno::ENOENT => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match crate::sys::stat_at(&*dir.objects, file_name(id).as_bytes()) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(crate::sys::Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(StoreError::io("stat the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0))),
+        }
+    }
+
+    /// Size and hash (BLAKE3) of an object's bytes, read front to back in blocks; `go_on` is asked before each, with its size, and ends it with `None`.
+    /// What was read for it does not stay in the page cache.
+    ///
+    /// Errors: those of [`Layers::open`]; `Io` with EIO if the disk cannot give the bytes back.
+    pub fn hash(&self, id: ObjectId, mut go_on: impl FnMut(u64) -> bool) -> StoreResult<Option<(u64, [u8; 32])>> {
+        let file = self.open(id)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut block = vec![0_u8; HASH_BLOCK];
+        let mut offset = 0_u64;
+        loop {
+            if !go_on(HASH_BLOCK as u64) {
+                return Ok(None);
+            }
+            let read = crate::sys::read_full_at(&file, &mut block, offset);
+            let read = read.map_err(|errno| StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0)))?;
+            hasher.update(block.get(..read).unwrap_or_default());
+            crate::sys::drop_cached(&file, offset, read as u64);
+            offset += read as u64;
+            if read < HASH_BLOCK {
+                return Ok(Some((offset, *hasher.finalize().as_bytes())));
+            }
+        }
+    }
+
+    /// Puts an object out of the way, to `.ckptfs/aside/<epoch>-<name>`: nothing reads it any more, and nothing is lost.
+    pub fn set_aside(&self, id: ObjectId, store: impl AsFd) -> StoreResult<()> {
+        let failed = || StoreError::io("set aside the object", file_name(id));
+        let dir = self.epoch(id.epoch, false)?;
+        at::make_dir(&store, ASIDE).map_err(failed())?;
+        let aside = at::open_dir(&store, ASIDE).map_err(failed())?;
+        let name = format!("{}-{}", id.epoch.0, file_name(id));
+        rustix::fs::renameat(&dir.objects, file_name(id), &aside, name).map_err(|errno| failed()(errno.into()))
+    }
+
+    /// Names in an epoch's directory that are no object's.
+    pub fn foreign(&self, epoch: Epoch) -> StoreResult<Vec<Vec<u8>>> {
+        let dir = self.epoch(epoch, false)?;
+        let mut names = at::names(&dir.objects).map_err(StoreError::io("list the layer", epoch.0.to_string()))?;
+        names.retain(|name| parse_name(epoch, name).is_none());
+        names.sort();
+        Ok(names)
+    }
+
+    /// Bytes of the filesystem that are free for the daemon's user.
+    pub fn free_bytes(&self) -> StoreResult<u64> {
+        let info = crate::sys::statfs_fd(&self.dir);
+        let info = info.map_err(|errno| StoreError::io("ask for the space of", "layers")(std::io::Error::from_raw_os_error(errno.0)))?;
+        Ok(info.bavail.saturating_mul(u64::from(info.frsize)))
+    }
+
     /// Removes an object of any kind; a directory must be empty. `ENOENT` if it is not there.
     pub fn remove(&self, id: ObjectId) -> StoreResult<()> {
         let (dir, name) = (self.epoch(id.epoch, false)?, file_name(id));
-        let removed = match rustix::fs::unlinkat(&dir.objects, &name, AtFlags::empty()) {
+        let removed = match sys::unlink_at(&dir.objects, name.as_bytes()) {
             // Linux says EISDIR of a directory, POSIX EPERM.
-            Err(Errno::ISDIR | Errno::PERM) => rustix::fs::unlinkat(&dir.objects, &name, AtFlags::REMOVEDIR),
+            Err(Errno::EISDIR | Errno::EPERM) => sys::rmdir_at(&dir.objects, name.as_bytes()),
             result => result,
         };
         removed.map_err(StoreError::io("remove the object", name))
@@ -138,13 +213,14 @@ impl Layers {
     pub fn exists(&self, id: ObjectId) -> StoreResult<bool> {
         let dir = match self.epoch(id.epoch, false) {
             Ok(dir) => dir,
-            Err(error) if error.errno() == crate::sys::Errno::ENOENT => return Ok(false),
+            Err(error) if error.errno() == Errno::ENOENT => return Ok(false),
             Err(error) => return Err(error),
         };
-        match rustix::fs::statat(&dir.objects, file_name(id), AtFlags::SYMLINK_NOFOLLOW) {
+        let name = file_name(id);
+        match sys::stat_at(&dir.objects, name.as_bytes()) {
             Ok(_) => Ok(true),
-            Err(Errno::NOENT) => Ok(false),
-            Err(error) => Err(StoreError::io("stat the object", file_name(id))(error)),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(error) => Err(StoreError::io("stat the object", name)(error)),
         }
     }
 
@@ -152,7 +228,7 @@ impl Layers {
     pub fn list(&self, epoch: Epoch) -> StoreResult<Vec<ObjectId>> {
         let dir = match self.epoch(epoch, false) {
             Ok(dir) => dir,
-            Err(error) if error.errno() == crate::sys::Errno::ENOENT => return Ok(Vec::new()),
+            Err(error) if error.errno() == Errno::ENOENT => return Ok(Vec::new()),
             Err(error) => return Err(error),
         };
         list_in(&dir.objects, epoch)
@@ -182,10 +258,10 @@ impl Layers {
             Err(error) => return Err(failed()(error)),
         };
         for (parent, name) in [(&outer, "objects"), (&self.dir, name.as_str())] {
-            match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(false),
-                Err(error) => return Err(failed()(error.into())),
+            match sys::rmdir_at(parent, name.as_bytes()) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(false),
+                Err(errno) => return Err(failed()(errno.into())),
             }
             // From here on the cached directory is a dead one.
             epochs.remove(&epoch);
@@ -214,12 +290,34 @@ impl Layers {
         let name = epoch.0.to_string();
         let failed = |what| StoreError::io(what, format!("layers/{name}"));
         if make {
-            at::make_dir(&self.dir, &name).map_err(failed("make the layer"))?;
+            self.make_epoch(&name).map_err(failed("make the layer"))?;
         }
         let outer = at::open_dir(&self.dir, &name).map_err(failed("open the layer"))?;
-        let fresh = make && at::make_dir(&outer, "objects").map_err(failed("make the layer"))?;
+        let fresh = make && self.with_room(|| Ok(at::make_dir(&outer, "objects")?)).map_err(|errno| failed("make the layer")(errno.into()))?;
         let objects = at::open_dir(&outer, "objects").map_err(failed("open the layer"))?;
         Ok(EpochDir { objects: Arc::new(objects), next: Mutex::new(fresh.then_some(0)) })
+    }
+}
+
+impl Layers {
+    fn make_epoch(&self, name: &str) -> std::io::Result<()> {
+        let is_full = |error: &std::io::Error| error.raw_os_error() == Some(Errno::ENOSPC.0);
+        match (at::make_dir(&self.dir, name), &self.reserve) {
+            (Err(error), Some(reserve)) if is_full(&error) => {
+                if !reserve.take_layer(&self.dir, name.as_bytes()).unwrap_or(false) {
+                    self.with_room(|| Ok(at::make_dir(&self.dir, name)?))?;
+                }
+                Ok(())
+            }
+            (made, _) => made.map(drop),
+        }
+    }
+
+    fn with_room<T>(&self, mut call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
+        match &self.reserve {
+            Some(reserve) => reserve.with_room(call, |errno| *errno),
+            None => call(),
+        }
     }
 }
 

@@ -12,7 +12,7 @@
 //!
 //! ```text
 //! .ckptfs/            mode 0700
-//!   format            text, see below; written once
+//!   format            text, see below; written when the store is made, and when it gets a feature
 //!   lock              flock(2), exclusive; holds the process id of the last that had it, for people, and on which mount of the filesystem
 //!   synced            up to when everything was on disk: ns since 1970 (20 digits), blank, 16 digits of BLAKE3 of those 20, line feed
 //!   journal/          module `journal`
@@ -23,7 +23,7 @@
 //! format:
 //!   ckptfs store
 //!   version 1
-//!   features -                                  names with one space between, or - for none
+//!   features actors hashes                      names with one space between, or - for none
 //!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
 //! ```
 
@@ -47,8 +47,10 @@ use super::error::{Mistrust, StoreError, StoreResult};
 pub const STORE_NAME: &str = ".ckptfs";
 /// The newest format version that this program reads, and the one that it writes.
 pub const FORMAT_VERSION: u32 = 1;
-/// Features of the format that this program knows.
-const FEATURES: [&str; 0] = [];
+/// Features of the format that this program knows. A store gets those that it lacks when it is opened for writing: a program that does not know
+/// the records that come with them must leave it alone from then on.
+/// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13).
+const FEATURES: [&str; 2] = ["actors", "hashes"];
 /// The file that says up to when everything was on disk.
 const SYNCED_NAME: &str = "synced";
 /// Bytes of it: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
@@ -127,7 +129,7 @@ impl Layout {
         }
         let (lock, same_mount) = take_lock(&dir)?;
         rustix::fs::fchmod(&dir, Mode::RWXU).map_err(StoreError::io("set the mode of", STORE_NAME))?;
-        let (id, created) = if has_format(&dir)? { (read_format(&dir)?, false) } else { (make(&dir)?, true) };
+        let (id, created) = if has_format(&dir)? { (read_and_renew_format(&dir)?, false) } else { (make(&dir)?, true) };
         let (journal, layers, tmp) = (own_dir(&dir, "journal")?, own_dir(&dir, "layers")?, own_dir(&dir, "tmp")?);
         let synced_ns = AtomicI64::new(read_synced(&dir).unwrap_or(i64::MIN));
         for name in at::names(&tmp).map_err(StoreError::io("list", "tmp"))?.into_iter().filter(|name| name != STAGING_NAME) {
@@ -158,7 +160,7 @@ impl Layout {
             check_unfinished(&dir)?;
             return Err(StoreError::NoStore);
         }
-        let id = read_format(&dir)?;
+        let id = read_format(&dir)?.id;
         let synced_ns = AtomicI64::new(read_synced(&dir).unwrap_or(i64::MIN));
         let (journal, layers) = (open_trusted(&dir, &dir, "journal")?, open_trusted(&dir, &dir, "layers")?);
         Ok(Layout {
@@ -174,6 +176,15 @@ impl Layout {
             index_home: None,
             _lock: None,
         })
+    }
+
+    /// Opens a store that nobody serves to look at it, and holds the lock, so that nobody begins to: writes nothing but that.
+    ///
+    /// Errors: as [`Layout::open`].
+    pub fn open_to_check(root: impl AsFd) -> StoreResult<Layout> {
+        let layout = Layout::open_existing_readonly(root)?;
+        let (lock, _) = take_lock(&layout.dir)?;
+        Ok(Layout { _lock: Some(lock), ..layout })
     }
 
     /// Names a directory for the index where the system has no `/proc/self/fd` (macOS). It must not be below the mount. The index is a cache: it may
@@ -367,12 +378,32 @@ fn make(dir: &OwnedFd) -> StoreResult<StoreId> {
         at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
     }
     let id = StoreId::random();
-    let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures -\nid {id}\n");
-    at::write_whole(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))?;
+    write_format(dir, id)?;
     Ok(id)
 }
 
-fn read_format(dir: &OwnedFd) -> StoreResult<StoreId> {
+fn write_format(dir: &OwnedFd, id: StoreId) -> StoreResult<()> {
+    let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures {}\nid {id}\n", FEATURES.join(" "));
+    at::write_whole(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))
+}
+
+/// A store that an older program made gets the features that it lacks, before anything is written that they announce.
+fn read_and_renew_format(dir: &OwnedFd) -> StoreResult<StoreId> {
+    let format = read_format(dir)?;
+    if FEATURES.iter().any(|feature| !format.features.iter().any(|has| has == feature)) {
+        write_format(dir, format.id)?;
+    }
+    Ok(format.id)
+}
+
+/// What the file `format` says.
+#[derive(Debug)]
+struct Format {
+    features: Vec<String>,
+    id: StoreId,
+}
+
+fn read_format(dir: &OwnedFd) -> StoreResult<Format> {
     let bytes = at::read_small(dir, "format", FORMAT_BYTES_MAX).map_err(|error: io::Error| match Errno::from_io_error(&error) {
         Some(Errno::FBIG | Errno::LOOP | Errno::ISDIR) => StoreError::NotAStore,
         _ => StoreError::io("read", "format")(error),
@@ -380,7 +411,7 @@ fn read_format(dir: &OwnedFd) -> StoreResult<StoreId> {
     parse_format(&bytes)
 }
 
-fn parse_format(bytes: &[u8]) -> StoreResult<StoreId> {
+fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
     let mut lines = std::str::from_utf8(bytes).map_err(|_| StoreError::NotAStore)?.lines();
     if lines.next() != Some(MAGIC) {
         return Err(StoreError::NotAStore);
@@ -393,11 +424,11 @@ fn parse_format(bytes: &[u8]) -> StoreResult<StoreId> {
         0 => return Err(StoreError::NotAStore),
         _ => return Err(StoreError::NewerFormat { found, supported: FORMAT_VERSION }),
     }
-    let unknown = field("features")?.split(' ').find(|name| *name != "-" && !FEATURES.contains(name));
-    if let Some(feature) = unknown {
-        return Err(StoreError::UnknownFeature { feature: feature.to_owned() });
+    let features: Vec<String> = field("features")?.split(' ').filter(|name| *name != "-").map(str::to_owned).collect();
+    if let Some(feature) = features.iter().find(|name| !FEATURES.contains(&name.as_str())) {
+        return Err(StoreError::UnknownFeature { feature: feature.clone() });
     }
-    StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)
+    Ok(Format { features, id: StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)? })
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ fn a_store_is_made_once_and_opened_again() {
     drop(first);
     let store = dir.path().join(".ckptfs");
     assert_eq!(fs::metadata(&store).unwrap().permissions().mode() & 0o7777, 0o700);
-    assert_eq!(fs::read_to_string(store.join("format")).unwrap(), format!("ckptfs store\nversion 1\nfeatures -\nid {id}\n"));
+    assert_eq!(fs::read_to_string(store.join("format")).unwrap(), format!("ckptfs store\nversion 1\nfeatures actors hashes\nid {id}\n"));
     for create in [false, true] {
         let again = open(dir.path(), create).unwrap();
         assert!(!again.created() && again.id() == id);
@@ -77,10 +77,36 @@ fn a_newer_format_is_named_and_an_unknown_feature_too() {
     let text = fs::read_to_string(&format).unwrap();
     fs::write(&format, "ckptfs store\nversion 2\nwhatever comes then\n").unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::NewerFormat { found: 2, supported: 1 })));
-    fs::write(&format, text.replace("features -", "features tea coffee")).unwrap();
+    fs::write(&format, text.replace("features actors hashes", "features tea coffee")).unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea"));
     fs::write(&format, text.replace("id ", "id +")).unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::NotAStore)));
+}
+
+#[test]
+fn an_older_store_opens_and_gets_the_features_that_it_lacks_once_it_is_written_to() {
+    let dir = made();
+    let format = dir.path().join(".ckptfs/format");
+    let text = fs::read_to_string(&format).unwrap();
+    for older in ["-", "hashes"] {
+        let old = text.replace("features actors hashes", &format!("features {older}"));
+        fs::write(&format, &old).unwrap();
+        look(dir.path()).unwrap();
+        drop(Layout::open_to_check(File::open(dir.path()).unwrap()).unwrap());
+        assert_eq!(fs::read_to_string(&format).unwrap(), old, "who only looks changes nothing");
+        open(dir.path(), false).unwrap();
+        assert_eq!(fs::read_to_string(&format).unwrap(), text);
+    }
+}
+
+#[test]
+fn who_checks_a_store_holds_its_lock_and_writes_nothing() {
+    let dir = made();
+    let held = Layout::open_to_check(File::open(dir.path()).unwrap()).unwrap();
+    assert!(held.read_only() && held.tmp_dir().is_err());
+    assert!(matches!(open(dir.path(), false), Err(StoreError::Locked)));
+    drop(held);
+    open(dir.path(), false).unwrap();
 }
 
 #[test]

@@ -10,6 +10,7 @@
 //! journal under the index's.
 
 mod at;
+pub mod check;
 pub mod error;
 pub mod ids;
 pub mod index;
@@ -17,6 +18,7 @@ pub mod journal;
 pub mod layers;
 pub mod layout;
 pub mod record;
+pub mod reserve;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -31,6 +33,8 @@ use self::journal::Journal;
 use self::layers::Layers;
 use self::layout::Layout;
 use self::record::{Checkpoint, Record, Undo};
+use self::reserve::Reserve;
+use crate::sys::Errno;
 use crate::sys::lock::Mutex;
 
 /// An open store. Shared by reference between threads; its lock is given back when it is dropped.
@@ -41,6 +45,8 @@ pub struct Store {
     pub index: Index,
     /// The data of old versions.
     pub layers: Layers,
+    /// What is kept for when the filesystem is full.
+    pub reserve: Arc<Reserve>,
     /// Every change to the past.
     pub journal: Journal,
     /// The directory itself.
@@ -80,8 +86,15 @@ impl Store {
     pub fn open_with(root: impl AsFd, create: bool, index_home: Option<PathBuf>) -> StoreResult<(Store, Opened)> {
         let layout = Layout::open(root, create)?.with_index_home(index_home);
         let (journal, found) = Journal::open(&layout)?;
-        let layers = Layers::new(&layout)?;
-        let (index, opening) = Index::open(&layout)?;
+        let reserve = Arc::new(Reserve::open(&layout));
+        if reserve.is_full() {
+            // To mount takes some.
+            reserve.give_up();
+        }
+        let layers = Layers::new(&layout)?.with_reserve(Arc::clone(&reserve));
+        // sled does not tell why it failed.
+        let errno = |error: &StoreError| if reserve.is_full() { Errno::ENOSPC } else { error.errno() };
+        let (index, opening) = reserve.with_room(|| Index::open(&layout), errno)?;
         let rebuilt = match opening {
             // Of nothing there is nothing to index.
             index::Opening::Rebuild(Doubt::Missing) if found.end == journal.start() => None,
@@ -93,7 +106,14 @@ impl Store {
             index.rebuild(&journal, Some(end_of_closed(&journal)?))?;
         }
         let opened = Opened { created: layout.created(), torn: found.torn, rebuilt };
-        Ok((Store { index, layers, journal, layout, recent: Mutex::default() }, opened))
+        Ok((Store { index, layers, reserve, journal, layout, recent: Mutex::default() }, opened))
+    }
+
+    /// Sets the index aside and makes it anew from the journal, as opening does with one that cannot be trusted.
+    ///
+    /// Errors: those of [`Index::rebuild`].
+    pub fn rebuild_index(&self) -> StoreResult<()> {
+        self.index.rebuild(&self.journal, Some(end_of_closed(&self.journal)?))
     }
 
     /// The undo record of an index entry, read from the journal.
@@ -121,6 +141,17 @@ impl Store {
         }
         Ok(Some(frame))
     }
+}
+
+/// The checkpoints in what can be read of a journal, in order of their numbers.
+pub fn checkpoints_of(journal: &Journal) -> Vec<Checkpoint> {
+    let mut batch = Batch::new();
+    for (at, record) in journal.scan(journal.start(), None).map_while(Result::ok) {
+        if matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. }) && batch.add(at, &record).is_err() {
+            break;
+        }
+    }
+    batch.into_checkpoints()
 }
 
 /// Where the record of the last checkpoint ends. An index holds closed epochs only: the open one is in memory, where its records may be taken back.

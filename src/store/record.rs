@@ -154,6 +154,30 @@ pub enum Reason {
     },
 }
 
+/// Who asked for something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Actor {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Process (of a request of the kernel: thread) id; 0 if it is not known.
+    pub pid: u32,
+    /// Name of the process; empty if it is not known.
+    pub process: String,
+}
+
+/// What an object held when it was hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// The object.
+    pub object: ObjectId,
+    /// Its size in bytes.
+    pub size: u64,
+    /// BLAKE3 of its bytes.
+    pub hash: [u8; 32],
+}
+
 /// One frame of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -221,5 +245,21 @@ pub enum Record {
     Unmounted {
         /// Wall clock, nanoseconds since 1970.
         at_ns: i64,
+    },
+    /// Who asked for what the next record says; appended together with it.
+    By {
+        /// Wall clock, nanoseconds since 1970.
+        at_ns: i64,
+        /// Who it was.
+        actor: Actor,
+    },
+    /// Objects of a closed epoch were hashed.
+    Sealed {
+        /// Their epoch.
+        epoch: Epoch,
+        /// Each once.
+        objects: Vec<Sealed>,
+        /// With this record every object that the epoch had then is hashed.
+        whole: bool,
     },
 }

@@ -3,7 +3,7 @@
 //! **Lock order.** A thread takes locks only in the order in which [`Rank`] lists them, and never two of one rank: so no circle of threads can wait
 //! for each other. That goes for readers too: `parking_lot` lets a reader wait behind a writer that waits, so a lock read twice by one thread can
 //! hang. Whoever takes a lock out of order panics in a debug build, each time and not only when two threads meet; a release build has no trace of
-//! it. A lock is a [`Rank::Leaf`] unless its maker says otherwise: nothing is locked while it is held.
+//! it. A lock is a [`Rank::Leaf`] unless its maker says otherwise: nothing is locked while it is held but the ledger's.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -31,14 +31,22 @@ pub enum Rank {
     Database,
     /// `history`: the open epoch and the closed ones. An epoch is sealed under it, which appends to the journal.
     Timeline,
+    /// `history`: what the journal is owed, which goes before anything else that is appended.
+    Owed,
     /// `store::journal`: one sync at a time.
     Syncing,
     /// `store::journal`: its end.
     Writer,
     /// `store::journal`: one new segment at a time.
     Making,
-    /// Everything else: held for a moment, and nothing is locked under it.
+    /// `store::layers`: the directories, while one is made.
+    Layers,
+    /// `store::reserve`: what is kept for a full disk, which every lock's holder may need.
+    Reserve,
+    /// Everything else: held for a moment, and nothing is locked under it but the next.
     Leaf,
+    /// `sys::ledger`: its free rows. What a lock protects may be noted there.
+    Ledger,
 }
 
 /// That this thread holds a lock, until it is dropped.

@@ -2,6 +2,7 @@
 
 use rustix::fs::{FileType, Mode};
 
+use super::fault::{self, Call};
 use super::types::{Errno, Kind, SysResult};
 
 /// Longest name of one component, in bytes (`NAME_MAX`).
@@ -23,8 +24,9 @@ pub(super) fn component(name: &[u8]) -> SysResult<&[u8]> {
     Ok(name)
 }
 
-/// Calls until no signal interrupts (EINTR).
-pub(super) fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
+/// Calls until no signal interrupts (EINTR). `what`: for tests, which can make it fail.
+pub(super) fn retry<T>(what: Call, call: impl FnMut() -> rustix::io::Result<T>) -> SysResult<T> {
+    fault::check(what)?;
     rustix::io::retry_on_intr(call).map_err(|errno| one_enotsup(errno.into()))
 }
 

@@ -2,7 +2,23 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 12] = ["mount", "umount", "checkpoint", "status", "stats", "log", "show", "diff", "restore", "delete", "doctor", "completion"];
+const VERBS: [&str; 15] = [
+    "mount",
+    "umount",
+    "checkpoint",
+    "status",
+    "stats",
+    "log",
+    "show",
+    "diff",
+    "restore",
+    "delete",
+    "verify",
+    "fsck",
+    "audit",
+    "doctor",
+    "completion",
+];
 
 #[test]
 fn every_verb_has_help_and_is_in_the_overview() {
@@ -72,8 +88,19 @@ fn version_is_data() {
 #[test]
 fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
     let sandbox = Sandbox::new();
-    let verbs: [&[&str]; 8] =
-        [&["checkpoint"], &["status"], &["stats"], &["log"], &["show", "1"], &["diff", "1"], &["restore", "1"], &["delete", "1"]];
+    let verbs: [&[&str]; 11] = [
+        &["checkpoint"],
+        &["status"],
+        &["stats"],
+        &["log"],
+        &["show", "1"],
+        &["diff", "1"],
+        &["restore", "1"],
+        &["delete", "1"],
+        &["verify"],
+        &["fsck"],
+        &["audit"],
+    ];
     for verb in verbs {
         sandbox.ckptfs(verb).is(1, "", "Error: [DIR] is in no directory that ckptfs serves\nHint: ckptfs mount DIR\n");
     }

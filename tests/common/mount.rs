@@ -79,6 +79,8 @@ pub struct Mount {
     opts: MountOpts,
     /// The daemon's id and start time, while it should be alive.
     daemon: Option<(u32, u64)>,
+    /// The same of the process that would start another daemon.
+    holder: Option<(u32, u64)>,
     watchdog: Sender<()>,
     run: Arc<RunDir>,
 }
@@ -89,7 +91,7 @@ impl Mount {
         let dir = dir.canonicalize().unwrap_or_else(|error| panic!("cannot mount {}: {error}", dir.display()));
         let point = opts.mountpoint.clone().unwrap_or_else(|| dir.clone());
         let watchdog = start_watchdog(point, opts.limit);
-        let mut mount = Mount { dir, opts: opts.clone(), daemon: None, watchdog, run: RunDir::get() };
+        let mut mount = Mount { dir, opts: opts.clone(), daemon: None, holder: None, watchdog, run: RunDir::get() };
         mount.remount();
         mount
     }
@@ -110,10 +112,16 @@ impl Mount {
     /// Takes over a mount that the caller has made again with a command of its own, as [`Mount::remount`] would.
     pub fn adopt(&mut self) {
         assert!(minor_of(self.path()).is_some(), "ckptfs mount said that it serves, but nothing is mounted on {}", self.path().display());
-        let pid = self.status_json()["daemon"]["pid"].as_u64().expect("status --json has daemon.pid") as u32;
-        let start = process::start_of(pid).expect("the daemon that status names is alive");
+        let status = self.status_json();
+        let pid = status["daemon"]["pid"].as_u64().expect("status --json has daemon.pid") as u32;
+        self.holder = status["daemon"]["holder"].as_u64().map(|holder| self.noted(holder as u32));
+        self.daemon = Some(self.noted(pid));
+    }
+
+    fn noted(&self, pid: u32) -> (u32, u64) {
+        let start = process::start_of(pid).expect("the processes that status names are alive");
         self.run.note_daemon(pid, start);
-        self.daemon = Some((pid, start));
+        (pid, start)
     }
 
     /// Where the live tree is.
@@ -208,11 +216,38 @@ impl Mount {
         paths
     }
 
-    /// Kills the daemon as a crash would and waits until it is dead. The mount stays behind, dead.
+    /// Kills the holder and the daemon as a crash would and waits until they are dead. The mount stays behind, dead.
     pub fn kill(&mut self) {
+        self.kill_holder();
         let (pid, start) = self.daemon.take().expect("the daemon was started and not killed");
         process::kill(pid);
         assert!(process::wait_dead(pid, start, Duration::from_secs(10)), "daemon {pid} survives SIGKILL");
+    }
+
+    /// Kills the process that would start another daemon, if there is one.
+    pub fn kill_holder(&mut self) {
+        if let Some((pid, start)) = self.holder.take() {
+            process::kill(pid);
+            assert!(process::wait_dead(pid, start, Duration::from_secs(10)), "holder {pid} survives SIGKILL");
+        }
+    }
+
+    /// Kills the daemon alone, and does not wait: another takes over.
+    pub fn kill_worker(&self) {
+        process::kill(self.pid());
+    }
+
+    /// Kills the daemon alone and waits until another has taken over; how long that took.
+    pub fn replace_worker(&mut self) -> Duration {
+        let before = self.pid();
+        let began = Instant::now();
+        self.kill_worker();
+        let asked = fs::metadata(self.path()).and_then(|_| rustix::fs::statfs(self.path()).map_err(Into::into));
+        let took = began.elapsed();
+        asked.unwrap_or_else(|error| panic!("the mount does not outlive its daemon: {error}{}", self.log_tail()));
+        self.adopt();
+        assert_ne!(self.pid(), before, "another daemon serves");
+        took
     }
 
     /// Unmounts with the verb, as a user would, and waits until the daemon has gone.
@@ -260,11 +295,11 @@ impl Mount {
             abort(self.path());
             let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.path().as_os_str()]), UMOUNT_SECONDS);
         }
-        if let Some((pid, start)) = self.daemon.take()
-            && process::start_of(pid) == Some(start)
-        {
-            process::kill(pid);
-            process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS));
+        for (pid, start) in [self.holder.take(), self.daemon.take()].into_iter().flatten() {
+            if process::start_of(pid) == Some(start) {
+                process::kill(pid);
+                process::wait_dead(pid, start, Duration::from_secs(UMOUNT_SECONDS));
+            }
         }
     }
 }

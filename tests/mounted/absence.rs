@@ -8,6 +8,7 @@ use super::support::{errno, get, put};
 for_each_variant! { reflink =>
     what_changed_while_unmounted_is_never_shown_as_the_past,
     what_did_not_change_while_unmounted_is_still_the_past,
+    a_directory_changed_while_unmounted_and_after_hinders_no_status_and_no_restore,
 }
 
 fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
@@ -41,6 +42,35 @@ fn what_changed_while_unmounted_is_never_shown_as_the_past(v: Variant) {
     rig.mount.umount();
     rig.mount.remount();
     assert_eq!(errno(fs::read(rig.view(first).join("f"))), libc::EIO, "that is remembered over mounts");
+}
+
+/// `status` failed with EIO as a whole: it asked for the extended attributes that such a directory had.
+fn a_directory_changed_while_unmounted_and_after_hinders_no_status_and_no_restore(v: Variant) {
+    let mut rig = v.start_with(super::common::MountOpts::new(v.io), |dir| {
+        fs::create_dir(dir.join("d")).unwrap();
+        fs::create_dir(dir.join("e")).unwrap();
+        put(dir.join("d/kept"), "one");
+        put(dir.join("e/kept"), "one");
+    });
+    let root = rig.path().to_owned();
+    let first = rig.mount.checkpoint();
+    rig.mount.umount();
+    put(root.join("d/unseen"), "x");
+    put(root.join("e/unseen"), "x");
+    put(root.join("unseen"), "x");
+    rig.mount.remount();
+    put(root.join("d/seen"), "x");
+    put(root.join("d/kept"), "two");
+    put(root.join("seen"), "x");
+    fs::remove_dir_all(root.join("e")).unwrap();
+    fs::create_dir(root.join("e")).unwrap();
+    let dirty = rig.mount.dirty();
+    for path in ["d", "d/kept", "d/seen", "seen", "e"] {
+        assert!(dirty.iter().any(|dirty| dirty == path), "{path} in {dirty:?}");
+    }
+    assert_eq!(get(rig.view(first).join("d/kept")), "one");
+    rig.mount.restore(first);
+    assert_eq!(get(root.join("d/kept")), "one");
 }
 
 fn what_did_not_change_while_unmounted_is_still_the_past(v: Variant) {

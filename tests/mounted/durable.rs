@@ -170,6 +170,8 @@ fn a_stack_of_dead_mounts_is_repaired_by_mounting(v: Variant) {
 
 /// Runs `action` while strace kills the daemon at its N-th call of one of `calls`; says whether it came to that.
 fn killed_at(rig: &mut Rig, calls: &str, nth: u32, action: impl FnOnce(&Rig)) -> bool {
+    // Nobody is to take over.
+    rig.mount.kill_holder();
     let pid = rig.mount.pid().to_string();
     let inject = format!("inject={calls}:signal=SIGKILL:when={nth}");
     let log = rig.image.path().join("strace.log");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Announcer, Step, What};
 use crate::engine::control::CONTROL;
-use crate::engine::request::{Attr, Caller, Entry, Fh, Looked, NodeId, Opened};
+use crate::engine::request::{Attr, Caller, Entry, Fh, Looked, NOTE_VOICE, NodeId, Opened};
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Errno, Kind, Stat, SysResult, Time};
 
@@ -49,9 +49,14 @@ impl Announcer {
         self.expected.lock().take().is_some_and(|expected| expected.asked)
     }
 
+    /// A request of the voice, or of that of a worker that has died: the kernel gives us what it had asked for, and it must not be done.
     fn is_voice(&self, caller: Caller) -> bool {
         let voice = self.voice.load(Ordering::Acquire);
-        voice != NOBODY && voice != UNKNOWN && voice == caller.pid
+        (voice != NOBODY && voice != UNKNOWN && voice == caller.pid) || self.is_dead_voice(caller)
+    }
+
+    fn is_dead_voice(&self, caller: Caller) -> bool {
+        caller.again && self.dead_voice != NOBODY && self.dead_voice == caller.pid
     }
 
     /// What the voice is expected to do to a name.
@@ -71,6 +76,9 @@ impl Announcer {
         let (what, node) = self.expected(dir, name)?;
         if voice == UNKNOWN {
             // Nobody else knows the name. A caller that the kernel does not tell stays unknown.
+            if let Some(ledger) = &self.ledger {
+                ledger.note(NOTE_VOICE, caller.pid.into());
+            }
             self.voice.store(if caller.pid == 0 { UNKNOWN } else { caller.pid }, Ordering::Release);
             return Some(Ok(Looked::Absent(Duration::ZERO)));
         }
@@ -110,6 +118,10 @@ impl Announcer {
     /// Answers an open, if it is of a ghost or by the voice. ESTALE makes the kernel look the name up again, which is how the voice comes to its
     /// ghost where the kernel remembers the file.
     pub(in super::super) fn open(&self, caller: Caller, node: NodeId) -> Option<SysResult<Opened>> {
+        if self.is_dead_voice(caller) {
+            // ESTALE would have it try once more.
+            return Some(Err(Errno::EIO));
+        }
         match (is_ghost(node), self.is_voice(caller)) {
             (true, true) => Some(Ok(opened())),
             (true, false) | (false, true) => Some(Err(Errno::ESTALE)),
@@ -172,12 +184,12 @@ fn stat(node: NodeId) -> Stat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::control::{SNAPDIR, STORE_LINK};
+    use crate::engine::control::{SNAPDIR, store_link};
     use crate::engine::past::PAST;
 
     #[test]
     fn ghosts_are_told_from_all_other_nodes() {
-        for node in [1, 2, (1 << 59) | 131, PAST, PAST | GHOST & !CONTROL, SNAPDIR.0, STORE_LINK.0, CONTROL | 1 << 60 | 0xff_ffff_ffff_ffff] {
+        for node in [1, 2, (1 << 59) | 131, PAST, PAST | GHOST & !CONTROL, SNAPDIR.0, store_link().0, CONTROL | 1 << 60 | 0xff_ffff_ffff_ffff] {
             assert!(!is_ghost(NodeId(node)), "{node:x}");
         }
         assert!(is_ghost(NodeId(GHOST)) && is_ghost(NodeId(GHOST | 7)));

@@ -27,11 +27,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::request::{Caches, NodeId};
+use super::request::{Caches, NOTE_VOICE, NodeId};
 use crate::live::{At, Live};
 use crate::store::ids::{Name, Slot};
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Kind, Watched};
+use crate::sys::{self, Kind, Ledger, Watched};
 
 pub(super) use answers::{attr, is_ghost, opened};
 
@@ -100,6 +100,9 @@ struct Queue {
 /// See the module.
 pub(super) struct Announcer {
     live: Arc<Live>,
+    ledger: Option<Arc<Ledger>>,
+    /// The voice of a worker that has died, as a request names its caller: what it asked for is not for us to do. 0: none.
+    dead_voice: u32,
     mounted: OnceLock<Mounted>,
     /// The voice, as its requests name their caller; or `NOBODY`, or `UNKNOWN`.
     voice: AtomicU32,
@@ -112,9 +115,12 @@ pub(super) struct Announcer {
 }
 
 impl Announcer {
-    pub(super) fn new(live: Arc<Live>) -> Announcer {
+    pub(super) fn new(live: Arc<Live>, ledger: Option<Arc<Ledger>>) -> Announcer {
+        let dead_voice = ledger.as_ref().map_or(0, |ledger| ledger.noted(NOTE_VOICE));
         Announcer {
             live,
+            ledger,
+            dead_voice: u32::try_from(dead_voice).unwrap_or(0),
             mounted: OnceLock::new(),
             voice: AtomicU32::new(answers::NOBODY),
             expected: Mutex::new(None),

@@ -8,7 +8,7 @@ use super::Stale;
 use super::plan::{Content, DirPlan, Plan};
 use crate::history::present::Trail;
 use crate::history::view::{Source, State};
-use crate::live::{At, Make};
+use crate::live::{At, Make, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
@@ -119,16 +119,24 @@ impl Applier<'_> {
         Ok(())
     }
 
+    /// Where a live inode is now. Of one with several names, history may know only one that it has lost; then it is where it was when the plan was made.
+    fn locate(&self, at: At<'_>, child: Child) -> SysResult<Place> {
+        match self.live().locate(at, child.kind) {
+            Err(Errno::ESTALE) => self.plan.found.get(&child.slot).cloned().ok_or(Errno::ESTALE),
+            place => place,
+        }
+    }
+
     /// Moves a live inode to the staging directory. One that keeps another name gets one more there.
     fn take(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
         let name = staged_name(child.slot);
-        let from = self.live().locate(At::from(trail), child.kind)?;
+        let from = self.locate(At::from(trail), child)?;
         let staged = Place { parent: Slot::STAGING, name: name.clone() };
         if from == staged {
             return Ok(staged);
         }
         if child.kind == Kind::Dir || self.plan.vacates(&from, child.slot) {
-            self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace)?;
+            self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace, Turn::default())?;
             self.stale.names.push((from.parent, from.name));
         } else {
             self.stage_link(&from, child.slot)?;
@@ -253,11 +261,16 @@ impl Applier<'_> {
     fn place_dir(&mut self, child: Child, trail: &Arc<Trail>, at: &Place) -> SysResult<()> {
         self.stale.names.push((at.parent, at.name.clone()));
         if let Some(staged) = self.placed.remove(&child.slot) {
-            self.live().rename_in((At::from(staged.parent), &staged.name), (At::from(at.parent), &at.name), RenameMode::NoReplace)?;
+            self.live().rename_in(
+                (At::from(staged.parent), &staged.name),
+                (At::from(at.parent), &at.name),
+                RenameMode::NoReplace,
+                Turn::default(),
+            )?;
             return Ok(());
         }
         let stat = self.engine.view(State::At(self.plan.target)).attr(trail)?.stat;
-        let make = Make { kind: Kind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"", uid: stat.uid, gid: stat.gid, open: None };
+        let make = Make { kind: Kind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"", uid: stat.uid, gid: stat.gid, open: None, again: false };
         let made = self.live().make_in(At::from(at.parent), &at.name, &make, 0)?;
         self.dirs.insert(child.slot, made.slot);
         Ok(())
@@ -268,12 +281,12 @@ impl Applier<'_> {
         let from = match self.placed.get(&child.slot) {
             Some(place) => place.clone(),
             // It stayed at one of its names: this is one more.
-            None => self.live().locate(At::from(child.slot), child.kind)?,
+            None => self.locate(At::from(child.slot), child)?,
         };
         let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
         self.stale.nodes.push(child.slot);
         let to = (At::from(at.parent), &at.name);
-        if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace)? {
+        if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
             self.lost(at.parent, &at.name, replaced);
         }
         self.placed.insert(child.slot, at.clone());

@@ -57,6 +57,8 @@ pub(super) struct Plan {
     pub(super) contents: HashMap<Slot, Content>,
     /// Wanted directories that are in the live tree, here or elsewhere.
     pub(super) alive_dirs: HashSet<Slot>,
+    /// Where a wanted inode that is in the live tree was found when the plan was made: history may know only a name that it has lost.
+    pub(super) found: HashMap<Slot, Place>,
 }
 
 struct Planner<'a> {
@@ -67,20 +69,29 @@ struct Planner<'a> {
     plan: Plan,
 }
 
+/// What is still to be planned.
+enum Step<'p> {
+    /// A directory on the way to restored paths, as it is and as it was, with the paths below it.
+    Way(Option<Arc<Trail>>, Option<Arc<Trail>>, Vec<&'p [Name]>),
+    /// What a restored path led to.
+    Wanted(Child, Arc<Trail>),
+}
+
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
     pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>], touched: Touched) -> SysResult<Plan> {
-        let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new() };
+        let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new(), found: HashMap::new() };
         let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, plan };
         if paths.is_empty() {
             planner.plan.alive_dirs.insert(Slot::ROOT);
-            planner.dir(Trail::root(), Some(Trail::root()))?;
+            let wanted = planner.dir(Trail::root(), Some(Trail::root()))?;
+            planner.all_wanted(wanted)?;
         }
         let mut split: Vec<Vec<Name>> = paths.iter().map(|path| path.split(|byte| *byte == b'/').map(Name::new).collect()).collect();
         split.sort();
         let split: Vec<&[Name]> = split.iter().map(Vec::as_slice).collect();
         if !split.is_empty() {
-            planner.some(Some(Trail::root()), Some(Trail::root()), &split)?;
+            planner.paths(split)?;
         }
         Ok(planner.plan)
     }
@@ -103,14 +114,23 @@ impl Plan {
 }
 
 impl Planner<'_> {
-    /// The paths below one directory, each without the names that lead to it, sorted. Directories on the way are gone to by name, in the live tree;
-    /// where one is missing it comes back too, with nothing else in it.
-    fn some(&mut self, live: Option<Arc<Trail>>, then: Option<Arc<Trail>>, paths: &[&[Name]]) -> SysResult<()> {
-        let Some(want) = live.clone().or_else(|| then.clone()) else { return Ok(()) };
-        // Parents come before children. One that is there keeps its attributes: it was not asked for.
-        let index = self.plan.dirs.len();
-        self.plan.dirs.push(DirPlan { want, live: live.clone(), names: Vec::new(), dress: live.is_none() });
-        let mut names = Vec::new();
+    /// What is at and below the given paths, split into names and sorted. Depth first, without recursion: a tree can be deeper than the stack.
+    fn paths(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
+        let mut open = vec![Step::Way(Some(Trail::root()), Some(Trail::root()), paths)];
+        while let Some(step) = open.pop() {
+            match step {
+                Step::Way(live, then, paths) => open.extend(self.some(live, then, &paths)?.into_iter().rev()),
+                Step::Wanted(child, trail) => self.all_wanted(vec![(child, trail)])?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The paths below one directory, each without the names that lead to it, sorted; gives what is to be done below. Directories on the way are gone
+    /// to by name, in the live tree; where one is missing it comes back too, with nothing else in it.
+    fn some<'p>(&mut self, live: Option<Arc<Trail>>, then: Option<Arc<Trail>>, paths: &[&'p [Name]]) -> SysResult<Vec<Step<'p>>> {
+        let Some(want) = live.clone().or_else(|| then.clone()) else { return Ok(Vec::new()) };
+        let (mut names, mut below) = (Vec::new(), Vec::new());
         for group in paths.chunk_by(|a, b| a.first() == b.first()) {
             let Some((name, rest)) = group.first().and_then(|path| path.split_first()) else { continue };
             let have = live.as_ref().map_or(Ok(None), |dir| self.engine.view(State::Live).step(dir, name))?;
@@ -118,7 +138,7 @@ impl Planner<'_> {
             let plan = NamePlan { name: name.clone(), want: want.clone(), have: have.as_ref().map(|(child, _)| *child) };
             if rest.is_empty() {
                 names.push(plan);
-                want.map_or(Ok(()), |(child, trail)| self.wanted(child, trail))?;
+                below.extend(want.map(|(child, trail)| Step::Wanted(child, trail)));
                 continue;
             }
             let is_dir = |found: &(Child, Arc<Trail>)| found.0.kind == Kind::Dir;
@@ -126,17 +146,15 @@ impl Planner<'_> {
             if have.is_none() && want.is_some() {
                 names.push(plan);
             }
-            let next: Vec<&[Name]> = group.iter().filter_map(|path| path.get(1..)).collect();
-            self.some(have, want, &next)?;
+            below.push(Step::Way(have, want, group.iter().filter_map(|path| path.get(1..)).collect()));
         }
-        if let Some(dir) = self.plan.dirs.get_mut(index) {
-            dir.names = names;
-        }
-        Ok(())
+        // Parents come before children. One that is there keeps its attributes: it was not asked for.
+        self.plan.dirs.push(DirPlan { want, dress: live.is_none(), live, names });
+        Ok(below)
     }
 
-    /// A directory of the checkpoint, and whether it is in the live tree.
-    fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<()> {
+    /// A directory of the checkpoint, and whether it is in the live tree; gives what is wanted in it.
+    fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<(Child, Arc<Trail>)>> {
         let names: Vec<Name> = match &live {
             Some(_) => self.touched.names.get(&want.slot).map(|names| names.iter().cloned().collect()).unwrap_or_default(),
             None => self.view.list(&want)?.into_iter().map(|(name, _)| name).collect(),
@@ -145,7 +163,7 @@ impl Planner<'_> {
         for name in names {
             let wanted = match self.view.step(&want, &name) {
                 // Changed while nobody served the tree: it stays as it is.
-                Err(Errno::EIO) => continue,
+                Err(Errno::EIO) if self.view.may_be_unserved() => continue,
                 wanted => wanted?,
             };
             let have = match &live {
@@ -158,33 +176,53 @@ impl Planner<'_> {
         }
         let next: Vec<(Child, Arc<Trail>)> = plans.iter().filter_map(|plan| plan.want.clone()).collect();
         self.plan.dirs.push(DirPlan { want, live, names: plans, dress: true });
-        for (child, trail) in next {
-            self.wanted(child, trail)?;
-        }
-        Ok(())
+        Ok(next)
     }
 
-    fn wanted(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<()> {
-        let alive = self.is_alive(child, &trail);
-        if child.kind == Kind::Dir {
-            if alive {
-                self.plan.alive_dirs.insert(child.slot);
+    /// Everything that is wanted, in order, with everything below it.
+    fn all_wanted(&mut self, wanted: Vec<(Child, Arc<Trail>)>) -> SysResult<()> {
+        let mut open = wanted;
+        open.reverse();
+        while let Some((child, trail)) = open.pop() {
+            let alive = self.is_alive(child, &trail)?;
+            if child.kind == Kind::Dir {
+                if alive {
+                    self.plan.alive_dirs.insert(child.slot);
+                }
+                let below = self.dir(Arc::clone(&trail), alive.then_some(trail))?;
+                open.extend(below.into_iter().rev());
+            } else if !self.plan.contents.contains_key(&child.slot) {
+                let content = self.content(child, &trail, alive)?;
+                self.plan.contents.insert(child.slot, content);
             }
-            return self.dir(Arc::clone(&trail), alive.then_some(trail));
-        }
-        if !self.plan.contents.contains_key(&child.slot) {
-            let content = self.content(child, &trail, alive)?;
-            self.plan.contents.insert(child.slot, content);
         }
         Ok(())
     }
 
     /// The inode is still in the live tree, where the restore may take it from.
-    fn is_alive(&self, child: Child, trail: &Arc<Trail>) -> bool {
-        if self.paths.is_empty() {
-            return self.engine.live.locate(At::from(trail), child.kind).is_ok();
+    fn is_alive(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
+        let found = if self.paths.is_empty() {
+            match self.engine.live.locate(At::from(trail), child.kind) {
+                Err(Errno::ESTALE) => None,
+                place => Some(place?),
+            }
+        } else {
+            self.names_inside(child, trail)?.pop()
+        };
+        let alive = found.is_some();
+        self.plan.found.extend(found.map(|place| (child.slot, place)));
+        Ok(alive)
+    }
+
+    /// The places where the live inode is that are to be restored.
+    fn names_inside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Vec<Place>> {
+        let mut inside = Vec::new();
+        for place in self.engine.live.locate_all(At::from(trail), child.kind)? {
+            if self.is_below_paths(&place)? {
+                inside.push(place);
+            }
         }
-        self.engine.live.locate_all(At::from(trail), child.kind).iter().any(|place| self.is_below_paths(place))
+        Ok(inside)
     }
 
     /// The live inode has, or may have, names that are not to be restored: what is done to it would be seen there.
@@ -192,25 +230,28 @@ impl Planner<'_> {
         if self.paths.is_empty() {
             return Ok(false);
         }
-        let inside = self.engine.live.locate_all(At::from(trail), child.kind).iter().filter(|place| self.is_below_paths(place)).count();
-        Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside as u64)
+        let inside = self.names_inside(child, trail)?.len() as u64;
+        Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside)
     }
 
-    fn is_below_paths(&self, place: &Place) -> bool {
-        let Some(path) = self.live_path(place) else { return false };
-        self.paths.iter().any(|allowed| path == *allowed || (path.starts_with(allowed) && path.get(allowed.len()) == Some(&b'/')))
+    fn is_below_paths(&self, place: &Place) -> SysResult<bool> {
+        let Some(path) = self.live_path(place)? else { return Ok(false) };
+        Ok(self.paths.iter().any(|allowed| path == *allowed || (path.starts_with(allowed) && path.get(allowed.len()) == Some(&b'/'))))
     }
 
-    /// The path of a place in the live tree.
-    fn live_path(&self, place: &Place) -> Option<Vec<u8>> {
+    /// The path of a place in the live tree; `None` if it is not in it.
+    fn live_path(&self, place: &Place) -> SysResult<Option<Vec<u8>>> {
         let mut names = vec![place.name.clone()];
         let mut at = place.parent;
         while at != Slot::ROOT {
-            let up = self.engine.live.locate(At::from(at), Kind::Dir).ok()?;
+            let up = match self.engine.live.locate(At::from(at), Kind::Dir) {
+                Err(Errno::ESTALE) => return Ok(None),
+                up => up?,
+            };
             names.push(up.name);
             at = up.parent;
         }
-        Some(names.iter().rev().fold(Vec::new(), |path, name| join(&path, name)))
+        Ok(Some(names.iter().rev().fold(Vec::new(), |path, name| join(&path, name))))
     }
 
     fn content(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
@@ -220,7 +261,7 @@ impl Planner<'_> {
         if !self.touched.nodes.contains(&child.slot) {
             return Ok(Content::Same);
         }
-        if self.view.attr(trail) == Err(Errno::EIO) {
+        if self.view.may_be_unserved() && self.view.attr(trail) == Err(Errno::EIO) {
             // Changed while nobody served the tree: it stays as it is.
             return Ok(Content::Same);
         }

@@ -80,7 +80,10 @@ impl Batch {
             }
             Record::Tags { id, tags } => self.checkpoints.entry(*id).or_default().tags = Some(tags.clone()),
             Record::Deleted { id } => self.checkpoints.entry(*id).or_default().deleted = true,
-            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Unmounted { .. } => {}
+            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Unmounted { .. } | Record::By { .. } => {}
+            Record::Sealed { epoch, whole, .. } => {
+                self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));
+            }
             Record::Mounted { at_ns, stopped_ns } => {
                 if let Some(stopped_ns) = stopped_ns {
                     self.changes.insert(keys::absence_key(*at_ns), Change::Put(stopped_ns.to_le_bytes().to_vec()));
@@ -132,6 +135,50 @@ impl Batch {
                 None => {
                     self.changes.insert(key, Change::Keep(value));
                 }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the entries of an index are after batches, in memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Image(BTreeMap<Vec<u8>, Vec<u8>>);
+
+impl Image {
+    pub fn new() -> Image {
+        Image::default()
+    }
+
+    /// The sealed value of a key.
+    pub fn get(&self, key: &[u8]) -> Option<&Vec<u8>> {
+        self.0.get(key)
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.0.keys()
+    }
+
+    /// As an index applies it.
+    pub fn apply(&mut self, batch: &Batch) -> StoreResult<()> {
+        for (key, change) in &batch.changes {
+            match change {
+                Change::Remove => {
+                    self.0.remove(key);
+                }
+                Change::Keep(value) => {
+                    self.0.entry(key.clone()).or_insert_with(|| keys::seal(key, value.clone()));
+                }
+                Change::Put(value) => {
+                    self.0.insert(key.clone(), keys::seal(key, value.clone()));
+                }
+            }
+        }
+        for (id, change) in &batch.checkpoints {
+            let key = keys::checkpoint_key(*id);
+            let stored = self.0.get(&key).and_then(|value| keys::unseal(&key, value)).map(<[u8]>::to_vec);
+            if let Some(value) = super::checkpoint_after(&key, stored, change)? {
+                self.0.insert(key, value);
             }
         }
         Ok(())

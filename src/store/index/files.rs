@@ -12,6 +12,8 @@ use rustix::io::Errno;
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::layout::Layout;
+use crate::sys;
+use crate::sys::fault::{self, Call};
 
 const NAME: &str = "index";
 const ASIDE: &str = "index.bad-";
@@ -29,6 +31,7 @@ pub(super) struct Home {
 
 /// Calls sled, and turns its panics into errors: it panics on some damage instead of reporting it.
 pub(super) fn guarded<T>(what: &'static str, call: impl FnOnce() -> StoreResult<T>) -> StoreResult<T> {
+    fault::check(Call::Index).map_err(StoreError::io(what, NAME))?;
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(StoreError::IndexPanic { what }))
 }
 
@@ -37,6 +40,12 @@ impl Home {
         if layout.read_only() {
             return Err(StoreError::ReadOnly);
         }
+        let (dir, path) = layout.index_home()?;
+        Ok(Home { dir, path })
+    }
+
+    /// As [`Home::of`], also where nothing else of the store may be written.
+    pub fn to_check(layout: &Layout) -> StoreResult<Home> {
         let (dir, path) = layout.index_home()?;
         Ok(Home { dir, path })
     }
@@ -50,10 +59,11 @@ impl Home {
         }
     }
 
-    /// Opens the database, and makes it if there is none. It must be a directory: sled would follow a link.
+    /// Opens the database, and makes it if there is none. It must be a directory, with nothing in it that leads elsewhere: sled opens by path, follows
+    /// links, and waits for ever for somebody to write into a FIFO.
     pub fn open(&self) -> StoreResult<sled::Db> {
         at::make_dir(&self.dir, NAME).map_err(StoreError::io("make", NAME))?;
-        at::open_dir(&self.dir, NAME).map_err(StoreError::io("open", NAME))?;
+        self.check_files()?;
         let mut tries = 0;
         loop {
             match guarded("open", || Ok(self.config().open()?)) {
@@ -64,6 +74,23 @@ impl Home {
                 result => return result,
             }
         }
+    }
+
+    /// Refuses a database in which there is anything but files of its own, and one level of directories with such.
+    fn check_files(&self) -> StoreResult<()> {
+        let check = || -> io::Result<()> {
+            let dir = at::open_dir(&self.dir, NAME)?;
+            for name in at::names(&dir)? {
+                if !at::is_dir(&dir, &name)? {
+                    at::check_own_file(&dir, &name)?;
+                    continue;
+                }
+                let below = at::open_dir(&dir, std::str::from_utf8(&name).map_err(|_| Errno::INVAL)?)?;
+                at::names(&below)?.iter().try_for_each(|name| at::check_own_file(&below, name))?;
+            }
+            Ok(())
+        };
+        check().map_err(StoreError::io("trust", NAME))
     }
 
     /// Nothing is flushed behind our back: sled's own flush reaches no disk, and its thread would fail where nobody looks.
@@ -121,7 +148,7 @@ fn sync_files(dir: &OwnedFd) -> io::Result<()> {
             Err(Errno::NOENT) => continue,
             Err(error) => return Err(error.into()),
         };
-        rustix::fs::fsync(file)?;
+        sys::fsync(file)?;
     }
     at::sync_dir(dir)
 }

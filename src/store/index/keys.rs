@@ -8,7 +8,7 @@ use crate::store::journal::Address;
 use crate::store::record::Key;
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -20,6 +20,7 @@ const TAG_ABSENCE: u8 = b'B';
 const TAG_ENTRY: u8 = b'E';
 const TAG_HOME: u8 = b'H';
 const TAG_PLACE: u8 = b'P';
+const TAG_SEAL: u8 = b'S';
 const TAG_XATTRS: u8 = b'X';
 
 /// Bytes of the checksum at the end of each value.
@@ -84,6 +85,26 @@ pub(super) fn absences_prefix() -> [u8; 1] {
 pub(super) fn parse_absence(key: &[u8]) -> Option<i64> {
     let number: [u8; 8] = key.get(1..)?.try_into().ok()?;
     Some(u64::from_be_bytes(number).cast_signed())
+}
+
+/// The key of a record of hashes of an epoch's objects, by where it is.
+pub(super) fn seal_key(epoch: Epoch, at: Address) -> Vec<u8> {
+    let mut key = seals_prefix(epoch);
+    key.extend_from_slice(&at.segment.to_be_bytes());
+    key.extend_from_slice(&at.offset.to_be_bytes());
+    key
+}
+
+/// All keys of hashes of an epoch begin with this.
+pub(super) fn seals_prefix(epoch: Epoch) -> Vec<u8> {
+    tagged(TAG_SEAL, epoch.0)
+}
+
+/// Where the record of hashes is, from its key.
+pub(super) fn parse_seal(key: &[u8]) -> Option<Address> {
+    let (_, rest) = key.split_first_chunk::<9>()?;
+    let (segment, offset) = rest.split_first_chunk::<4>()?;
+    Some(Address { segment: u32::from_be_bytes(*segment), offset: u32::from_be_bytes(offset.try_into().ok()?) })
 }
 
 /// All keys of checkpoints begin with this.

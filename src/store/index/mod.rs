@@ -18,12 +18,14 @@
 //! index.bad-N/     set aside
 //!
 //! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
-//! "ms"                                           u32 version = 1, 16 B store id
+//! "ms"                                           u32 version = 2, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
 //! 'E' dir, name escaped, epoch                   address, u16 item        undo records: which frame, which item of its list
 //! 'A' 'X' 'D' 'H' slot, epoch                    address, u16 item        attributes, extended attributes, data, home
 //! 'P' slot                                       place (`codec`)          where an inode with a past was seen last
 //! 'C' id                                         u8 deleted, address, checkpoint (`codec`)
+//! 'B' end                                        i64 begin               when nobody served the tree, ns since 1970
+//! 'S' epoch, u32 segment, u32 offset             u8 whole                a record of hashes of that epoch's objects, by where it is
 //!
 //! address   u32 segment, u32 offset
 //! escaped   00 becomes 00 ff; ends with 00 00
@@ -136,6 +138,25 @@ impl Index {
         home.set_aside()?;
         let db = begin(&home, id)?;
         Ok((Index { home, id, applying: Mutex::ranked(Rank::Applying, ()), db: RwLock::ranked(Rank::Database, Some(db)) }, Opening::Rebuild(doubt)))
+    }
+
+    /// Opens the index of a store that nobody serves, to check it; why it cannot be used, if so. Nothing is set aside. (sled itself may mend its files.)
+    ///
+    /// Errors: `Io`, `NoIndexPath`.
+    pub fn open_to_check(layout: &Layout) -> StoreResult<Result<Index, Doubt>> {
+        let (home, id) = (Home::to_check(layout)?, layout.id());
+        if !home.exists()? {
+            return Ok(Err(Doubt::Missing));
+        }
+        Ok(match home.open().and_then(|db| Ok((verify(&db, id)?, db))) {
+            Ok((None, db)) => Ok(Index { home, id, applying: Mutex::ranked(Rank::Applying, ()), db: RwLock::ranked(Rank::Database, Some(db)) }),
+            Ok((Some(doubt), db)) => {
+                close(db);
+                Err(doubt)
+            }
+            Err(StoreError::IndexDamaged) => Err(Doubt::Damaged),
+            Err(_) => Err(Doubt::Unreadable),
+        })
     }
 
     /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers wait meanwhile.
@@ -255,6 +276,19 @@ impl Index {
         })
     }
 
+    /// The records of hashes of an epoch's objects, and whether each says that the epoch is hashed whole.
+    pub fn seals(&self, epoch: Epoch) -> StoreResult<Vec<(Address, bool)>> {
+        self.with("list", |db| {
+            let mut seals = Vec::new();
+            for entry in db.scan_prefix(keys::seals_prefix(epoch)) {
+                let (key, value) = entry?;
+                let whole = keys::unseal(&key, &value).and_then(|value| value.first().copied());
+                seals.push((keys::parse_seal(&key).ok_or(StoreError::IndexDamaged)?, whole.ok_or(StoreError::IndexDamaged)? != 0));
+            }
+            Ok(seals)
+        })
+    }
+
     /// The highest number that a checkpoint ever had, deleted ones included.
     pub fn last_checkpoint(&self) -> StoreResult<Option<CheckpointId>> {
         self.with("look up", |db| match db.scan_prefix(keys::checkpoints_prefix()).next_back().transpose()? {
@@ -282,12 +316,56 @@ impl Index {
         self.home.sync()
     }
 
+    /// Sets the index aside, so that the next opening makes it anew. What is open stays so.
+    pub fn distrust(&self) {
+        if let Err(error) = self.home.set_aside() {
+            tracing::warn!(error = &error as &dyn std::error::Error, "an index that failed cannot be set aside");
+        }
+    }
+
     /// All that is in the index, in order of the keys: two indexes with the same dump are equal. For fsck and tests.
     pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
         self.with("list", |db| {
             let pairs = db.iter().map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
             Ok(pairs.collect::<Result<_, _>>()?)
         })
+    }
+
+    /// How the index differs from what the journal says, as far as it says that it is applied: the number of entries that are missing or hold
+    /// something else, and of those that should not be there. Entries of records that come after are right if they are those records'.
+    ///
+    /// Errors: those of reading either.
+    pub fn compare(&self, journal: &Journal) -> StoreResult<Difference> {
+        let _applying = self.applying.lock();
+        let applied = self.applied()?;
+        let mut found = self.dump()?;
+        found.retain(|(key, _)| key != keys::META_STORE && key != keys::META_APPLIED);
+        let mut now = batch::Image::new();
+        let add = |image: &mut batch::Image, from: Address, to: Option<Address>| -> StoreResult<()> {
+            let mut batch = Batch::new();
+            for entry in journal.scan(from, to) {
+                let (at, record) = entry?;
+                batch.add(at, &record)?;
+                if batch.len() >= REBUILD_BATCH {
+                    image.apply(&std::mem::take(&mut batch))?;
+                }
+            }
+            image.apply(&batch)
+        };
+        add(&mut now, journal.start(), Some(applied))?;
+        let mut later = now.clone();
+        add(&mut later, applied, None)?;
+        let mut difference = Difference::default();
+        for (key, value) in &found {
+            let here = now.get(key);
+            let right = here.is_some_and(|known| known == value) || later.get(key).is_some_and(|known| known == value);
+            // An entry that a record beyond takes back may be there still; one that was never told of may not.
+            difference.wrong += u64::from(!right && (here.is_some() || later.get(key).is_some()));
+            difference.strange += u64::from(!right && here.is_none() && later.get(key).is_none());
+        }
+        let there: std::collections::HashSet<&[u8]> = found.iter().map(|(key, _)| key.as_slice()).collect();
+        difference.missing = now.keys().filter(|key| !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some()).count() as u64;
+        Ok(difference)
     }
 
     fn with<T>(&self, what: &'static str, call: impl FnOnce(&sled::Db) -> StoreResult<T>) -> StoreResult<T> {
@@ -308,6 +386,24 @@ impl Drop for Index {
 impl fmt::Debug for Index {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Index").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// How an index differs from its journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// Entries that are not there.
+    pub missing: u64,
+    /// Entries that say something else.
+    pub wrong: u64,
+    /// Entries of which the journal knows nothing.
+    pub strange: u64,
+}
+
+impl Difference {
+    /// There is none.
+    pub fn is_none(&self) -> bool {
+        *self == Difference::default()
     }
 }
 
@@ -407,9 +503,8 @@ fn apply(db: &sled::Db, batch: &Batch) -> StoreResult<()> {
     }
     for (id, change) in &batch.checkpoints {
         let key = keys::checkpoint_key(*id);
-        match checkpoint_after(get(db, &key)?, change)? {
-            Some(known) => out.insert(key.as_slice(), keys::seal(&key, known.bytes()?)),
-            None => tracing::warn!(%id, "the journal speaks of a checkpoint that was never made"),
+        if let Some(value) = checkpoint_after(&key, get(db, &key)?, change)? {
+            out.insert(key.as_slice(), value);
         }
     }
     if let Some((last, end)) = batch.applied {
@@ -421,18 +516,22 @@ fn apply(db: &sled::Db, batch: &Batch) -> StoreResult<()> {
     Ok(db.apply_batch(out)?)
 }
 
-fn checkpoint_after(stored: Option<Vec<u8>>, change: &CheckpointChange) -> StoreResult<Option<KnownCheckpoint>> {
+/// The sealed value of a checkpoint after a change; `stored`: the value before, without its checksum.
+fn checkpoint_after(key: &[u8], stored: Option<Vec<u8>>, change: &CheckpointChange) -> StoreResult<Option<Vec<u8>>> {
     let base = match (&change.made, stored) {
         (Some((checkpoint, at)), _) => KnownCheckpoint { deleted: false, at: *at, checkpoint: checkpoint.clone() },
         (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
-        (None, None) => return Ok(None),
+        (None, None) => {
+            tracing::warn!("the journal speaks of a checkpoint that was never made");
+            return Ok(None);
+        }
     };
     let mut known = base;
     if let Some(tags) = &change.tags {
         known.checkpoint.tags = tags.clone();
     }
     known.deleted |= change.deleted;
-    Ok(Some(known))
+    Ok(Some(keys::seal(key, known.bytes()?)))
 }
 
 #[cfg(test)]

@@ -24,11 +24,13 @@
 //! ```
 //! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved `list (uint slot, place)`; 4 Checkpoint `checkpoint`;
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
-//! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`.
+//! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`;
+//! 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Sealed `uint epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash),
+//! bool whole`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Sealed, Undo};
 use crate::sys::{Kind, Stat, Time, Xattrs};
 
 /// Most bytes of a name in a directory.
@@ -41,6 +43,10 @@ pub const TAG_MAX: usize = 255;
 pub const TAGS_MAX: usize = 64;
 /// Most undo records in one frame: their number is a `u16` in the index.
 pub const UNDO_ITEMS_MAX: usize = 65_535;
+/// Most objects in one record of hashes.
+pub const SEALED_MAX: usize = 4096;
+/// Most bytes of the name of a process (Linux has 15).
+pub const PROCESS_MAX: usize = 64;
 /// Most bytes of a link target or a path.
 const PATH_BYTES_MAX: usize = 65_536;
 /// Most bytes of the name of an extended attribute.
@@ -51,7 +57,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 11;
+pub(super) const KIND_MAX: u16 = 13;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -66,8 +72,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             1
         }
         Record::Void { epoch, slot } => {
-            w.uint(epoch.0);
-            w.uint(slot.0);
+            w.uints([epoch.0, slot.0]);
             2
         }
         Record::Moved { places } => {
@@ -97,26 +102,27 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             7
         }
         Record::RestoreBegin { target, guard, paths } => {
-            w.uint(target.0);
-            w.uint(guard.0);
+            w.uints([target.0, guard.0]);
             w.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
             8
         }
         Record::RestoreEnd => 9,
         Record::Mounted { at_ns, stopped_ns } => {
             w.int(*at_ns);
-            match stopped_ns {
-                None => w.byte(0),
-                Some(at) => {
-                    w.byte(1);
-                    w.int(*at);
-                }
-            }
+            w.int_option(*stopped_ns);
             10
         }
         Record::Unmounted { at_ns } => {
             w.int(*at_ns);
             11
+        }
+        Record::By { at_ns, actor } => {
+            w.actor(*at_ns, actor)?;
+            12
+        }
+        Record::Sealed { epoch, objects, whole } => {
+            w.sealed(*epoch, objects, *whole)?;
+            13
         }
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
@@ -152,6 +158,11 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
             Record::Mounted { at_ns, stopped_ns }
         }
         11 => Record::Unmounted { at_ns: r.int()? },
+        12 => Record::By { at_ns: r.int()?, actor: r.actor()? },
+        13 => {
+            let epoch = Epoch(r.uint()?);
+            Record::Sealed { epoch, objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?, whole: r.bool()? }
+        }
         _ => return Err(CodecError::Unknown),
     };
     r.end()?;
@@ -203,8 +214,19 @@ impl Writer<'_> {
         self.byte(value as u8);
     }
 
+    fn uints<const N: usize>(&mut self, values: [u64; N]) {
+        values.into_iter().for_each(|value| self.uint(value));
+    }
+
     fn int(&mut self, value: i64) {
         self.uint(((value << 1) ^ (value >> 63)) as u64);
+    }
+
+    fn int_option(&mut self, value: Option<i64>) {
+        self.byte(u8::from(value.is_some()));
+        if let Some(value) = value {
+            self.int(value);
+        }
     }
 
     fn bytes(&mut self, bytes: &[u8], limit: usize) -> Coded<()> {
@@ -255,12 +277,39 @@ impl Writer<'_> {
 
     fn object(&mut self, object: ObjectId) {
         self.uint(object.epoch.0);
+        self.object_in_epoch(object);
+    }
+
+    fn object_in_epoch(&mut self, object: ObjectId) {
         self.uint(object.slot.0);
         self.uint(u64::from(object.serial));
         self.byte(match object.origin {
             ObjectOrigin::Cloned => 0,
             ObjectOrigin::Moved => 1,
         });
+    }
+
+    fn actor(&mut self, at_ns: i64, actor: &Actor) -> Coded<()> {
+        self.int(at_ns);
+        for field in [actor.uid, actor.gid, actor.pid] {
+            self.uint(u64::from(field));
+        }
+        self.bytes(actor.process.as_bytes(), PROCESS_MAX)
+    }
+
+    fn sealed(&mut self, epoch: Epoch, objects: &[Sealed], whole: bool) -> Coded<()> {
+        self.uint(epoch.0);
+        self.list(objects, SEALED_MAX, |w, sealed| {
+            if sealed.object.epoch != epoch {
+                return Err(CodecError::Range);
+            }
+            w.object_in_epoch(sealed.object);
+            w.uint(sealed.size);
+            w.0.extend_from_slice(&sealed.hash);
+            Ok(())
+        })?;
+        self.byte(u8::from(whole));
+        Ok(())
     }
 
     fn time(&mut self, time: &Time) -> Coded<()> {
@@ -464,8 +513,24 @@ impl<'a> Reader<'a> {
     }
 
     fn object(&mut self) -> Coded<ObjectId> {
+        let epoch = Epoch(self.uint()?);
+        self.object_in_epoch(epoch)
+    }
+
+    fn actor(&mut self) -> Coded<Actor> {
+        Ok(Actor { uid: self.small()?, gid: self.small()?, pid: self.small()?, process: self.text(PROCESS_MAX)? })
+    }
+
+    fn sealed(&mut self, epoch: Epoch) -> Coded<Sealed> {
+        let (object, size) = (self.object_in_epoch(epoch)?, self.uint()?);
+        let (hash, rest) = self.0.split_first_chunk::<32>().ok_or(CodecError::Short)?;
+        self.0 = rest;
+        Ok(Sealed { object, size, hash: *hash })
+    }
+
+    fn object_in_epoch(&mut self, epoch: Epoch) -> Coded<ObjectId> {
         Ok(ObjectId {
-            epoch: Epoch(self.uint()?),
+            epoch,
             slot: Slot(self.uint()?),
             serial: self.small()?,
             origin: match self.byte()? {

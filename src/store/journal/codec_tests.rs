@@ -84,6 +84,15 @@ fn records() -> Vec<Record> {
         Record::Mounted { at_ns: i64::MIN, stopped_ns: Some(-1) },
         Record::Mounted { at_ns: 7, stopped_ns: None },
         Record::Unmounted { at_ns: i64::MAX },
+        Record::By { at_ns: -7, actor: Actor { uid: 0, gid: u32::MAX, pid: 4711, process: "größe".into() } },
+        Record::Sealed { epoch: Epoch(7), objects: vec![], whole: true },
+        Record::Sealed {
+            epoch: Epoch(7),
+            objects: [ObjectOrigin::Cloned, ObjectOrigin::Moved]
+                .map(|origin| Sealed { object: object(origin), size: 1 << 40, hash: [0xa5; 32] })
+                .into(),
+            whole: false,
+        },
     ]
 }
 
@@ -181,6 +190,12 @@ fn limits_hold_at_n_and_not_at_n_plus_one() {
     let other = encoded(&sized(PAYLOAD_MAX - 100)).1.len() - (PAYLOAD_MAX - 100);
     assert!(encode(&sized(PAYLOAD_MAX - other), &mut Vec::new()).is_ok());
     assert_eq!(encode(&sized(PAYLOAD_MAX - other + 1), &mut Vec::new()), Err(CodecError::Limit));
+}
+
+#[test]
+fn a_hash_is_of_an_object_of_the_epoch_that_the_record_names() {
+    let objects = vec![Sealed { object: object(ObjectOrigin::Cloned), size: 1, hash: [0; 32] }];
+    assert_eq!(encode(&Record::Sealed { epoch: Epoch(8), objects, whole: true }, &mut Vec::new()), Err(CodecError::Range));
 }
 
 #[test]

@@ -30,7 +30,7 @@
 //!
 //! segment   "ckptjrnl", u32 version = 1, u32 number, 16 B store id, 32 B hash of these 32 bytes; then frames to the end
 //! frame     u32 len       bytes of payload, at most 4 MiB
-//!           u16 kind      1 ... 11, see `codec`
+//!           u16 kind      1 ... 13, see `codec`
 //!           u16 flags     0
 //!           u64 seq
 //!           u64 durable   all frames up to this number were on disk when this one was written
@@ -52,11 +52,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use rustix::io::Errno;
 
 use self::frame::{Link, Seen};
 use self::segment::SEGMENT_HEADER;
@@ -65,6 +62,7 @@ use super::error::{CodecError, StoreError, StoreResult};
 use super::layout::{Layout, StoreId};
 use super::record::Record;
 use crate::sys::lock::{Mutex, Rank};
+use crate::sys::{self, Errno};
 
 pub use self::scan::Scan;
 
@@ -171,11 +169,28 @@ impl Journal {
         let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
         let found = opening::open(&dir, &identity, segment_bytes, !layout.read_only())?;
+        let opening = Opening { torn: found.torn, end: found.end };
+        Ok((Journal::of(dir, identity, segment_bytes, found)?, opening))
+    }
+
+    /// Opens the journal of a store to check it: its chain is followed from the beginning, and if something in it is damaged the journal holds what
+    /// is whole before that. Nothing is written.
+    ///
+    /// Errors: `Io`.
+    pub fn open_to_check(layout: &Layout) -> StoreResult<(Journal, Opening, Option<StoreError>)> {
+        let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
+        let identity = Identity::new(layout.id());
+        let (found, damage) = opening::open_to_check(&dir, &identity)?;
+        let opening = Opening { torn: found.torn, end: found.end };
+        Ok((Journal::of(dir, identity, SEGMENT_BYTES, found)?, opening, damage))
+    }
+
+    fn of(dir: OwnedFd, identity: Identity, segment_bytes: u32, found: opening::Found) -> StoreResult<Journal> {
         let durable = if found.file.is_some() { found.link.seq } else { 0 };
         let (end, link) = (found.end, found.link);
-        let tail = Tail::new(layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?, found.tails);
+        let tail = Tail::new(dir.try_clone().map_err(StoreError::io("open", "journal"))?, found.tails);
         let writer = Writer { file: found.file, end, link, durable, unsynced: Vec::new(), buffer: Vec::new(), tail };
-        let journal = Journal {
+        Ok(Journal {
             dir,
             identity,
             segment_bytes,
@@ -186,8 +201,7 @@ impl Journal {
             writer: Mutex::ranked(Rank::Writer, writer),
             making: Mutex::ranked(Rank::Making, ()),
             readers: Mutex::new(BTreeMap::new()),
-        };
-        Ok((journal, Opening { torn: found.torn, end }))
+        })
     }
 
     /// Appends records, all with one write, and returns where each begins. They survive a `kill -9` on return, and a power cut after
@@ -245,9 +259,9 @@ impl Journal {
             (files, writer.link.seq, end, writer.tail.turn(end))
         };
         for file in &files {
-            if let Err(error) = file.sync_data() {
-                self.latched.store(true, Ordering::Release);
-                return Err(StoreError::io("sync", "the journal")(error));
+            if let Err(errno) = sys::fdatasync(&**file) {
+                self.latch();
+                return Err(StoreError::io("sync", "the journal")(errno));
             }
         }
         {
@@ -289,6 +303,11 @@ impl Journal {
         self.latched.load(Ordering::Acquire)
     }
 
+    /// Takes nothing more: something that the journal speaks of, or its own end, may not be on disk, and no later sync would tell.
+    pub fn latch(&self) {
+        self.latched.store(true, Ordering::Release);
+    }
+
     /// The record of the frame that begins here; its hash is checked.
     ///
     /// Errors: `JournalDamaged` if there is no whole frame, `BadRecord` if it cannot be decoded, `Io`.
@@ -325,17 +344,17 @@ impl Journal {
     fn write(&self, writer: &mut Writer) -> StoreResult<()> {
         let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
         let ordered = writer.tail.put(writer.end, &writer.buffer);
-        if let Err(error) = file.write_all_at(&writer.buffer, u64::from(writer.end.offset)) {
+        if let Err(errno) = sys::write_all_at(&**file, &writer.buffer, u64::from(writer.end.offset)) {
             writer.tail.take_back(writer.end, &writer.buffer);
-            return Err(self.write_failed(writer, error));
+            return Err(self.write_failed(writer, errno));
         }
         if ordered {
             return Ok(());
         }
         for file in writer.unsynced.iter().chain(&writer.file) {
-            if let Err(error) = file.sync_data() {
-                self.latched.store(true, Ordering::Release);
-                return Err(StoreError::io("sync", "the journal")(error));
+            if let Err(errno) = sys::fdatasync(&**file) {
+                self.latch();
+                return Err(StoreError::io("sync", "the journal")(errno));
             }
         }
         let stay = tail::remove(&self.dir, writer.tail.clear());
@@ -363,7 +382,7 @@ impl Journal {
     fn segment_for_writing(&self, number: u32) -> StoreResult<File> {
         let _making = self.making.lock();
         match segment::open(&self.dir, &self.identity, number, true) {
-            Err(error) if error.errno() == crate::sys::Errno::ENOENT => segment::make(&self.dir, &self.identity, number, self.segment_bytes),
+            Err(error) if error.errno() == Errno::ENOENT => segment::make(&self.dir, &self.identity, number, self.segment_bytes),
             result => result,
         }
     }
@@ -382,13 +401,13 @@ impl Journal {
     }
 
     /// What a failed write leaves is not known, so nothing may follow it. With the disk full it may be cut off, and then nothing is left of it.
-    fn write_failed(&self, writer: &Writer, error: std::io::Error) -> StoreError {
-        let full = matches!(Errno::from_io_error(&error), Some(Errno::NOSPC | Errno::DQUOT));
-        let cut = full && writer.file.as_ref().is_some_and(|file| file.set_len(u64::from(writer.end.offset)).is_ok());
+    fn write_failed(&self, writer: &Writer, errno: Errno) -> StoreError {
+        let full = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
+        let cut = full && writer.file.as_ref().is_some_and(|file| sys::truncate(&**file, u64::from(writer.end.offset)).is_ok());
         if !cut {
-            self.latched.store(true, Ordering::Release);
+            self.latch();
         }
-        StoreError::io("write to", "the journal")(error)
+        StoreError::io("write to", "the journal")(errno)
     }
 }
 

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
@@ -13,6 +12,7 @@ use super::segment::{self, SEGMENT_HEADER, Window};
 use super::{Address, Identity, tail};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
+use crate::sys;
 
 /// What a power cut loses, it loses in whole sectors of at least this many bytes.
 const SECTOR: usize = 512;
@@ -20,6 +20,9 @@ const SECTOR: usize = 512;
 const SEQ_AHEAD_MAX: u64 = 1 << 32;
 /// Most bytes of a segment file that are looked through for frames.
 const SURVEY_BYTES_MAX: u64 = 64 << 20;
+
+/// Most bytes of a segment that are hashed to find frames: each of them once, and much more for what claims falsely to be a frame.
+const SURVEY_HASHED_MAX: usize = 1 << 30;
 
 /// The end of a journal.
 pub(super) struct Found {
@@ -46,9 +49,10 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
         let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
         return Ok(Found { first: 1, file, end: Address::START, link: identity.genesis(), torn: false, witness: None, tails: Vec::new() });
     };
-    for (expected, number) in (first..).zip(&search.segments) {
-        if expected != *number {
-            return Err(StoreError::JournalDamaged { segment: expected, offset: 0 });
+    // Pairs, and no counting up: the last number that there is has none after it.
+    for (one, next) in search.segments.iter().zip(search.segments.iter().skip(1)) {
+        if one.checked_add(1) != Some(*next) {
+            return Err(StoreError::JournalDamaged { segment: one.saturating_add(1), offset: 0 });
         }
     }
     let start = search.starting_segment()?;
@@ -66,6 +70,43 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
     Ok(Found { first, file: Some(file), end, link, torn: rest.torn(), witness, tails: tail.names })
+}
+
+/// As [`open`] of a store that is read-only, for a check: follows the whole chain from the beginning to where it breaks or ends, and gives the damage
+/// beside what is whole before it.
+pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(Found, Option<StoreError>)> {
+    let search = Search { dir, identity, segments: segment::list(dir)? };
+    let first = search.segments.first().copied().unwrap_or(1);
+    let mut found = Found {
+        first,
+        file: None,
+        end: Address { segment: first, ..Address::START },
+        link: identity.genesis(),
+        torn: false,
+        witness: None,
+        tails: Vec::new(),
+    };
+    let gap = (first..).zip(&search.segments).find(|(expected, number)| expected != *number);
+    let walked = match gap {
+        _ if search.segments.is_empty() => return Ok((found, None)),
+        Some((missing, _)) => Err(StoreError::JournalDamaged { segment: missing, offset: 0 }),
+        None if first != 1 => Err(StoreError::JournalDamaged { segment: 1, offset: 0 }),
+        None => search.walk(first),
+    };
+    let damage = match walked {
+        Ok((end, link)) => {
+            (found.end, found.link) = (end, link);
+            match search.survey(end, link) {
+                Ok(rest) => {
+                    found.torn = rest.torn();
+                    None
+                }
+                Err(damage) => Some(damage),
+            }
+        }
+        Err(damage) => Some(damage),
+    };
+    Ok((found, damage))
 }
 
 /// What follows the end.
@@ -154,11 +195,13 @@ impl Search<'_> {
     fn survey(&self, end: Address, link: Link) -> StoreResult<Rest> {
         let damaged = StoreError::JournalDamaged { segment: end.segment, offset: end.offset };
         let mut rest = Rest { bytes: self.tail(end.segment, end.offset)?, segments: Vec::new() };
-        let mut later = self.frames_in(&rest.bytes, link.seq);
+        // Bytes that claim to hold more frames than there can be were made to keep us busy, and are no torn end.
+        let frames_in = |bytes: &[u8]| self.frames_in(bytes, link.seq).ok_or(StoreError::JournalDamaged { segment: end.segment, offset: end.offset });
+        let mut later = frames_in(&rest.bytes)?;
         let gap = later.first().map(|(gap, _)| *gap);
         for &number in self.segments.iter().filter(|number| **number > end.segment) {
             let bytes = self.tail(number, 0)?;
-            later.extend(self.frames_in(bytes.get(SEGMENT_HEADER as usize..).unwrap_or_default(), link.seq));
+            later.extend(frames_in(bytes.get(SEGMENT_HEADER as usize..).unwrap_or_default())?);
             let headed = segment::open(self.dir, self.identity, number, false).is_ok();
             if !headed || bytes.len() > SEGMENT_HEADER as usize {
                 rest.segments.push(number);
@@ -186,14 +229,18 @@ impl Search<'_> {
         read().map_err(StoreError::io("read the journal's segment", &name))
     }
 
-    /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their offsets.
-    fn frames_in(&self, bytes: &[u8], seq: u64) -> Vec<(usize, Header)> {
+    /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their offsets; `None` if telling would take too long.
+    fn frames_in(&self, bytes: &[u8], seq: u64) -> Option<Vec<(usize, Header)>> {
         let mut frames = Vec::new();
         let mut at = 0;
+        let mut hashed = SURVEY_HASHED_MAX;
         while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= frame::HEADER) {
             let header = Header::parse(rest).filter(Header::plausible);
             let near = header.filter(|header| header.seq > seq && header.seq - seq < SEQ_AHEAD_MAX);
-            at += match near.and(Some(frame::look(rest, &self.identity.key))) {
+            // What claims to be a frame is hashed as far as it says.
+            let claimed = near.and_then(|header| header.total());
+            hashed = hashed.checked_sub(claimed.unwrap_or(0))?;
+            at += match claimed.map(|_| frame::look(rest, &self.identity.key)) {
                 Some(Seen::Frame(header, payload, _)) => {
                     frames.push((at, header));
                     payload.len() + frame::OVERHEAD
@@ -201,7 +248,7 @@ impl Search<'_> {
                 Some(Seen::Nothing | Seen::Rubbish) | None => 1,
             };
         }
-        frames
+        Some(frames)
     }
 
     /// Saves and clears away what follows the end, so that nothing of it can be taken for a frame later. Durable on return.
@@ -211,7 +258,7 @@ impl Search<'_> {
         }
         let clear = || -> io::Result<()> {
             for &number in rest.segments.iter().rev() {
-                rustix::fs::renameat(self.dir, segment::file_name(number), self.dir, format!("torn-{number:08}-0"))?;
+                at::rename(self.dir, &segment::file_name(number), &format!("torn-{number:08}-0"))?;
             }
             if !rest.bytes.is_empty() {
                 let saved = format!("torn-{:08}-{}", end.segment, end.offset);
@@ -220,8 +267,8 @@ impl Search<'_> {
                     tracing::warn!(%error, "the torn end of the journal cannot be saved");
                 }
                 let file = at::open_file(self.dir, &segment::file_name(end.segment), OFlags::RDWR)?;
-                file.write_all_at(&vec![0; rest.bytes.len()], u64::from(end.offset))?;
-                file.sync_data()?;
+                sys::write_all_at(&file, &vec![0; rest.bytes.len()], u64::from(end.offset))?;
+                sys::fdatasync(&file)?;
             }
             at::sync_dir(self.dir)
         };
@@ -232,9 +279,9 @@ impl Search<'_> {
     fn settle(&self, start: u32, end: Address, last: &File) -> StoreResult<()> {
         let settle = || -> io::Result<()> {
             for &number in self.segments.iter().filter(|number| (start..end.segment).contains(number)) {
-                at::open_file(self.dir.as_fd(), &segment::file_name(number), OFlags::RDONLY)?.sync_data()?;
+                sys::fdatasync(at::open_file(self.dir.as_fd(), &segment::file_name(number), OFlags::RDONLY)?)?;
             }
-            last.sync_data()?;
+            sys::fdatasync(last)?;
             at::sync_dir(self.dir)
         };
         settle().map_err(StoreError::io("sync", "journal"))

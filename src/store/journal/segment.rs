@@ -3,16 +3,15 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use super::frame::{self, Header, Seen};
 use super::{Address, Identity};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
+use crate::sys::{self, Errno};
 
 /// Bytes before the first frame of a segment.
 pub(super) const SEGMENT_HEADER: u32 = 64;
@@ -20,6 +19,8 @@ pub(super) const SEGMENT_HEADER: u32 = 64;
 const MAGIC: &[u8; 8] = b"ckptjrnl";
 /// Version of the segment's header and frames.
 const VERSION: u32 = 1;
+/// Less space in advance than this is not worth a segment.
+const PREALLOCATED_MIN: u32 = 64 << 10;
 /// Bytes that a [`Window`] reads at once.
 const BLOCK: usize = 256 << 10;
 
@@ -59,10 +60,9 @@ pub(super) fn open(dir: impl AsFd, identity: &Identity, number: u32, write: bool
     let file = at::open_file(dir, &name, flags).map_err(StoreError::io("open the journal's segment", &name))?;
     let mut found = [0; SEGMENT_HEADER as usize];
     let damaged = StoreError::JournalDamaged { segment: number, offset: 0 };
-    match file.read_exact_at(&mut found, 0) {
-        Ok(()) if found.as_slice() == header(identity, number) => Ok(file),
-        Ok(()) => Err(damaged),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(damaged),
+    match read_up_to(&file, &mut found, 0) {
+        Ok(_) if found.as_slice() == header(identity, number) => Ok(file),
+        Ok(_) => Err(damaged),
         Err(error) => Err(StoreError::io("read the journal's segment", name)(error)),
     }
 }
@@ -75,9 +75,9 @@ pub(super) fn make(dir: impl AsFd, identity: &Identity, number: u32, bytes: u32)
     let made = (|| -> io::Result<File> {
         let file = at::open_file(dir, &unfinished, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
         preallocate(&file, bytes)?;
-        file.write_all_at(&header(identity, number), 0)?;
-        file.sync_all()?;
-        rustix::fs::renameat(dir, &unfinished, dir, &name)?;
+        sys::write_all_at(&file, &header(identity, number), 0)?;
+        sys::fsync(&file)?;
+        at::rename(dir, &unfinished, &name)?;
         at::sync_dir(dir)?;
         Ok(file)
     })();
@@ -88,28 +88,33 @@ pub(super) fn make(dir: impl AsFd, identity: &Identity, number: u32, bytes: u32)
     })
 }
 
-/// Takes space that reads as zeros. Where the filesystem cannot, the segment simply grows as it is written.
+/// Takes space that reads as zeros; on a filesystem that is nearly full, as much as there is. Where the filesystem cannot, the segment simply grows
+/// as it is written.
 fn preallocate(file: &File, bytes: u32) -> io::Result<()> {
-    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, u64::from(bytes)) {
+    let mut bytes = bytes;
+    loop {
+        match preallocate_all(file, bytes) {
+            Err(error) if error.raw_os_error() == Some(Errno::ENOSPC.0) && bytes > PREALLOCATED_MIN => {
+                sys::truncate(file, 0)?;
+                bytes = (bytes / 4).max(PREALLOCATED_MIN);
+            }
+            result => return result,
+        }
+    }
+}
+
+fn preallocate_all(file: &File, bytes: u32) -> io::Result<()> {
+    match sys::fallocate(file, 0, 0, u64::from(bytes)) {
         // macOS takes the space and leaves the size.
-        Ok(()) => file.set_len(u64::from(bytes)),
-        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-        Err(error) => Err(error.into()),
+        Ok(()) => Ok(sys::truncate(file, u64::from(bytes))?),
+        Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 
 /// Fills `buf` from `offset`, as far as the file goes; returns how much that is.
 pub(super) fn read_up_to(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut filled = 0;
-    while let Some(space) = buf.get_mut(filled..).filter(|space| !space.is_empty()) {
-        match file.read_at(space, offset.saturating_add(filled as u64)) {
-            Ok(0) => break,
-            Ok(n) => filled += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
+    Ok(sys::read_full_at(file, buf, offset)?)
 }
 
 /// Reads a segment front to back in large blocks.

@@ -398,7 +398,7 @@ fn a_write_without_space_is_cut_off_and_latches_nothing() {
     let (journal, _) = bench.open();
     journal.append(&[record(1)]).unwrap();
     let writer = journal.writer.lock();
-    let error = journal.write_failed(&writer, std::io::Error::from(Errno::NOSPC));
+    let error = journal.write_failed(&writer, Errno::ENOSPC);
     drop(writer);
     assert_eq!(error.errno(), crate::sys::Errno::ENOSPC);
     assert!(!journal.is_latched());

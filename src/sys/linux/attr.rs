@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Nsecs, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 
 use super::super::args::{FsInfo, SetTime};
+use super::super::fault::Call;
 use super::super::name::{component, kind_of, make_device, mode_bits, permissions, retry};
 use super::super::types::{Errno, Kind, Stat, SysResult, Time};
 use super::open::proc_path;
@@ -20,13 +21,13 @@ const FS_NAMES: [(u64, &str); 6] =
 pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     let name = component(name)?;
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    let statx = retry(|| rustix::fs::statx(&dir, name, flags, STATX_MASK))?;
+    let statx = retry(Call::Stat, || rustix::fs::statx(&dir, name, flags, STATX_MASK))?;
     stat_of(&statx)
 }
 
 /// Attributes of what a descriptor names, `O_PATH` ones included (`AT_EMPTY_PATH`).
 pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
-    let statx = retry(|| rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW, STATX_MASK))?;
+    let statx = retry(Call::Stat, || rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW, STATX_MASK))?;
     stat_of(&statx)
 }
 
@@ -66,18 +67,18 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
     }
     let rdev = if matches!(kind, Kind::CharDev | Kind::BlockDev) { rdev } else { 0 };
     let file_type = FileType::from_raw_mode(mode_bits(kind, 0));
-    retry(|| rustix::fs::mknodat(&dir, name, file_type, permissions(mode), rdev))
+    retry(Call::Make, || rustix::fs::mknodat(&dir, name, file_type, permissions(mode), rdev))
 }
 
 /// Gives what a descriptor names the further name `name` in `dir`; of a symbolic link, the link itself.
 /// ENOENT once its last name is gone (but for an `O_TMPFILE` file).
 pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
-    match retry(|| rustix::fs::linkat(&fd, c"", &dir, name, AtFlags::EMPTY_PATH)) {
+    match retry(Call::Link, || rustix::fs::linkat(&fd, c"", &dir, name, AtFlags::EMPTY_PATH)) {
         // linkat(2): AT_EMPTY_PATH without CAP_DAC_READ_SEARCH is ENOENT, and /proc the way round.
         Err(Errno::ENOENT) => {
             let path = proc_path(&fd);
-            retry(|| rustix::fs::linkat(CWD, path.as_str(), &dir, name, AtFlags::SYMLINK_FOLLOW))
+            retry(Call::Link, || rustix::fs::linkat(CWD, path.as_str(), &dir, name, AtFlags::SYMLINK_FOLLOW))
         }
         result => result,
     }
@@ -90,7 +91,7 @@ pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
         return Err(Errno::EOPNOTSUPP);
     }
     let path = proc_path(&fd);
-    retry(|| rustix::fs::chmodat(CWD, path.as_str(), permissions(mode), AtFlags::empty()))
+    retry(Call::SetAttributes, || rustix::fs::chmodat(CWD, path.as_str(), permissions(mode), AtFlags::empty()))
 }
 
 /// Sets owner and group, each where given; also of a symbolic link (fchownat(2), `AT_EMPTY_PATH`).
@@ -101,17 +102,17 @@ pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<
         return Err(Errno::EINVAL);
     }
     let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-    retry(|| rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW))
+    retry(Call::SetAttributes, || rustix::fs::chownat(&fd, c"", uid, gid, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW))
 }
 
 /// Sets the times of access and change; also of a symbolic link (utimensat(2), `AT_EMPTY_PATH` since 5.8).
 /// EINVAL unless nanoseconds are below 1,000,000,000.
 pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()> {
     let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
-    match retry(|| rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)) {
+    match retry(Call::SetAttributes, || rustix::fs::utimensat(&fd, c"", &times, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW)) {
         Err(Errno::EINVAL) => {
             let path = proc_path(&fd);
-            retry(|| rustix::fs::utimensat(CWD, path.as_str(), &times, AtFlags::empty()))
+            retry(Call::SetAttributes, || rustix::fs::utimensat(CWD, path.as_str(), &times, AtFlags::empty()))
         }
         result => result,
     }
@@ -129,7 +130,7 @@ pub(super) fn timespec(time: SetTime) -> SysResult<Timespec> {
 
 /// Size and free space of the filesystem that holds what the descriptor names, `O_PATH` ones included (fstatfs(2)).
 pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
-    let info = retry(|| rustix::fs::fstatfs(&fd))?;
+    let info = retry(Call::Stat, || rustix::fs::fstatfs(&fd))?;
     let bsize = info.f_bsize as u32;
     Ok(FsInfo {
         blocks: info.f_blocks as u64,

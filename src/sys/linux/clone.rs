@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 
 use super::super::args::Open;
+use super::super::fault::{self, Call};
 use super::super::path::unlink_at;
 use super::super::types::{Errno, SysResult};
 use super::open::create_file_at;
@@ -13,6 +14,7 @@ use super::open::create_file_at;
 /// Dirty pages of `src` are written back first. Not durable when it returns.
 /// Errors: EOPNOTSUPP (EXDEV across filesystems, EINVAL for what is no regular file) where only a copy will do.
 pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
+    fault::check(Call::Clone)?;
     loop {
         match reflink_copy::reflink_file(src, dst).map_err(Errno::from) {
             Err(Errno::EINTR) => {}

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{Mode, RawDir, SeekFrom};
 
 use super::super::args::{DirEntry, Open};
+use super::super::fault::{self, Call};
 use super::super::name::{kind_of, retry};
 use super::super::path::DIR_FLAGS;
 use super::super::types::{Errno, SysResult};
@@ -27,7 +28,7 @@ pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
 /// Names of a directory, `.` and `..` too, from where a listing has got to (0: from the beginning; else [`DirEntry::next`]). At least `count`, unless
 /// it says that these are the last. Otherwise as [`list_dir`].
 pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
-    let dir = match retry(|| rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())) {
+    let dir = match retry(Call::Open, || rustix::fs::openat(&fd, c".", DIR_FLAGS, Mode::empty())) {
         // The name "." needs search permission; reading the names needs none.
         Err(Errno::EACCES) => reopen(&fd, Open::READ)?.into(),
         dir => dir?,
@@ -35,6 +36,7 @@ pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEnt
     if from > 0 {
         rustix::fs::seek(&dir, SeekFrom::Start(from)).map_err(Errno::from)?;
     }
+    fault::check(Call::List)?;
     let mut buffer = vec![MaybeUninit::uninit(); BUFFER_LEN];
     let mut reader = RawDir::new(dir, &mut buffer);
     let mut entries = Vec::new();

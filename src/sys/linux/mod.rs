@@ -7,6 +7,7 @@ mod attr;
 mod clone;
 mod data;
 mod dir;
+mod handover;
 mod mount;
 mod open;
 mod probe;
@@ -16,15 +17,18 @@ mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use clone::{clone_file, clone_to};
-pub use data::{copy_file_range, fallocate, finish_writeback, start_writeback, syncfs};
+pub use data::{copy_file_range, drop_cached, fallocate, finish_writeback, start_writeback, syncfs};
 pub use dir::{list_dir, read_dir};
+pub use handover::{
+    SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,
+};
 pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use probe::{dirty_pages, lease_free, shares_extents};
 pub use process::{
-    drop_cap_fsetid_for, has_sys_admin, own_memory, own_thread, peer_cred, process_starttime, release_memory, set_thread_idle, set_thread_normal,
-    waits_of_thread,
+    drop_cap_fsetid_for, has_sys_admin, own_memory, own_thread, peer_cred, process_name, process_starttime, release_memory, set_thread_idle,
+    set_thread_normal, waits_of_thread,
 };
-pub use watch::{leave_descriptors, touch_at, watched};
+pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};

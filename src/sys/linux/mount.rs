@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use rustix::mount::UnmountFlags;
 
 use super::super::args::MountPoint;
+use super::super::fault::Call;
 use super::super::name::{make_device, retry};
 use super::super::types::{Errno, SysResult};
 
@@ -80,7 +81,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
 pub fn unmount(path: &Path, lazy: bool) -> SysResult<()> {
     let mut flags = UnmountFlags::NOFOLLOW;
     flags.set(UnmountFlags::DETACH, lazy);
-    retry(|| rustix::mount::unmount(path, flags))
+    retry(Call::Probe, || rustix::mount::unmount(path, flags))
 }
 
 /// Unmounts a FUSE mount of this user through the set-id helper fusermount3(1).

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use super::super::args::{Open, OpenKind};
+use super::super::fault::Call;
 use super::super::name::{component, permissions, retry};
 use super::super::path::{DIR_FLAGS, walk_beneath};
 use super::super::types::{Errno, SysResult};
@@ -43,14 +44,14 @@ pub(in super::super) fn after_open(fd: OwnedFd, _open: Open) -> SysResult<File> 
 pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
-    retry(|| rustix::fs::openat(&dir, name, flags, permissions(mode))).map(File::from)
+    retry(Call::Create, || rustix::fs::openat(&dir, name, flags, permissions(mode))).map(File::from)
 }
 
 /// Opens a descriptor that names `name` in `dir`, whatever it is, without opening it (`O_PATH`): it needs no permission on
 /// the inode, keeps it from being freed, and a link is itself.
 pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
-    retry(|| rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
+    retry(Call::Open, || rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
 }
 
 /// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link (openat2(2)).
@@ -66,7 +67,7 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let mut tries = 0;
     loop {
-        match retry(|| rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve)) {
+        match retry(Call::Open, || rustix::fs::openat2(&dir, path, flags, Mode::empty(), resolve)) {
             Err(Errno::EAGAIN) if tries < RESOLVE_TRIES_MAX => tries += 1,
             // Before 5.6, and in sandboxes that do not know it.
             Err(Errno::ENOSYS) => return walk_beneath(dir, path, kind),
@@ -79,7 +80,7 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
 /// ELOOP when it is a symbolic link.
 pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
     let path = proc_path(&fd);
-    retry(|| rustix::fs::openat(CWD, path.as_str(), open_flags(open), Mode::empty())).map(File::from)
+    retry(Call::Open, || rustix::fs::openat(CWD, path.as_str(), open_flags(open), Mode::empty())).map(File::from)
 }
 
 /// The link that leads to a descriptor's inode.

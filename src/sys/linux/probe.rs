@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Once;
 
+use super::super::fault::{self, Call};
 use super::super::name::{check_retry, last_errno};
 use super::super::signal::ignore_sigio;
 use super::super::types::{Errno, SysResult};
@@ -33,6 +34,7 @@ struct Cachestat {
 /// ENOSYS before Linux 6.5, EOPNOTSUPP for hugetlbfs, EPERM for files that are neither owned nor writable.
 pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
     let range = CachestatRange { off: 0, len: 0 };
+    fault::check(Call::Probe)?;
     let mut stat = Cachestat::default();
     let fd = file.as_fd().as_raw_fd();
     loop {
@@ -53,6 +55,7 @@ pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
 /// regular file. An open for writing that comes while the lease is held waits some microseconds. The first call
 /// ignores SIGIO for the process.
 pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
+    fault::check(Call::Probe)?;
     static SIGIO_IGNORED: Once = Once::new();
     SIGIO_IGNORED.call_once(|| {
         // It cannot fail: the signal's number is valid.
@@ -123,6 +126,7 @@ struct Extent {
 /// them, or different filesystems. Both files are flushed (`FIEMAP_FLAG_SYNC`); what is written meanwhile is seen or not.
 /// Errors: EOPNOTSUPP where the filesystem cannot tell.
 pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
+    fault::check(Call::Probe)?;
     let (stat_a, stat_b) = (super::stat_fd(a)?, super::stat_fd(b)?);
     if stat_a.dev != stat_b.dev || stat_a.size != stat_b.size {
         return Ok(false);

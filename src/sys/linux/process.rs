@@ -70,6 +70,13 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
     field(&stat, 22).ok_or(Errno::EIO)
 }
 
+/// The name of a process or thread, as the kernel knows it: at most 15 bytes, chosen by itself, here without what is not UTF-8 (proc_pid_comm(5)).
+/// `None` if there is none of this number, as in another namespace.
+pub fn process_name(pid: u32) -> Option<String> {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').chars().take(15).collect())
+}
+
 /// A field by its number, from 3 on. The name in field 2 may hold blanks and parentheses, so the count starts after its last `)`.
 fn field<T: std::str::FromStr>(stat: &[u8], number: usize) -> Option<T> {
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;

@@ -8,8 +8,9 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Timestamps};
 
 use super::super::args::{SetTime, Watched};
+use super::super::fault::Call;
 use super::super::name::{component, device_major, device_minor, last_errno, retry};
-use super::super::types::SysResult;
+use super::super::types::{Errno, SysResult};
 use super::attr::timespec;
 
 /// `CLOSE_RANGE_UNSHARE` of linux/close_range.h.
@@ -76,13 +77,25 @@ pub fn leave_descriptors() -> SysResult<()> {
     if unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, CLOSE_RANGE_UNSHARE) } == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
+/// As [`leave_descriptors`], but keeps descriptor `number`: a copy of the process's.
+pub fn keep_descriptor(number: i32) -> SysResult<()> {
+    let number = libc::c_uint::try_from(number).map_err(|_| Errno::EBADF)?;
+    for (first, last) in [(3, number.saturating_sub(1)), (number.saturating_add(1).max(3), u32::MAX)] {
+        // SAFETY: as above; an empty range is left out.
+        if first <= last && unsafe { libc::syscall(libc::SYS_close_range, first, last, CLOSE_RANGE_UNSHARE) } != 0 {
+            return Err(last_errno());
+        }
+    }
+    Ok(())
+}
+
 /// Sets the times of `name` in `dir` (of a link itself) to now: those of content only, or both. Unlike [`super::utimens_fd`] it never goes
 /// through `/proc/self`, whose descriptors are another thread's in one that called [`leave_descriptors`].
 pub fn touch_at(dir: impl AsFd, name: &[u8], content_only: bool) -> SysResult<()> {
     let name = component(name)?;
     let last_access = timespec(if content_only { SetTime::Omit } else { SetTime::Now })?;
     let times = Timestamps { last_access, last_modification: timespec(SetTime::Now)? };
-    retry(|| rustix::fs::utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW))
+    retry(Call::SetAttributes, || rustix::fs::utimensat(&dir, name, &times, AtFlags::SYMLINK_NOFOLLOW))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use rustix::fs::XattrFlags;
 
 use super::super::args::XattrMode;
+use super::super::fault::Call;
 use super::super::name::retry;
 use super::super::types::{Errno, SysResult, Xattrs};
 use super::open::proc_path;
@@ -29,23 +30,23 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
         XattrMode::Replace => XattrFlags::REPLACE,
     };
     let path = proc_path(&fd);
-    retry(|| rustix::fs::setxattr(path.as_str(), name, value, flags))
+    retry(Call::SetXattr, || rustix::fs::setxattr(path.as_str(), name, value, flags))
 }
 
 /// Removes attribute `name`; [`Errno::NO_XATTR`] when there is none.
 pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
     let path = proc_path(&fd);
-    retry(|| rustix::fs::removexattr(path.as_str(), name))
+    retry(Call::SetXattr, || rustix::fs::removexattr(path.as_str(), name))
 }
 
 /// Sets attribute `name` of a file that is open (no `O_PATH` descriptor), which is quicker.
 pub fn set_file_xattr(file: &std::fs::File, name: &[u8], value: &[u8]) -> SysResult<()> {
-    retry(|| rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()))
+    retry(Call::SetXattr, || rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()))
 }
 
 /// Removes attribute `name` of a file that is open, as [`set_file_xattr`].
 pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
-    retry(|| rustix::fs::fremovexattr(file, name))
+    retry(Call::SetXattr, || rustix::fs::fremovexattr(file, name))
 }
 
 /// The names of the attributes that this process may see (`trusted.` ones need CAP_SYS_ADMIN), in the filesystem's order.
@@ -77,10 +78,10 @@ pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
 /// Reads into a small buffer, and where that is too short (ERANGE) into the largest that can be needed.
 fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> SysResult<Vec<u8>> {
     let mut buffer = vec![0; FIRST_LEN];
-    let mut result = retry(|| read(&mut buffer));
+    let mut result = retry(Call::GetXattr, || read(&mut buffer));
     if result == Err(Errno::ERANGE) {
         buffer.resize(LEN_MAX, 0);
-        result = retry(|| read(&mut buffer));
+        result = retry(Call::GetXattr, || read(&mut buffer));
     }
     buffer.truncate(result?);
     buffer.shrink_to_fit();

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Nsecs, RawMode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 
 use super::super::args::{DirEntry, FsInfo, Open, SetTime};
+use super::super::fault::Call;
 use super::super::name::{NAME_LEN_MAX, check_retry, component, kind_of, mode_bits, permissions, retry};
 use super::super::path::unlink_at;
 use super::super::types::{Errno, Kind, Stat, SysResult, Time};
@@ -14,12 +15,12 @@ use super::open::create_file_at;
 /// Attributes of `name` in `dir`, of a link itself (fstatat(2)).
 pub fn stat_at(dir: impl AsFd, name: &[u8]) -> SysResult<Stat> {
     let name = component(name)?;
-    stat_of(&retry(|| rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW))?)
+    stat_of(&retry(Call::Stat, || rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW))?)
 }
 
 /// Attributes of what a descriptor names (fstat(2)).
 pub fn stat_fd(fd: impl AsFd) -> SysResult<Stat> {
-    stat_of(&retry(|| rustix::fs::fstat(&fd))?)
+    stat_of(&retry(Call::Stat, || rustix::fs::fstat(&fd))?)
 }
 
 /// Our record of the kernel's; EIO for a type of inode that it does not know either.
@@ -64,8 +65,8 @@ pub fn mknod_at(dir: impl AsFd, name: &[u8], kind: Kind, mode: u32, rdev: u64) -
 /// ESTALE when that path has come to name something else; `name` is not there then.
 pub fn link_fd(fd: impl AsFd, dir: impl AsFd, name: &[u8]) -> SysResult<()> {
     let name = component(name)?;
-    let path = retry(|| rustix::fs::getpath(&fd))?;
-    retry(|| rustix::fs::linkat(CWD, path.as_c_str(), &dir, name, AtFlags::empty()))?;
+    let path = retry(Call::Probe, || rustix::fs::getpath(&fd))?;
+    retry(Call::Link, || rustix::fs::linkat(CWD, path.as_c_str(), &dir, name, AtFlags::empty()))?;
     let (wanted, made) = (stat_fd(&fd)?, stat_at(&dir, name)?);
     if (wanted.dev, wanted.ino) != (made.dev, made.ino) {
         unlink_at(&dir, name)?;
@@ -79,7 +80,7 @@ pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
     if stat_fd(&fd)?.kind == Kind::Symlink {
         return Err(Errno::EOPNOTSUPP);
     }
-    retry(|| rustix::fs::fchmod(&fd, permissions(mode)))
+    retry(Call::SetAttributes, || rustix::fs::fchmod(&fd, permissions(mode)))
 }
 
 /// Sets owner and group, each where given; also of a symbolic link. EINVAL for the id 2^32-1, which means "none".
@@ -88,13 +89,13 @@ pub fn chown_fd(fd: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> SysResult<
         return Err(Errno::EINVAL);
     }
     let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-    retry(|| rustix::fs::fchown(&fd, uid, gid))
+    retry(Call::SetAttributes, || rustix::fs::fchown(&fd, uid, gid))
 }
 
 /// Sets the times of access and change; also of a symbolic link (futimens(2)). EINVAL unless nanoseconds are below 1,000,000,000.
 pub fn utimens_fd(fd: impl AsFd, atime: SetTime, mtime: SetTime) -> SysResult<()> {
     let times = Timestamps { last_access: timespec(atime)?, last_modification: timespec(mtime)? };
-    retry(|| rustix::fs::futimens(&fd, &times))
+    retry(Call::SetAttributes, || rustix::fs::futimens(&fd, &times))
 }
 
 /// What futimens(2) takes for `time`. Its special values are nanoseconds out of range, so real ones are checked.
@@ -111,7 +112,7 @@ fn timespec(time: SetTime) -> SysResult<Timespec> {
 ///
 /// Filesystem types have no fixed numbers here: [`FsInfo::fs_type`] is the first 8 bytes of the type's name.
 pub fn statfs_fd(fd: impl AsFd) -> SysResult<FsInfo> {
-    let info = retry(|| rustix::fs::fstatfs(&fd))?;
+    let info = retry(Call::Stat, || rustix::fs::fstatfs(&fd))?;
     let mut fs_type = [0; 8];
     for (to, from) in fs_type.iter_mut().zip(info.f_fstypename) {
         *to = from as u8;
@@ -153,7 +154,7 @@ pub fn list_dir(fd: impl AsFd) -> SysResult<Vec<DirEntry>> {
 /// is the end. Places are counted here: a name that comes or goes meanwhile moves those after it.
 pub fn read_dir(fd: impl AsFd, from: u64, _count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
     let mut entries = Vec::new();
-    for (entry, next) in retry(|| Dir::read_from(&fd))?.zip(1..) {
+    for (entry, next) in retry(Call::List, || Dir::read_from(&fd))?.zip(1..) {
         let entry = entry?;
         if next > from {
             let name = entry.file_name().to_bytes().to_vec();

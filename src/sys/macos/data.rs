@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::fs::{AtFlags, CloneFlags, Mode};
 
 use super::super::args::Open;
+use super::super::fault::Call;
 use super::super::name::{check_retry, component, retry};
 use super::super::path::{open_file_at, unlink_at};
 use super::super::types::{Errno, SysResult};
@@ -41,7 +42,7 @@ pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult
                 // SAFETY: the descriptor is borrowed and `store`, which the kernel changes, lives through the call.
                 check_retry(|| unsafe { libc::fcntl(fd, libc::F_PREALLOCATE, &raw mut store) })?;
                 if mode == 0 {
-                    retry(|| rustix::fs::ftruncate(&file, end))?;
+                    retry(Call::Truncate, || rustix::fs::ftruncate(&file, end))?;
                 }
             }
             Ok(())
@@ -58,8 +59,11 @@ pub fn copy_file_range(_src: impl AsFd, _src_offset: &mut u64, _dst: impl AsFd, 
 /// Makes everything durable that was written before, on all filesystems, down to the drive's platter (`F_FULLFSYNC`).
 pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     rustix::fs::sync();
-    retry(|| rustix::fs::fcntl_fullfsync(&fd))
+    retry(Call::Sync, || rustix::fs::fcntl_fullfsync(&fd))
 }
+
+/// Nothing: pages of a file cannot be dropped by themselves here.
+pub fn drop_cached(_file: impl AsFd, _offset: u64, _len: u64) {}
 
 /// ENOSYS: there is no write-back without waiting here.
 pub fn start_writeback(_file: impl AsFd) -> SysResult<()> {
@@ -82,8 +86,8 @@ pub fn clone_file(_src: &File, _dst: &File) -> SysResult<()> {
 /// EEXIST when the name is taken, EOPNOTSUPP or EXDEV where only a copy will do. After a failure the name is not there.
 pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     let checked = component(name)?;
-    retry(|| rustix::fs::fclonefileat(src, &dir, checked, CloneFlags::NOFOLLOW | CloneFlags::NOOWNERCOPY))?;
-    let opened = retry(|| rustix::fs::chmodat(&dir, checked, Mode::RUSR | Mode::WUSR, AtFlags::empty()))
+    retry(Call::Clone, || rustix::fs::fclonefileat(src, &dir, checked, CloneFlags::NOFOLLOW | CloneFlags::NOOWNERCOPY))?;
+    let opened = retry(Call::SetAttributes, || rustix::fs::chmodat(&dir, checked, Mode::RUSR | Mode::WUSR, AtFlags::empty()))
         .and_then(|()| open_file_at(&dir, name, Open::READ_WRITE));
     if opened.is_err() {
         // What went wrong first is what the caller must know; a clone that stays is found by fsck.

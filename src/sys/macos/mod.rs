@@ -6,6 +6,7 @@
 
 mod attr;
 mod data;
+mod handover;
 mod mount;
 mod open;
 mod process;
@@ -14,14 +15,17 @@ mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, read_dir, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use data::{
-    clone_file, clone_to, copy_file_range, dirty_pages, fallocate, finish_writeback, lease_free, shares_extents, start_writeback, syncfs,
+    clone_file, clone_to, copy_file_range, dirty_pages, drop_cached, fallocate, finish_writeback, lease_free, shares_extents, start_writeback, syncfs,
+};
+pub use handover::{
+    SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,
 };
 pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use process::{
-    drop_cap_fsetid_for, has_sys_admin, own_memory, own_thread, peer_cred, process_starttime, release_memory, set_thread_idle, set_thread_normal,
-    waits_of_thread,
+    drop_cap_fsetid_for, has_sys_admin, own_memory, own_thread, peer_cred, process_name, process_starttime, release_memory, set_thread_idle,
+    set_thread_normal, waits_of_thread,
 };
-pub use watch::{leave_descriptors, touch_at, watched};
+pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use super::super::args::{Open, OpenKind};
+use super::super::fault::Call;
 use super::super::name::{component, permissions, retry};
 use super::super::path::walk_beneath;
 use super::super::types::{Errno, SysResult};
@@ -32,7 +33,7 @@ pub(in super::super) fn open_flags(open: Open) -> OFlags {
 /// Does what the flags of open(2) cannot say: past the page cache (`F_NOCACHE`).
 pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
     if open.direct {
-        retry(|| rustix::fs::fcntl_nocache(&fd, true))?;
+        retry(Call::Probe, || rustix::fs::fcntl_nocache(&fd, true))?;
     }
     Ok(File::from(fd))
 }
@@ -42,14 +43,14 @@ pub(in super::super) fn after_open(fd: OwnedFd, open: Open) -> SysResult<File> {
 pub fn create_file_at(dir: impl AsFd, name: &[u8], open: Open, mode: u32) -> SysResult<File> {
     let name = component(name)?;
     let flags = open_flags(open) | OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL;
-    let fd = retry(|| rustix::fs::openat(&dir, name, flags, permissions(mode)))?;
+    let fd = retry(Call::Create, || rustix::fs::openat(&dir, name, flags, permissions(mode)))?;
     after_open(fd, open)
 }
 
 /// Opens a descriptor that names `name` in `dir`, whatever it is; a link is itself. EOPNOTSUPP for sockets.
 pub fn open_path_at(dir: impl AsFd, name: &[u8]) -> SysResult<OwnedFd> {
     let name = component(name)?;
-    retry(|| rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
+    retry(Call::Open, || rustix::fs::openat(&dir, name, PATH_FLAGS, Mode::empty()))
 }
 
 /// Opens `path`, relative to `dir`, without ever leaving `dir` or following a link.
@@ -62,16 +63,16 @@ pub fn open_beneath(dir: impl AsFd, path: &[u8], kind: OpenKind) -> SysResult<Ow
 /// Opens anew what a descriptor names, with the permissions that its inode gives now, by the path it has now (F_GETPATH).
 /// ELOOP when it is a symbolic link, ESTALE when the path has come to name something else.
 pub fn reopen(fd: impl AsFd, open: Open) -> SysResult<File> {
-    let path = retry(|| rustix::fs::getpath(&fd))?;
+    let path = retry(Call::Probe, || rustix::fs::getpath(&fd))?;
     // Emptying the file must wait until it is known to be the right one.
     let flags = open_flags(Open { truncate: false, ..open }) | OFlags::NOFOLLOW;
-    let opened = retry(|| rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()))?;
+    let opened = retry(Call::Open, || rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()))?;
     let (before, after) = (stat_fd(&fd)?, stat_fd(&opened)?);
     if (before.dev, before.ino) != (after.dev, after.ino) {
         return Err(Errno::ESTALE);
     }
     if open.truncate {
-        retry(|| rustix::fs::ftruncate(&opened, 0))?;
+        retry(Call::Truncate, || rustix::fs::ftruncate(&opened, 0))?;
     }
     after_open(opened, open)
 }

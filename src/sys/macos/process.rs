@@ -49,6 +49,11 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
     Ok(info.pbi_start_tvsec.saturating_mul(1_000_000).saturating_add(info.pbi_start_tvusec))
 }
 
+/// Not told here.
+pub fn process_name(_pid: u32) -> Option<String> {
+    None
+}
+
 /// Not told here for one thread.
 pub fn waits_of_thread() -> Option<u64> {
     None

@@ -16,6 +16,11 @@ pub fn leave_descriptors() -> SysResult<()> {
 }
 
 /// Not to be had here: ENOSYS.
+pub fn keep_descriptor(_number: i32) -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}
+
+/// Not to be had here: ENOSYS.
 pub fn touch_at(_dir: impl AsFd, _name: &[u8], _content_only: bool) -> SysResult<()> {
     Err(Errno::ENOSYS)
 }

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use rustix::fs::XattrFlags;
 
 use super::super::args::XattrMode;
+use super::super::fault::Call;
 use super::super::name::retry;
 use super::super::types::{Errno, SysResult, Xattrs};
 
@@ -26,12 +27,12 @@ pub fn setxattr(fd: impl AsFd, name: &[u8], value: &[u8], mode: XattrMode) -> Sy
         XattrMode::Create => XattrFlags::CREATE,
         XattrMode::Replace => XattrFlags::REPLACE,
     };
-    retry(|| rustix::fs::fsetxattr(&fd, name, value, flags))
+    retry(Call::SetXattr, || rustix::fs::fsetxattr(&fd, name, value, flags))
 }
 
 /// Removes attribute `name`; [`Errno::NO_XATTR`] when there is none.
 pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
-    retry(|| rustix::fs::fremovexattr(&fd, name))
+    retry(Call::SetXattr, || rustix::fs::fremovexattr(&fd, name))
 }
 
 /// Sets attribute `name` of an open file.
@@ -73,7 +74,7 @@ pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
 fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> SysResult<Vec<u8>> {
     let mut buffer = vec![0; FIRST_LEN];
     for _ in 0..TRIES_MAX {
-        match retry(|| read(&mut buffer)) {
+        match retry(Call::GetXattr, || read(&mut buffer)) {
             Ok(len) => {
                 buffer.truncate(len);
                 buffer.shrink_to_fit();
@@ -82,7 +83,7 @@ fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) ->
             Err(Errno::ERANGE) => {}
             Err(errno) => return Err(errno),
         }
-        let needed = retry(|| read(&mut []))?;
+        let needed = retry(Call::GetXattr, || read(&mut []))?;
         buffer.resize(needed.max(FIRST_LEN), 0);
     }
     Err(Errno::ERANGE)

@@ -1,0 +1,63 @@
+//! What `verify` and `fsck` have found, for people and programs.
+
+use serde::Serialize;
+
+use super::Context;
+use super::error::Outcome;
+use super::output::Role;
+use crate::engine::api::{Damage, Verified};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    ok: bool,
+    deep: bool,
+    frames: u64,
+    versions: u64,
+    bytes: u64,
+    unhashed: u64,
+    findings: &'a [Damage],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    repaired: &'a [String],
+}
+
+/// Prints all of it.
+pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Context) -> Outcome {
+    let Verified { frames, versions, bytes, unhashed, findings, .. } = found;
+    let out = &mut context.out;
+    if out.json {
+        let ok = findings.is_empty();
+        let report = Report { ok, deep, frames: *frames, versions: *versions, bytes: *bytes, unhashed: *unhashed, findings, repaired };
+        return Ok(out.json(&report)?);
+    }
+    for finding in findings {
+        let mut line = out.paint(Role::Bad, finding.kind.name()).into_bytes();
+        line.extend_from_slice(format!("  {}", out.text(&finding.on)).as_bytes());
+        if let Some(path) = &finding.path {
+            line.extend_from_slice(b"  ");
+            line.extend_from_slice(&out.name(&path.0));
+        }
+        if let (Some(first), Some(last)) = (finding.checkpoints.first(), finding.checkpoints.last()) {
+            let which = match finding.checkpoints.len() {
+                1 => format!("  in checkpoint {first}"),
+                count => format!("  in {count} checkpoints from {first} to {last}"),
+            };
+            line.extend_from_slice(which.as_bytes());
+        }
+        line.extend_from_slice(format!(": {}\n", out.text(&finding.detail)).as_bytes());
+        out.bytes(&line)?;
+    }
+    for done in repaired {
+        let line = out.text(done).into_owned();
+        out.line(&line)?;
+    }
+    let read = if deep { format!("{bytes} bytes read") } else { "not read (--deep reads them)".to_owned() };
+    let hashes = if deep && *unhashed > 0 { format!("; {unhashed} have no hash yet to be compared with") } else { String::new() };
+    let verdict = match findings.len() {
+        0 => "nothing is damaged".to_owned(),
+        1 => "1 finding".to_owned(),
+        count => format!("{count} findings"),
+    };
+    out.talk(&format!("{verdict}: {frames} records of the journal, {versions} versions, {read}{hashes}"));
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! Who did what when, as the journal has it. Each frame names the hash of the one before, so nothing can be left out or put in unseen.
+
+use super::api::{AuditEvent, AuditKind, TreePath, VerbResult};
+use super::error;
+use crate::store::StoreResult;
+use crate::store::journal::Journal;
+use crate::store::record::{Actor, Reason, Record};
+
+/// Everything that somebody asked for, oldest first.
+pub(super) fn events(journal: &Journal) -> VerbResult<Vec<AuditEvent>> {
+    read(journal).map_err(|cause| error::failed("the journal cannot be read; `ckptfs verify` says more", cause.errno()))
+}
+
+fn read(journal: &Journal) -> StoreResult<Vec<AuditEvent>> {
+    let mut events = Vec::new();
+    let mut by: Option<(i64, Actor)> = None;
+    for entry in journal.scan(journal.start(), None) {
+        let record = match entry?.1 {
+            Record::By { at_ns, actor } => {
+                by = Some((at_ns, actor));
+                continue;
+            }
+            record => record,
+        };
+        let (at_ns, actor) = by.take().map_or((None, None), |(at_ns, actor)| (Some(at_ns), Some(actor)));
+        if let Some(event) = event(record, at_ns) {
+            events.push(AuditEvent { by: actor, ..event });
+        }
+    }
+    Ok(events)
+}
+
+fn time(at_ns: i64) -> Option<String> {
+    jiff::Timestamp::from_nanosecond(i128::from(at_ns)).map(|time| time.to_string()).ok()
+}
+
+/// What a record says; `None`: nothing that anybody asked for.
+fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
+    let plain = |what, at_ns: Option<i64>| AuditEvent {
+        at: at_ns.and_then(time),
+        what,
+        by: None,
+        checkpoint: None,
+        guard: None,
+        tags: Vec::new(),
+        paths: Vec::new(),
+        note: String::new(),
+        unserved_since: None,
+    };
+    Some(match record {
+        Record::Checkpoint(made) => {
+            let guard = match made.reason {
+                Reason::Guard { restored } => Some(restored),
+                Reason::Asked | Reason::Directory { .. } => None,
+            };
+            let event = plain(AuditKind::Checkpoint, Some(made.created_ns));
+            AuditEvent { checkpoint: Some(made.id), guard, tags: made.tags, note: made.note, ..event }
+        }
+        Record::Tags { id, tags } => AuditEvent { checkpoint: Some(id), tags, ..plain(AuditKind::Tag, at_ns) },
+        Record::Deleted { id } => AuditEvent { checkpoint: Some(id), ..plain(AuditKind::Delete, at_ns) },
+        Record::RestoreBegin { target, guard, paths } => {
+            let paths = paths.into_iter().map(TreePath).collect();
+            AuditEvent { checkpoint: Some(target), guard: Some(guard), paths, ..plain(AuditKind::Restore, at_ns) }
+        }
+        Record::RestoreEnd => plain(AuditKind::Restored, at_ns),
+        Record::Mounted { at_ns, stopped_ns } => AuditEvent { unserved_since: stopped_ns.and_then(time), ..plain(AuditKind::Mount, Some(at_ns)) },
+        Record::Unmounted { at_ns } => plain(AuditKind::Unmount, Some(at_ns)),
+        Record::Undo { .. } | Record::Void { .. } | Record::Moved { .. } | Record::Replacing { .. } | Record::By { .. } | Record::Sealed { .. } => {
+            return None;
+        }
+    })
+}

@@ -1,0 +1,295 @@
+//! `verify` and `fsck`: the store's own check ([`crate::store::check`]), of a tree that is served and of one that is not.
+//!
+//! A served tree is verified a moment at a time: whoever asks gets a part of the answer and asks again, so that no thread of the daemon is kept, a
+//! bar can be shown, and who stops asking stops it. What seems damaged is looked at again before it is told: captures are taken back
+//! and checkpoints deleted meanwhile.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use super::api::{Damage, StateName, TreePath, VerbError, VerbResult, Verified, VerifyOptions};
+use super::error;
+use crate::store::check::{Check, DamageKind, Finding, Version};
+use crate::store::ids::{CheckpointId, ObjectOrigin};
+use crate::store::index::{Doubt, Index};
+use crate::store::journal::Journal;
+use crate::store::layers::Layers;
+use crate::store::layout::Layout;
+use crate::store::{Store, StoreError};
+use crate::sys::lock::Mutex;
+
+/// How long one part of a verification takes.
+const PART_TIME: Duration = Duration::from_millis(200);
+/// Findings that one part tells.
+const PART_FINDINGS_MAX: usize = 1000;
+/// Verifications that may be under way at once; of more, the oldest is given up.
+const RUNS_MAX: usize = 4;
+/// A moved inode is recorded a moment before it is moved.
+const MOVE_TIME: Duration = Duration::from_millis(20);
+
+/// Verifications of a served tree that are under way. A leaf: each is taken out to be worked on.
+#[derive(Debug, Default)]
+pub(super) struct Checks(Mutex<(u64, Vec<(u64, Check)>)>);
+
+impl Checks {
+    fn take(&self, run: u64) -> Option<Check> {
+        let mut checks = self.0.lock();
+        let at = checks.1.iter().position(|(number, _)| *number == run)?;
+        Some(checks.1.remove(at).1)
+    }
+
+    fn put(&self, run: Option<u64>, check: Check) -> u64 {
+        let mut checks = self.0.lock();
+        let run = run.unwrap_or_else(|| {
+            checks.0 += 1;
+            checks.0
+        });
+        if checks.1.len() >= RUNS_MAX {
+            checks.1.remove(0);
+        }
+        checks.1.push((run, check));
+        run
+    }
+}
+
+fn unreadable(cause: &StoreError) -> VerbError {
+    error::failed("the store cannot be checked", cause.errno())
+}
+
+/// What `fsck --repair` does about a kind of damage.
+fn repair_of(finding: &Finding) -> Option<&'static str> {
+    match finding.kind {
+        DamageKind::IndexMissing => Some("make the index from the journal"),
+        DamageKind::IndexUnreadable | DamageKind::IndexWrong => Some("set the index aside and make it from the journal"),
+        DamageKind::JournalTorn => Some("save the torn end beside the journal and cut it off, as mounting does"),
+        DamageKind::ObjectChanged | DamageKind::ObjectSize => {
+            Some("set the object aside, so that reading this version fails and never gives wrong bytes")
+        }
+        // A moved inode is the only copy of what it holds.
+        DamageKind::ObjectUnneeded if finding.object.is_some_and(|object| object.origin == ObjectOrigin::Cloned) => Some("set the object aside"),
+        DamageKind::ObjectUnneeded
+        | DamageKind::FormatUnreadable
+        | DamageKind::JournalDamaged
+        | DamageKind::ObjectMissing
+        | DamageKind::ObjectUnreadable
+        | DamageKind::ForeignFile => None,
+    }
+}
+
+fn damage(finding: &Finding) -> Damage {
+    Damage {
+        kind: finding.kind,
+        on: finding.on.clone(),
+        path: finding.path.clone().map(TreePath),
+        checkpoints: finding.checkpoints.clone(),
+        detail: finding.detail.clone(),
+        repair: repair_of(finding).map(str::to_owned),
+    }
+}
+
+/// Tells what a check has found since this was last asked.
+fn tell(run: u64, check: &mut Check) -> Verified {
+    let rest = check.findings.split_off(check.findings.len().min(PART_FINDINGS_MAX));
+    let told = std::mem::replace(&mut check.findings, rest);
+    Verified {
+        run,
+        finished: check.is_finished() && check.findings.is_empty(),
+        done: check.done,
+        total: check.total(),
+        frames: check.totals.frames,
+        versions: check.totals.versions,
+        bytes: check.totals.bytes,
+        unhashed: check.totals.unhashed,
+        findings: told.iter().map(damage).collect(),
+    }
+}
+
+impl Engine {
+    /// See [`super::api::Verbs::verify`].
+    pub(super) fn verify_for_a_while(&self, options: &VerifyOptions) -> VerbResult<Verified> {
+        let store = self.timeline().store();
+        let mut check = match options.run {
+            Some(run) => self.checks.take(run).ok_or_else(|| VerbError {
+                code: "unknown-run".into(),
+                message: "the daemon does not know this verification any more".into(),
+                hint: Some("begin again: ckptfs verify".into()),
+            })?,
+            None => {
+                let of = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;
+                let mut check = Check::begin(&store.journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
+                check.compare_index(&store.index, &store.journal);
+                check
+            }
+        };
+        let started = Instant::now();
+        while started.elapsed() < PART_TIME && check.findings.len() < PART_FINDINGS_MAX {
+            let known = check.findings.len();
+            let Some(version) = check.step(&store.layers).cloned() else { break };
+            if check.findings.len() > known && !self.is_still_wrong(&version, check.findings.last()) {
+                check.findings.truncate(known);
+            }
+        }
+        let told = tell(0, &mut check);
+        let run = if told.finished { options.run.unwrap_or(0) } else { self.checks.put(options.run, check) };
+        Ok(Verified { run, ..told })
+    }
+
+    /// The version is needed still, and not merely on its way into the layer. What is wrong with it is logged, and it is not shown any more.
+    fn is_still_wrong(&self, version: &Version, finding: Option<&Finding>) -> bool {
+        let Some(finding) = finding else { return false };
+        if finding.kind == DamageKind::ObjectMissing && version.object.origin == ObjectOrigin::Moved {
+            std::thread::sleep(MOVE_TIME);
+            if matches!(self.timeline().store().layers.stat(version.object), Ok(Some(_))) {
+                return false;
+            }
+        }
+        let reads = |id: &CheckpointId| {
+            let found = self.timeline().has_checkpoint(*id).then(|| self.timeline().data_at(version.slot, *id));
+            matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
+        };
+        let needed = version.checkpoints.iter().any(reads);
+        if needed {
+            tracing::error!(object = finding.on, kind = finding.kind.name(), detail = finding.detail, "a version is damaged");
+            if matches!(finding.kind, DamageKind::ObjectChanged | DamageKind::ObjectSize) {
+                self.timeline().distrust(version.object);
+            }
+        }
+        needed
+    }
+}
+
+/// The check of a store that nobody serves; it holds the store's lock.
+pub struct StoreCheck {
+    root: OwnedFd,
+    /// `None`: the store cannot even be opened.
+    open: Option<Open>,
+    check: Check,
+    repaired: Vec<Finding>,
+}
+
+struct Open {
+    journal: Journal,
+    layers: Layers,
+    layout: Layout,
+}
+
+/// What to look for in a store that nobody serves.
+#[derive(Clone, Debug, Default)]
+pub struct CheckOptions {
+    /// Only what this checkpoint shows.
+    pub state: Option<StateName>,
+    /// Read every byte.
+    pub deep: bool,
+    /// Also files of which the journal knows nothing.
+    pub strays: bool,
+}
+
+impl StoreCheck {
+    /// Begins a check of the store in the directory `root`. Nothing is written but by the index's own library.
+    ///
+    /// # Errors
+    /// In words for a person: there is no store, it is in use, it is of a newer program.
+    pub fn begin(root: impl AsFd, options: &CheckOptions) -> VerbResult<StoreCheck> {
+        let root = root.as_fd().try_clone_to_owned().map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
+        let layout = match Layout::open_to_check(&root) {
+            Ok(layout) => layout,
+            Err(cause @ (StoreError::NotAStore | StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. })) => {
+                let found = Finding::of_store(DamageKind::FormatUnreadable, "format", cause.to_string());
+                return Ok(StoreCheck { root, open: None, check: Check::of_nothing(found), repaired: Vec::new() });
+            }
+            Err(StoreError::Locked) => {
+                let hint = "verify it while it is mounted: ckptfs verify; or unmount it first".to_owned();
+                return Err(VerbError { code: "in-use".into(), message: "a daemon serves this directory".into(), hint: Some(hint) });
+            }
+            Err(cause) => return Err(unreadable(&cause)),
+        };
+        let (journal, opening, broken) = Journal::open_to_check(&layout).map_err(|cause| unreadable(&cause))?;
+        let of = options.state.as_ref().map(|state| named(&journal, state)).transpose()?;
+        let mut check = Check::begin(&journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
+        if let Some(broken) = broken {
+            check.note_journal(&broken);
+        } else if opening.torn {
+            let detail = format!("something follows the last whole frame, which ends at {}", opening.end);
+            check.findings.push(Finding::of_store(DamageKind::JournalTorn, format!("journal/{:08}", opening.end.segment), detail));
+        }
+        let layers = Layers::new(&layout).map_err(|cause| unreadable(&cause))?;
+        check_index(&mut check, &layout, &journal)?;
+        if options.strays {
+            check.strays(&layers).map_err(|cause| unreadable(&cause))?;
+        }
+        Ok(StoreCheck { root, open: Some(Open { journal, layers, layout }), check, repaired: Vec::new() })
+    }
+
+    /// Works for a moment, and tells what was found since the last one.
+    pub fn step(&mut self) -> Verified {
+        let started = Instant::now();
+        if let Some(open) = &self.open {
+            while started.elapsed() < PART_TIME && self.check.findings.len() < PART_FINDINGS_MAX && self.check.step(&open.layers).is_some() {}
+        }
+        self.repaired.extend(self.check.findings.iter().take(PART_FINDINGS_MAX).cloned());
+        tell(0, &mut self.check)
+    }
+
+    /// `all`: does what can be done about all that was told, and is safe: nothing is destroyed, what is damaged is set aside. `rebuild_index`: the
+    /// index is made anew whatever was found. Says what was done, and what could not be.
+    ///
+    /// # Errors
+    /// In words for a person; what was done before stays done.
+    pub fn repair(self, all: bool, rebuild_index: bool) -> VerbResult<Vec<String>> {
+        let Some(Open { journal, layers, layout }) = self.open else { return Ok(Vec::new()) };
+        let mut said = Vec::new();
+        for finding in self.repaired.iter().filter(|_| all) {
+            let (Some(object), Some(_)) = (finding.object, repair_of(finding)) else { continue };
+            layers.set_aside(object, layout.dir()).map_err(|cause| unreadable(&cause))?;
+            said.push(format!("{} was set aside, to aside/", finding.on));
+        }
+        let found = |kinds: &[DamageKind]| self.repaired.iter().any(|finding| kinds.contains(&finding.kind));
+        let has = |kinds: &[DamageKind]| all && found(kinds);
+        let of_index = has(&[DamageKind::IndexMissing, DamageKind::IndexUnreadable, DamageKind::IndexWrong]);
+        // Opening takes the lock itself.
+        drop((journal, layers, layout));
+        if found(&[DamageKind::JournalDamaged, DamageKind::FormatUnreadable]) || !(of_index || rebuild_index || has(&[DamageKind::JournalTorn])) {
+            return Ok(said);
+        }
+        let (store, opened) = Store::open(&self.root, false).map_err(|cause| unreadable(&cause))?;
+        if opened.torn {
+            said.push("the journal's torn end was saved beside it and cut off".to_owned());
+        }
+        if of_index || rebuild_index {
+            if opened.rebuilt.is_none() {
+                store.rebuild_index().map_err(|cause| unreadable(&cause))?;
+            }
+            store.index.flush_durable().map_err(|cause| unreadable(&cause))?;
+            said.push("the index was made from the journal".to_owned());
+        }
+        Ok(said)
+    }
+}
+
+/// The checkpoint of a store that nobody serves.
+fn named(journal: &Journal, state: &StateName) -> VerbResult<CheckpointId> {
+    let checkpoints = crate::store::checkpoints_of(journal);
+    let found = match state.0.parse().map(CheckpointId) {
+        Ok(id) => checkpoints.iter().find(|checkpoint| checkpoint.id == id),
+        Err(_) if state.0 == "latest" => checkpoints.last(),
+        Err(_) => checkpoints.iter().find(|checkpoint| checkpoint.tags.contains(&state.0)),
+    };
+    let names = || checkpoints.iter().flat_map(|checkpoint| [vec![checkpoint.id.to_string()], checkpoint.tags.clone()].concat()).collect::<Vec<_>>();
+    found.map(|checkpoint| checkpoint.id).ok_or_else(|| error::unknown_state(&state.0, &names()))
+}
+
+fn check_index(check: &mut Check, layout: &Layout, journal: &Journal) -> VerbResult<()> {
+    // What a damaged journal does not tell of cannot be compared.
+    if check.findings.iter().any(|finding| finding.kind == DamageKind::JournalDamaged) {
+        return Ok(());
+    }
+    match Index::open_to_check(layout).map_err(|cause| unreadable(&cause))? {
+        Ok(index) => check.compare_index(&index, journal),
+        // Of nothing there is nothing to index.
+        Err(Doubt::Missing) if check.totals.frames == 0 => {}
+        Err(doubt @ Doubt::Missing) => check.findings.push(Finding::of_store(DamageKind::IndexMissing, "index", doubt.to_string())),
+        Err(doubt) => check.findings.push(Finding::of_store(DamageKind::IndexUnreadable, "index", doubt.to_string())),
+    }
+    Ok(())
+}

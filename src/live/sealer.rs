@@ -1,0 +1,199 @@
+//! The sealer: a thread that hashes what closed epochs have captured, when the machine has nothing else to do.
+//!
+//! It has the scheduling class that runs only when nothing else wants to (`SCHED_IDLE`, which makes its I/O idle too where the I/O scheduler knows
+//! classes), reads at most [`HASH_BYTES_PER_S`], keeps one block in memory, and leaves nothing in the page cache. What it found is in the journal
+//! (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an object that was half read is read again.
+//!
+//! Only objects of closed epochs are hashed: those of the open one can still be taken back.
+//!
+//! Locking: none but the timeline's, for a moment.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::Live;
+use crate::history::indexer::Wake;
+use crate::store::ids::{Epoch, ObjectId};
+use crate::store::record::Sealed;
+use crate::sys::lock::Mutex;
+use crate::sys::{Errno, SysResult};
+
+/// Bytes that are read in a second at most.
+pub const HASH_BYTES_PER_S: u64 = 128 << 20;
+/// Objects in one record of hashes.
+const RECORD_OBJECTS_MAX: usize = 512;
+/// Bytes that are hashed before they are recorded: what a kill loses.
+const RECORD_BYTES_MAX: u64 = 1 << 30;
+/// With less space left the sealer writes nothing, not even its few records: what is left is for captures.
+const SPACE_KEPT_BYTES: u64 = 64 << 20;
+
+/// What the sealer does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SealMode {
+    /// Nothing.
+    Off,
+    /// It hashes what was captured.
+    #[default]
+    Hash,
+}
+
+/// What the sealer has done since the mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SealStats {
+    /// Nothing is left to do.
+    pub caught_up: bool,
+    /// Objects hashed.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The sealer of a tree.
+#[derive(Default)]
+pub(super) struct Sealer {
+    wake: Wake,
+    running: AtomicBool,
+    /// Every closed epoch below this one is hashed, as far as it can be.
+    done_below: Mutex<Option<Epoch>>,
+    objects: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Keeps reading slow.
+struct Pace {
+    started: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    /// How long to wait before so many more bytes.
+    fn ahead(&mut self, bytes: u64) -> Duration {
+        self.bytes += bytes;
+        let due = Duration::from_micros(self.bytes.saturating_mul(1_000_000) / HASH_BYTES_PER_S);
+        due.saturating_sub(self.started.elapsed())
+    }
+}
+
+impl Live {
+    /// Starts the sealer; it ends with [`Live::stop_sealer`].
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn start_sealer(self: &std::sync::Arc<Live>, mode: SealMode) -> std::io::Result<()> {
+        if mode == SealMode::Off {
+            return Ok(());
+        }
+        self.sealer.running.store(true, Ordering::Relaxed);
+        Wake::start("sealer", self, |live| &live.sealer.wake, Live::seal_until_stopped)
+    }
+
+    /// Ends the sealer, and waits until it has ended.
+    pub fn stop_sealer(&self) {
+        self.sealer.wake.stop();
+    }
+
+    /// An epoch was closed: there may be something to hash.
+    pub(super) fn wake_sealer(&self) {
+        if self.sealer.running.load(Ordering::Relaxed) {
+            self.sealer.wake.sealed();
+        }
+    }
+
+    /// What the sealer has done.
+    pub fn seal_stats(&self) -> SealStats {
+        let sealer = &self.sealer;
+        let open = self.timeline.epoch();
+        let caught_up = sealer.done_below.lock().is_some_and(|done| done >= open);
+        SealStats { caught_up, objects: sealer.objects.load(Ordering::Relaxed), bytes: sealer.bytes.load(Ordering::Relaxed) }
+    }
+
+    fn seal_until_stopped(&self) {
+        while self.sealer.wake.wait() {
+            if let Err(errno) = self.seal_closed() {
+                tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint");
+            }
+        }
+    }
+
+    /// Hashes all that closed epochs have and that is not hashed yet.
+    fn seal_closed(&self) -> SysResult<()> {
+        let open = self.timeline.epoch();
+        let from = *self.sealer.done_below.lock();
+        let epochs = match from {
+            Some(from) => (from.0..open.0).map(Epoch).collect(),
+            None => self.timeline.store().layers.epochs().map_err(|error| error.errno())?,
+        };
+        for epoch in epochs.into_iter().filter(|epoch| *epoch < open) {
+            if !self.timeline.is_sealed(epoch)? {
+                self.seal_epoch(epoch)?;
+            }
+            if self.sealer.wake.stopping() {
+                return Ok(());
+            }
+        }
+        *self.sealer.done_below.lock() = Some(open);
+        Ok(())
+    }
+
+    fn seal_epoch(&self, epoch: Epoch) -> SysResult<()> {
+        let layers = &self.timeline.store().layers;
+        let objects = layers.list(epoch).map_err(|error| error.errno())?;
+        if objects.is_empty() {
+            return Ok(());
+        }
+        let known: HashSet<ObjectId> = self.timeline.sealed(epoch)?.0.into_iter().map(|sealed| sealed.object).collect();
+        let mut pace = Pace { started: Instant::now(), bytes: 0 };
+        let (mut hashed, mut bytes) = (Vec::new(), 0);
+        for object in objects.into_iter().filter(|object| !known.contains(object)) {
+            let sealed = self.hash_object(object, &mut pace);
+            if self.sealer.wake.stopping() {
+                break;
+            }
+            if let Some(sealed) = sealed {
+                bytes += sealed.size;
+                hashed.push(sealed);
+            }
+            if hashed.len() >= RECORD_OBJECTS_MAX || bytes >= RECORD_BYTES_MAX {
+                self.record_hashes(epoch, std::mem::take(&mut hashed), false)?;
+                bytes = 0;
+            }
+        }
+        let whole = !self.sealer.wake.stopping();
+        if whole || !hashed.is_empty() {
+            self.record_hashes(epoch, hashed, whole)?;
+        }
+        Ok(())
+    }
+
+    fn record_hashes(&self, epoch: Epoch, hashed: Vec<Sealed>, whole: bool) -> SysResult<()> {
+        if self.timeline.store().layers.free_bytes().map_err(|error| error.errno())? < SPACE_KEPT_BYTES {
+            return Err(Errno::ENOSPC);
+        }
+        let (objects, bytes) = (hashed.len() as u64, hashed.iter().map(|sealed| sealed.size).sum::<u64>());
+        self.timeline.add_seal(epoch, hashed, whole)?;
+        self.sealer.objects.fetch_add(objects, Ordering::Relaxed);
+        self.sealer.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read, or the sealer shall end.
+    fn hash_object(&self, object: ObjectId, pace: &mut Pace) -> Option<Sealed> {
+        let go_on = |bytes: u64| {
+            let ahead = pace.ahead(bytes);
+            if !ahead.is_zero() {
+                self.sealer.wake.pause(ahead);
+            }
+            !self.sealer.wake.stopping()
+        };
+        match self.timeline.store().layers.hash(object, go_on) {
+            Ok(Some((size, hash))) => Some(Sealed { object, size, hash }),
+            Ok(None) => None,
+            Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::EINVAL | Errno::EACCES) => None,
+            Err(error) => {
+                tracing::error!(%error, ?object, "a version cannot be read to be hashed");
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! Looking for damage: what the journal promises against what is there.
+//!
+//! A check first reads the whole journal, which proves the chain of its frames, and makes a list of the **versions** that the kept checkpoints need:
+//! which object, how large, with which hash if it was sealed, under which path. Then it goes through the list in steps, so that whoever waits
+//! can be told how far it is, and stop it. Nothing is written; what is to be done about a finding is the caller's.
+//!
+//! Where a version was is told by the records made with it: a change records the place of the inode and of every directory above it in the same
+//! epoch, so the path needs no tree.
+//!
+//! Locking: none. A store that is served changes meanwhile: the caller asks again whether a version that seems damaged is still needed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{StoreError, StoreResult};
+use super::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
+use super::index::{Difference, Index};
+use super::journal::Journal;
+use super::layers::{self, Layers};
+use super::record::{Checkpoint, DataState, Place, Record, Sealed, Undo};
+use crate::sys::{Errno, Kind};
+
+/// What can be wrong with a store: one kind for each damage. `--json` has these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DamageKind {
+    /// The file `format` does not say that this is a store that can be read here.
+    FormatUnreadable,
+    /// Something in the journal is gone or was changed that had been on disk.
+    JournalDamaged,
+    /// The journal's end is torn, as a power cut tears it: nothing that was promised is lost. Mounting repairs it.
+    JournalTorn,
+    /// There is no index although there is history; mounting makes it anew.
+    IndexMissing,
+    /// The index cannot be opened or read; mounting makes it anew.
+    IndexUnreadable,
+    /// The index says something else than the journal.
+    IndexWrong,
+    /// A version that a checkpoint needs is not in the store.
+    ObjectMissing,
+    /// A version has another size than it had.
+    ObjectSize,
+    /// A version has other bytes than when it was hashed.
+    ObjectChanged,
+    /// The filesystem cannot read a version.
+    ObjectUnreadable,
+    /// An object that no record speaks of: a daemon was killed between making and recording it.
+    ObjectUnneeded,
+    /// A file in a layer that is none of ours.
+    ForeignFile,
+}
+
+impl DamageKind {
+    /// Its name, as in `--json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DamageKind::FormatUnreadable => "format-unreadable",
+            DamageKind::JournalDamaged => "journal-damaged",
+            DamageKind::JournalTorn => "journal-torn",
+            DamageKind::IndexMissing => "index-missing",
+            DamageKind::IndexUnreadable => "index-unreadable",
+            DamageKind::IndexWrong => "index-wrong",
+            DamageKind::ObjectMissing => "object-missing",
+            DamageKind::ObjectSize => "object-size",
+            DamageKind::ObjectChanged => "object-changed",
+            DamageKind::ObjectUnreadable => "object-unreadable",
+            DamageKind::ObjectUnneeded => "object-unneeded",
+            DamageKind::ForeignFile => "foreign-file",
+        }
+    }
+
+    /// Something of the past is lost or cannot be trusted; the others cost nothing but care.
+    pub fn is_loss(self) -> bool {
+        use DamageKind::{FormatUnreadable, JournalDamaged, ObjectChanged, ObjectMissing, ObjectSize, ObjectUnreadable};
+        matches!(self, FormatUnreadable | JournalDamaged | ObjectMissing | ObjectSize | ObjectChanged | ObjectUnreadable)
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What kind of damage.
+    pub kind: DamageKind,
+    /// What it was found in, relative to `.ckptfs`.
+    pub on: String,
+    /// The object, if it is one.
+    pub object: Option<ObjectId>,
+    /// Where the file was that it is a version of.
+    pub path: Option<Vec<u8>>,
+    /// The kept checkpoints that show it.
+    pub checkpoints: Vec<CheckpointId>,
+    /// What was found, in words.
+    pub detail: String,
+}
+
+impl Finding {
+    /// About the store as a whole.
+    pub fn of_store(kind: DamageKind, on: impl Into<String>, detail: impl Into<String>) -> Finding {
+        Finding { kind, on: on.into(), object: None, path: None, checkpoints: Vec::new(), detail: detail.into() }
+    }
+}
+
+/// A captured version that a kept checkpoint needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// Whose it is.
+    pub slot: Slot,
+    /// The epoch of its record.
+    pub epoch: Epoch,
+    /// Where its bytes are.
+    pub object: ObjectId,
+    /// How many.
+    pub size: u64,
+    /// What the inode was.
+    kind: Kind,
+    /// Where it was, if the records tell.
+    pub path: Option<Vec<u8>>,
+    /// The kept checkpoints that show it, oldest first.
+    pub checkpoints: Vec<CheckpointId>,
+    sealed: Option<Sealed>,
+}
+
+/// What a check has looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Frames of the journal.
+    pub frames: u64,
+    /// Versions that kept checkpoints need.
+    pub versions: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those of them that have no hash yet.
+    pub unhashed: u64,
+}
+
+/// A check under way. See the module.
+#[derive(Debug, Default)]
+pub struct Check {
+    versions: Vec<Version>,
+    /// What the last recorded removal was to move: a daemon that was killed may not have come to it, and the next one finishes or strikes it.
+    unfinished: HashSet<ObjectId>,
+    /// Every object that some record names, whether anybody needs it or not.
+    recorded: HashSet<ObjectId>,
+    /// What is to be looked at in all.
+    pub totals: Totals,
+    /// What the journal itself showed.
+    pub findings: Vec<Finding>,
+    /// The newest checkpoint that was read of.
+    newest: Option<CheckpointId>,
+    next: usize,
+    /// Bytes (in a quick check: versions) that were looked at.
+    pub done: u64,
+    deep: bool,
+}
+
+/// What is read from the journal.
+#[derive(Default)]
+struct Reading {
+    epoch: EpochRecords,
+    last_data: HashMap<Slot, Epoch>,
+    versions: Vec<(Version, Epoch, Option<i64>)>,
+    checkpoints: BTreeMap<CheckpointId, Checkpoint>,
+    sealed: HashMap<ObjectId, Sealed>,
+    recorded: HashSet<ObjectId>,
+    unfinished: HashSet<ObjectId>,
+}
+
+/// The records of the epoch that is being read.
+#[derive(Default)]
+struct EpochRecords {
+    number: Option<Epoch>,
+    data: BTreeMap<Slot, DataState>,
+    homes: HashMap<Slot, Place>,
+    /// Kind and time of birth, seconds and nanoseconds as nanoseconds since 1970.
+    attrs: HashMap<Slot, (Kind, Option<i64>)>,
+}
+
+impl EpochRecords {
+    fn add(&mut self, undo: Undo) {
+        match undo {
+            Undo::Data { slot, before } => {
+                self.data.entry(slot).or_insert(before);
+            }
+            Undo::Home { slot, before } => {
+                self.homes.entry(slot).or_insert(before);
+            }
+            Undo::Attr { slot, before } => {
+                let born = before.stat.btime.map(|time| time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec)));
+                self.attrs.entry(slot).or_insert((before.stat.kind, born));
+            }
+            Undo::Entry { .. } | Undo::Xattrs { .. } => {}
+        }
+    }
+
+    /// The path of an inode before the epoch, as far as its records lead.
+    fn path(&self, slot: Slot) -> Option<Vec<u8>> {
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut at = slot;
+        while at != Slot::ROOT {
+            let place = self.homes.get(&at)?;
+            names.push(place.name.as_bytes());
+            // A damaged journal could lead in circles.
+            if names.len() > self.homes.len() {
+                return None;
+            }
+            at = place.parent;
+        }
+        names.reverse();
+        Some(names.join(&b'/'))
+    }
+}
+
+impl Reading {
+    fn take(&mut self, record: Record) {
+        match record {
+            Record::Undo { epoch, undo } => {
+                if self.epoch.number != Some(epoch) {
+                    self.close_epoch();
+                    self.epoch.number = Some(epoch);
+                }
+                let mut moves = HashSet::new();
+                for item in undo {
+                    if let Undo::Data { before: DataState { object: Some(object), .. }, .. } = &item {
+                        self.recorded.insert(*object);
+                        if object.origin == ObjectOrigin::Moved {
+                            moves.insert(*object);
+                        }
+                    }
+                    self.epoch.add(item);
+                }
+                if !moves.is_empty() {
+                    self.unfinished = moves;
+                }
+            }
+            Record::Void { epoch, slot } => {
+                if self.epoch.number == Some(epoch) {
+                    self.epoch.data.remove(&slot);
+                }
+            }
+            Record::Replacing { object, .. } => {
+                self.recorded.insert(object);
+            }
+            Record::Checkpoint(checkpoint) => {
+                self.checkpoints.insert(checkpoint.id, checkpoint);
+            }
+            Record::Deleted { id } => {
+                self.checkpoints.remove(&id);
+            }
+            Record::Sealed { objects, .. } => self.sealed.extend(objects.into_iter().map(|sealed| (sealed.object, sealed))),
+            Record::Unmounted { .. } => self.unfinished.clear(),
+            Record::Moved { .. }
+            | Record::Tags { .. }
+            | Record::RestoreBegin { .. }
+            | Record::RestoreEnd
+            | Record::Mounted { .. }
+            | Record::By { .. } => {}
+        }
+    }
+
+    fn close_epoch(&mut self) {
+        let records = std::mem::take(&mut self.epoch);
+        let Some(epoch) = records.number else { return };
+        for (slot, data) in &records.data {
+            let before = self.last_data.insert(*slot, epoch).unwrap_or(Epoch(0));
+            let Some(object) = data.object else { continue };
+            let (kind, born) = records.attrs.get(slot).copied().unwrap_or((Kind::File, None));
+            let path = records.path(*slot);
+            let version = Version { slot: *slot, epoch, object, size: data.size, kind, path, checkpoints: Vec::new(), sealed: None };
+            self.versions.push((version, before, born));
+        }
+    }
+
+    /// The versions that kept checkpoints (only `of`, if given) read.
+    fn needed(mut self, of: Option<CheckpointId>) -> (Vec<Version>, HashSet<ObjectId>) {
+        self.close_epoch();
+        let mut needed = Vec::new();
+        for (mut version, before, born) in std::mem::take(&mut self.versions) {
+            let readers =
+                self.checkpoints.range(CheckpointId(before.0)..CheckpointId(version.epoch.0)).filter(|(id, _)| of.is_none_or(|of| of == **id));
+            // A checkpoint that is older than the file does not show it.
+            let readers = readers.filter(|(_, checkpoint)| born.is_none_or(|born| born <= checkpoint.created_ns));
+            version.checkpoints = readers.map(|(id, _)| *id).collect();
+            version.sealed = self.sealed.get(&version.object).copied();
+            if !version.checkpoints.is_empty() {
+                needed.push(version);
+            }
+        }
+        needed.sort_by_key(|version| version.object);
+        (needed, self.recorded)
+    }
+}
+
+impl Check {
+    /// A check of a store that cannot even be opened: this is all that is found.
+    pub fn of_nothing(found: Finding) -> Check {
+        Check { findings: vec![found], ..Check::default() }
+    }
+
+    /// Reads the journal and makes the list. `of`: only what this checkpoint shows. `deep`: every byte will be read.
+    ///
+    /// Damage in the journal is a finding, and what comes after it is not checked. Errors: `Io` of another kind.
+    pub fn begin(journal: &Journal, of: Option<CheckpointId>, deep: bool) -> StoreResult<Check> {
+        let mut reading = Reading::default();
+        let mut check = Check { deep, ..Check::default() };
+        for entry in journal.scan(journal.start(), None) {
+            match entry {
+                Ok((_, record)) => {
+                    check.totals.frames += 1;
+                    reading.take(record);
+                }
+                Err(error) => check.findings.push(journal_finding(&error, reading.checkpoints.keys().next_back().copied())),
+            }
+        }
+        check.newest = reading.checkpoints.keys().next_back().copied();
+        check.unfinished = std::mem::take(&mut reading.unfinished);
+        (check.versions, check.recorded) = reading.needed(of);
+        check.totals.versions = check.versions.len() as u64;
+        check.totals.bytes = check.versions.iter().map(|version| version.size).sum();
+        check.totals.unhashed = check.versions.iter().filter(|version| version.sealed.is_none() && version.kind == Kind::File).count() as u64;
+        Ok(check)
+    }
+
+    /// The journal is damaged where a scan of it ends.
+    pub fn note_journal(&mut self, error: &StoreError) {
+        self.findings.push(journal_finding(error, self.newest));
+    }
+
+    /// Compares the index with the journal.
+    pub fn compare_index(&mut self, index: &Index, journal: &Journal) {
+        if self.findings.iter().any(|finding| finding.kind == DamageKind::JournalDamaged) {
+            return;
+        }
+        match index.compare(journal) {
+            Ok(difference) if difference.is_none() => {}
+            Ok(Difference { missing, wrong, strange }) => {
+                let detail = format!("{missing} entries are missing, {wrong} are wrong, {strange} should not be there");
+                self.findings.push(Finding::of_store(DamageKind::IndexWrong, "index", detail));
+            }
+            Err(error) => self.findings.push(Finding::of_store(DamageKind::IndexUnreadable, "index", error.to_string())),
+        }
+    }
+
+    /// How much there is to do, in the unit of `done`.
+    pub fn total(&self) -> u64 {
+        if self.deep { self.totals.bytes } else { self.totals.versions }
+    }
+
+    /// All versions were looked at.
+    pub fn is_finished(&self) -> bool {
+        self.next >= self.versions.len()
+    }
+
+    /// Looks at the next version; `None`: there is no further. What is wrong with it goes to `findings`.
+    pub fn step(&mut self, layers: &Layers) -> Option<&Version> {
+        let version = self.versions.get(self.next)?;
+        self.next += 1;
+        self.done += if self.deep { version.size } else { 1 };
+        let found = look_at(version, layers, self.deep);
+        let on_its_way = |kind: &DamageKind| *kind == DamageKind::ObjectMissing && self.unfinished.contains(&version.object);
+        if let Some((kind, detail)) = found.filter(|(kind, _)| !on_its_way(kind)) {
+            self.findings.push(Finding {
+                kind,
+                on: object_path(version.object),
+                object: Some(version.object),
+                path: version.path.clone(),
+                checkpoints: version.checkpoints.clone(),
+                detail,
+            });
+        }
+        Some(version)
+    }
+
+    /// Files in the layers of which the journal knows nothing. Only of a store that nobody serves: an object is made before it is recorded.
+    ///
+    /// Errors: `Io`.
+    pub fn strays(&mut self, layers: &Layers) -> StoreResult<()> {
+        // What a damaged journal does not tell of may be needed all the same.
+        if self.findings.iter().any(|finding| finding.kind == DamageKind::JournalDamaged) {
+            return Ok(());
+        }
+        let damaged: BTreeSet<ObjectId> = self.findings.iter().filter_map(|finding| finding.object).collect();
+        for epoch in layers.epochs()? {
+            for object in layers.list(epoch)?.into_iter().filter(|object| !self.recorded.contains(object) && !damaged.contains(object)) {
+                let detail = "no record speaks of it".to_owned();
+                let finding = Finding::of_store(DamageKind::ObjectUnneeded, object_path(object), detail);
+                self.findings.push(Finding { object: Some(object), ..finding });
+            }
+            for name in layers.foreign(epoch)? {
+                let on = format!("layers/{}/objects/{}", epoch.0, String::from_utf8_lossy(&name));
+                self.findings.push(Finding::of_store(DamageKind::ForeignFile, on, "it is not named as an object is"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where an object is, relative to `.ckptfs`.
+pub fn object_path(object: ObjectId) -> String {
+    format!("layers/{}/objects/{}", object.epoch.0, layers::file_name(object))
+}
+
+/// A damaged journal as a finding; `last`: the newest checkpoint before the damage.
+pub fn journal_finding(error: &StoreError, last: Option<CheckpointId>) -> Finding {
+    let known = match last {
+        Some(last) => format!("checkpoints after {last} cannot be trusted"),
+        None => "no checkpoint can be trusted".to_owned(),
+    };
+    let on = match error {
+        StoreError::JournalDamaged { segment, .. } => format!("journal/{segment:08}"),
+        StoreError::BadRecord { at, .. } => format!("journal/{:08}", at.segment),
+        _ => "journal".to_owned(),
+    };
+    Finding::of_store(DamageKind::JournalDamaged, on, format!("{error}; {known}"))
+}
+
+/// What is wrong with a version, if something is.
+fn look_at(version: &Version, layers: &Layers, deep: bool) -> Option<(DamageKind, String)> {
+    let stat = match layers.stat(version.object) {
+        Ok(Some(stat)) => stat,
+        Ok(None) => return Some((DamageKind::ObjectMissing, "it is not there".to_owned())),
+        Err(error) => return Some((DamageKind::ObjectUnreadable, error.to_string())),
+    };
+    let expected = if version.object.origin == ObjectOrigin::Cloned { Kind::File } else { version.kind };
+    if stat.kind != expected {
+        return Some((DamageKind::ObjectChanged, format!("it is of another kind: {:?}, not {expected:?}", stat.kind)));
+    }
+    if stat.kind != Kind::File {
+        return None;
+    }
+    if stat.size != version.size {
+        return Some((DamageKind::ObjectSize, format!("it has {} bytes and had {}", stat.size, version.size)));
+    }
+    if !deep {
+        return None;
+    }
+    match layers.hash(version.object, |_| true) {
+        Ok(Some((size, hash))) => {
+            let sealed = version.sealed?;
+            let same = sealed.size == size && sealed.hash == hash;
+            (!same).then(|| (DamageKind::ObjectChanged, "its bytes are not those that were hashed".to_owned()))
+        }
+        Ok(None) => None,
+        // Moved with a mode that keeps us out: nothing is wrong with it that could be told.
+        Err(error) if error.errno() == Errno::EACCES => None,
+        Err(error) => Some((DamageKind::ObjectUnreadable, error.to_string())),
+    }
+}

@@ -1,0 +1,317 @@
+//! What is kept for the time when the filesystem is full: space, inodes and directories that exist already.
+//!
+//! A full filesystem refuses to make anything, but what keeps the past must go on: an unlink moves the inode into a layer, a first write clones the
+//! file into an object, the journal grows. On a full disk a clone into a file that exists, a rename into a directory that need not grow, and a write
+//! to space that was allocated before still work; for the rest there is the **ballast**, files of allocated blocks, one of which is emptied whenever
+//! something that keeps the past finds no room.
+//!
+//! Invariants: nothing here holds anything that is needed, so all of it can be deleted while nothing is mounted; ballast takes no more than about a
+//! sixtieth of what was free, the inodes no more than a thirtieth; a filesystem with little room gets none.
+//!
+//! Locking: `state` is held for a moment, never across a call that makes something. One thread refills (the engine's syncer).
+//!
+//! ```text
+//! reserve/ballast-<n>            n = 0 ... 7; allocated blocks that hold nothing, or given up: empty
+//! reserve/file-<n>               an empty file, mode 0600: becomes an object
+//! reserve/layer-<n>/objects/     becomes layers/<epoch>
+//! ```
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::layout::Layout;
+use crate::sys::lock::{Mutex, Rank};
+use crate::sys::{self, Errno, Open, RenameMode, SysResult};
+
+const NAME: &[u8] = b"reserve";
+/// Files of ballast.
+const SLICES: u32 = 8;
+/// Bytes of one of them at most.
+const SLICE_BYTES_MAX: u64 = 1 << 20;
+/// ... and at least: a filesystem for which that is too much gets none.
+const SLICE_BYTES_MIN: u64 = 64 << 10;
+/// One of them takes at most this part of the free space.
+const SLICE_PART: u64 = 512;
+/// Empty files at most.
+const FILES: u32 = 64;
+/// Empty layers at most.
+const LAYERS: u32 = 4;
+/// The empty files take at most this part of the free inodes.
+const INODES_PART: u64 = 32;
+/// With less free space than this a filesystem counts as full.
+const FULL_BYTES: u64 = 4 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Reserve {
+    /// `None`: it could not be made, or the store is read-only. Then there is no reserve.
+    dir: Option<OwnedFd>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What is there is known.
+    known: bool,
+    ballast: BTreeSet<u32>,
+    files: BTreeSet<u32>,
+    layers: BTreeSet<u32>,
+    /// Something was taken since it was last filled.
+    short: bool,
+}
+
+impl Reserve {
+    /// The reserve of a store. Makes its directory, and nothing in it.
+    pub fn open(layout: &Layout) -> Reserve {
+        let dir = if layout.read_only() { None } else { open_dir(layout).ok() };
+        Reserve { dir, state: Mutex::ranked(Rank::Reserve, State { short: true, ..State::default() }) }
+    }
+
+    /// Does what must not fail for want of space: when it does, ballast is given up and it is done again, as long as there is any.
+    pub fn with_room<T, E>(&self, mut call: impl FnMut() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+        loop {
+            match call() {
+                Err(error) if errno(&error) == Errno::ENOSPC && self.give_up() => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Empties one file of ballast; false if there is none.
+    pub fn give_up(&self) -> bool {
+        let Some(dir) = &self.dir else { return false };
+        self.look(dir);
+        loop {
+            let Some(number) = self.take(|state| &mut state.ballast) else { return false };
+            let emptied = sys::open_file_at(dir, ballast_name(number).as_bytes(), Open::WRITE).and_then(|file| sys::truncate(file, 0));
+            match emptied {
+                Ok(()) => {
+                    tracing::warn!(left = number, "the filesystem is full: space held in reserve is given up");
+                    return true;
+                }
+                Err(errno) => tracing::debug!(%errno, number, "ballast cannot be given up"),
+            }
+        }
+    }
+
+    /// Gives an empty file of the reserve this name; false if there is none.
+    ///
+    /// # Errors
+    /// Those of rename(2).
+    pub fn take_file(&self, to: impl AsFd, name: &[u8]) -> SysResult<bool> {
+        self.take_named(|state| &mut state.files, file_name, to, name)
+    }
+
+    /// Gives an empty layer of the reserve this name; false if there is none.
+    ///
+    /// # Errors
+    /// Those of rename(2).
+    pub fn take_layer(&self, to: impl AsFd, name: &[u8]) -> SysResult<bool> {
+        self.take_named(|state| &mut state.layers, layer_name, to, name)
+    }
+
+    /// There is so little free space that anything may fail for want of it.
+    pub fn is_full(&self) -> bool {
+        let info = self.dir.as_ref().and_then(|dir| sys::statfs_fd(dir).ok());
+        info.is_some_and(|info| info.bavail.saturating_mul(u64::from(info.bsize)) < FULL_BYTES || (info.files > 0 && info.ffree == 0))
+    }
+
+    /// Makes what is missing, as far as there is room enough. One thread calls it, now and then.
+    pub fn refill(&self) {
+        let Some(dir) = &self.dir else { return };
+        if !std::mem::take(&mut self.state.lock().short) {
+            return;
+        }
+        self.look(dir);
+        if let Err(errno) = self.fill(dir) {
+            // Not enough room, or not now. It is tried again.
+            self.state.lock().short = true;
+            tracing::debug!(%errno, "the reserve is not full");
+        }
+    }
+
+    fn fill(&self, dir: &OwnedFd) -> SysResult<()> {
+        let info = sys::statfs_fd(dir)?;
+        let slice = (info.bavail.saturating_mul(u64::from(info.bsize)) / SLICE_PART).min(SLICE_BYTES_MAX) & !4095;
+        if slice < SLICE_BYTES_MIN {
+            return Err(Errno::ENOSPC);
+        }
+        let inodes = if info.files == 0 { u32::MAX } else { u32::try_from(info.ffree / INODES_PART).unwrap_or(u32::MAX) };
+        for number in self.missing(|state| &mut state.layers, LAYERS.min(inodes / 4)) {
+            make_layer(dir, &layer_name(number))?;
+            self.state.lock().layers.insert(number);
+        }
+        for number in self.missing(|state| &mut state.files, FILES.min(inodes / 2)) {
+            accept_existing(sys::create_file_at(dir, file_name(number).as_bytes(), Open::WRITE, 0o600).map(drop))?;
+            self.state.lock().files.insert(number);
+        }
+        for number in self.missing(|state| &mut state.ballast, SLICES) {
+            make_ballast(dir, &ballast_name(number), slice)?;
+            self.state.lock().ballast.insert(number);
+        }
+        Ok(())
+    }
+
+    fn missing(&self, part: impl Fn(&mut State) -> &mut BTreeSet<u32>, count: u32) -> Vec<u32> {
+        let mut state = self.state.lock();
+        let there = part(&mut state);
+        (0..count).filter(|number| !there.contains(number)).collect()
+    }
+
+    fn take(&self, part: impl Fn(&mut State) -> &mut BTreeSet<u32>) -> Option<u32> {
+        let mut state = self.state.lock();
+        let number = part(&mut state).pop_last()?;
+        state.short = true;
+        Some(number)
+    }
+
+    fn take_named(
+        &self,
+        part: impl Fn(&mut State) -> &mut BTreeSet<u32>,
+        called: impl Fn(u32) -> String,
+        to: impl AsFd,
+        name: &[u8],
+    ) -> SysResult<bool> {
+        let Some(dir) = &self.dir else { return Ok(false) };
+        self.look(dir);
+        while let Some(number) = self.take(&part) {
+            match sys::rename_at(dir, called(number).as_bytes(), &to, name, RenameMode::NoReplace) {
+                Ok(()) => return Ok(true),
+                Err(Errno::ENOENT) => {}
+                Err(errno) => {
+                    part(&mut self.state.lock()).insert(number);
+                    return Err(errno);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Learns what is there, once.
+    fn look(&self, dir: &OwnedFd) {
+        if self.state.lock().known {
+            return;
+        }
+        let entries = sys::list_dir(dir).unwrap_or_default();
+        let numbered = |prefix: &str| -> BTreeSet<u32> {
+            let number = |name: &[u8]| std::str::from_utf8(name).ok()?.strip_prefix(prefix)?.parse().ok();
+            entries.iter().filter_map(|entry| number(&entry.name)).collect()
+        };
+        let mut ballast = numbered("ballast-");
+        ballast.retain(|number| sys::stat_at(dir, ballast_name(*number).as_bytes()).is_ok_and(|stat| stat.size > 0));
+        let (files, layers) = (numbered("file-"), numbered("layer-"));
+        let mut state = self.state.lock();
+        if !state.known {
+            *state = State { known: true, ballast, files, layers, short: state.short };
+        }
+    }
+}
+
+fn ballast_name(number: u32) -> String {
+    format!("ballast-{number}")
+}
+
+fn file_name(number: u32) -> String {
+    format!("file-{number}")
+}
+
+fn layer_name(number: u32) -> String {
+    format!("layer-{number}")
+}
+
+fn open_dir(layout: &Layout) -> SysResult<OwnedFd> {
+    accept_existing(sys::mkdir_at(layout.dir(), NAME, 0o700))?;
+    sys::open_dir_at(layout.dir(), NAME)
+}
+
+fn accept_existing(made: SysResult<()>) -> SysResult<()> {
+    made.or_else(|errno| if errno == Errno::EEXIST { Ok(()) } else { Err(errno) })
+}
+
+fn make_layer(dir: &OwnedFd, name: &str) -> SysResult<()> {
+    accept_existing(sys::mkdir_at(dir, name.as_bytes(), 0o700))?;
+    accept_existing(sys::mkdir_at(sys::open_dir_at(dir, name.as_bytes())?, b"objects", 0o700))
+}
+
+fn make_ballast(dir: &OwnedFd, name: &str, bytes: u64) -> SysResult<()> {
+    accept_existing(sys::create_file_at(dir, name.as_bytes(), Open::WRITE, 0o600).map(drop))?;
+    let file = sys::open_file_at(dir, name.as_bytes(), Open::WRITE)?;
+    match sys::fallocate(&file, 0, 0, bytes) {
+        Ok(()) => Ok(()),
+        Err(errno) => {
+            // What was taken before there was no more must not stay taken.
+            let _ = sys::truncate(&file, 0);
+            Err(errno)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    fn reserve(dir: &std::path::Path) -> (Layout, Reserve) {
+        let layout = Layout::open(File::open(dir).unwrap(), true).unwrap();
+        let reserve = Reserve::open(&layout);
+        (layout, reserve)
+    }
+
+    fn names(dir: &std::path::Path) -> usize {
+        fs::read_dir(dir.join(".ckptfs/reserve")).unwrap().count()
+    }
+
+    #[test]
+    fn what_fails_for_want_of_space_is_done_again_for_each_slice() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_layout, reserve) = reserve(dir.path());
+        reserve.refill();
+        let mut tries = 0;
+        let failed: SysResult<()> = reserve.with_room(
+            || {
+                tries += 1;
+                Err(Errno::ENOSPC)
+            },
+            |errno| *errno,
+        );
+        assert_eq!((failed, tries), (Err(Errno::ENOSPC), SLICES + 1));
+        assert!(!reserve.give_up());
+        reserve.refill();
+        assert!(reserve.give_up());
+    }
+
+    #[test]
+    fn other_failures_give_nothing_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_layout, reserve) = reserve(dir.path());
+        reserve.refill();
+        let mut tries = 0;
+        let failed: SysResult<()> = reserve.with_room(
+            || {
+                tries += 1;
+                Err(Errno::EIO)
+            },
+            |errno| *errno,
+        );
+        assert_eq!((failed, tries), (Err(Errno::EIO), 1));
+    }
+
+    #[test]
+    fn files_and_layers_are_found_again_and_given_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (layout, first) = reserve(dir.path());
+        first.refill();
+        assert_eq!(names(dir.path()), (SLICES + FILES + LAYERS) as usize);
+        drop(first);
+        let second = Reserve::open(&layout);
+        for number in 0..FILES {
+            assert_eq!(second.take_file(layout.tmp_dir().unwrap(), format!("f{number}").as_bytes()), Ok(true));
+        }
+        assert_eq!(second.take_file(layout.tmp_dir().unwrap(), b"one more"), Ok(false));
+        assert_eq!(second.take_layer(layout.layers_dir(), b"7"), Ok(true));
+        assert!(dir.path().join(".ckptfs/layers/7/objects").is_dir());
+        second.refill();
+        assert_eq!(names(dir.path()), (SLICES + FILES + LAYERS) as usize);
+    }
+}

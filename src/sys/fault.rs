@@ -1,0 +1,255 @@
+//! Failing system calls on purpose: the seam through which tests make the Nth call fail.
+//!
+//! Every call of this layer that can fail, and every one that the store makes by itself, asks [`check`] first. In a release build that is an empty
+//! function, and nothing else of this module is compiled. In a debug build a [`Plan`] can be armed for one thread or for the whole process; a
+//! process without a plan pays one look at a thread-local and one at an atomic.
+//!
+//! **Locking.** None: calls are made under every lock there is.
+
+/// What a call does, as far as it matters to how it can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum Call {
+    Open,
+    Create,
+    Make,
+    Link,
+    Rename,
+    Unlink,
+    Read,
+    Write,
+    Truncate,
+    Clone,
+    Copy,
+    Allocate,
+    Sync,
+    SetAttributes,
+    SetXattr,
+    GetXattr,
+    Stat,
+    List,
+    Probe,
+    /// A call of the index's database, which makes system calls where this seam does not reach.
+    Index,
+}
+
+impl Call {
+    /// It may need space, so it can fail for want of it.
+    pub const fn takes_space(self) -> bool {
+        match self {
+            Call::Create | Call::Make | Call::Link | Call::Rename | Call::Unlink | Call::Write | Call::Truncate | Call::Clone => true,
+            Call::Copy | Call::Allocate | Call::Sync | Call::SetAttributes | Call::SetXattr | Call::Index => true,
+            Call::Open | Call::Read | Call::GetXattr | Call::Stat | Call::List | Call::Probe => false,
+        }
+    }
+}
+
+/// Fails if a plan says that this call fails.
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub const fn check(_: Call) -> Result<(), super::Errno> {
+    Ok(())
+}
+
+/// Whether a write that fails has written a part before.
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub const fn writes_half() -> bool {
+    false
+}
+
+#[cfg(debug_assertions)]
+pub use armed::{Plan, Seen, arm_process, arm_thread, check, disarm_process, disarm_thread, writes_half};
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use serde::{Deserialize, Serialize};
+
+    use super::Call;
+    use crate::sys::types::{Errno, SysResult};
+
+    /// Any kind of call, where one is to be named by number.
+    const ANY: u8 = u8::MAX;
+
+    /// Which call fails, and how.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct Plan {
+        /// The number of the call that fails, from 1; 0: none, they are only counted.
+        pub nth: u64,
+        /// With what. ENOSPC fails only calls that can take space, and only they are counted then. 0: the call is held up only.
+        pub errno: i32,
+        /// Only calls of this kind count ([`Call`] as a number).
+        pub only: Option<u8>,
+        /// All calls after it fail too.
+        pub lasting: bool,
+        /// A write that fails has written half before.
+        pub half: bool,
+        /// Milliseconds for which the call is held up before.
+        pub pause_ms: u64,
+    }
+
+    impl Plan {
+        /// The `nth` call fails, once.
+        pub fn nth(nth: u64, errno: Errno) -> Plan {
+            Plan { nth, errno: errno.0, only: None, lasting: false, half: false, pause_ms: 0 }
+        }
+
+        /// Only calls of this kind.
+        pub fn only(self, call: Call) -> Plan {
+            Plan { only: Some(call as u8), ..self }
+        }
+
+        /// And all after it.
+        pub fn lasting(self) -> Plan {
+            Plan { lasting: true, ..self }
+        }
+
+        /// A write that fails has written half.
+        pub fn half(self) -> Plan {
+            Plan { half: true, ..self }
+        }
+
+        fn counts(&self, call: Call) -> bool {
+            self.only.is_none_or(|only| only == call as u8) && (self.errno != Errno::ENOSPC.0 || call.takes_space())
+        }
+
+        fn fails(&self, number: u64) -> bool {
+            self.nth > 0 && (number == self.nth || (self.lasting && number > self.nth))
+        }
+    }
+
+    /// What has come of a plan.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Seen {
+        /// Calls that counted.
+        pub calls: u64,
+        /// Calls that failed.
+        pub failed: u64,
+        /// What kind of call failed first.
+        pub first: Option<Call>,
+    }
+
+    thread_local! {
+        static HERE: Cell<Option<(Plan, Seen)>> = const { Cell::new(None) };
+        static HALF: Cell<bool> = const { Cell::new(false) };
+    }
+
+    static ARMED: AtomicBool = AtomicBool::new(false);
+    static NTH: AtomicU64 = AtomicU64::new(0);
+    static ERRNO: AtomicI32 = AtomicI32::new(0);
+    static ONLY: AtomicU8 = AtomicU8::new(ANY);
+    static LASTING: AtomicBool = AtomicBool::new(false);
+    static HALVES: AtomicBool = AtomicBool::new(false);
+    static PAUSE_MS: AtomicU64 = AtomicU64::new(0);
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    static FAILED: AtomicU64 = AtomicU64::new(0);
+
+    /// From now on calls of this thread follow the plan, and none other.
+    pub fn arm_thread(plan: Plan) {
+        HERE.set(Some((plan, Seen::default())));
+    }
+
+    /// Ends the plan of this thread; what has come of it.
+    pub fn disarm_thread() -> Seen {
+        HERE.take().map(|(_, seen)| seen).unwrap_or_default()
+    }
+
+    /// From now on calls of all threads without a plan of their own follow this one.
+    pub fn arm_process(plan: Plan) {
+        ARMED.store(false, Ordering::SeqCst);
+        NTH.store(plan.nth, Ordering::SeqCst);
+        ERRNO.store(plan.errno, Ordering::SeqCst);
+        ONLY.store(plan.only.unwrap_or(ANY), Ordering::SeqCst);
+        LASTING.store(plan.lasting, Ordering::SeqCst);
+        HALVES.store(plan.half, Ordering::SeqCst);
+        PAUSE_MS.store(plan.pause_ms, Ordering::SeqCst);
+        CALLS.store(0, Ordering::SeqCst);
+        FAILED.store(0, Ordering::SeqCst);
+        ARMED.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends the plan of the process; what has come of it.
+    pub fn disarm_process() -> Seen {
+        ARMED.store(false, Ordering::SeqCst);
+        Seen { calls: CALLS.load(Ordering::SeqCst), failed: FAILED.load(Ordering::SeqCst), first: None }
+    }
+
+    /// Fails if a plan says that this call fails.
+    #[inline]
+    pub fn check(call: Call) -> SysResult<()> {
+        match HERE.try_with(Cell::get) {
+            Ok(Some((plan, seen))) => check_thread(call, plan, seen),
+            _ if ARMED.load(Ordering::Relaxed) => check_process(call),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_thread(call: Call, plan: Plan, mut seen: Seen) -> SysResult<()> {
+        if !plan.counts(call) {
+            return Ok(());
+        }
+        seen.calls += 1;
+        let fails = plan.fails(seen.calls);
+        if fails {
+            seen.failed += 1;
+            seen.first.get_or_insert(call);
+        }
+        HERE.set(Some((plan, seen)));
+        if fails { fail(call, &plan) } else { Ok(()) }
+    }
+
+    fn check_process(call: Call) -> SysResult<()> {
+        let only = ONLY.load(Ordering::Relaxed);
+        let plan = Plan {
+            nth: NTH.load(Ordering::Relaxed),
+            errno: ERRNO.load(Ordering::Relaxed),
+            only: (only != ANY).then_some(only),
+            lasting: LASTING.load(Ordering::Relaxed),
+            half: HALVES.load(Ordering::Relaxed),
+            pause_ms: PAUSE_MS.load(Ordering::Relaxed),
+        };
+        if !plan.counts(call) || !plan.fails(CALLS.fetch_add(1, Ordering::Relaxed) + 1) {
+            return Ok(());
+        }
+        FAILED.fetch_add(1, Ordering::Relaxed);
+        fail(call, &plan)
+    }
+
+    fn fail(call: Call, plan: &Plan) -> SysResult<()> {
+        std::thread::sleep(Duration::from_millis(plan.pause_ms));
+        HALF.set(plan.half && call == Call::Write);
+        if plan.errno == 0 { Ok(()) } else { Err(Errno(plan.errno)) }
+    }
+
+    /// Whether the write that has just failed is to have written a part before.
+    pub fn writes_half() -> bool {
+        HALF.replace(false)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn the_nth_call_fails_and_no_other() {
+            arm_thread(Plan::nth(2, Errno::EIO));
+            let results: Vec<_> = [Call::Stat, Call::Open, Call::Stat].map(check).into();
+            assert_eq!(results, [Ok(()), Err(Errno::EIO), Ok(())]);
+            assert_eq!(disarm_thread(), Seen { calls: 3, failed: 1, first: Some(Call::Open) });
+            assert_eq!(check(Call::Stat), Ok(()));
+        }
+
+        #[test]
+        fn no_space_fails_what_takes_space() {
+            arm_thread(Plan::nth(1, Errno::ENOSPC).lasting());
+            let results: Vec<_> = [Call::Stat, Call::Write, Call::Open, Call::Rename].map(check).into();
+            assert_eq!(results, [Ok(()), Err(Errno::ENOSPC), Ok(()), Err(Errno::ENOSPC)]);
+            disarm_thread();
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! A worker cannot be taken over from here: there is no `/dev/fuse` to hold.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use super::super::types::{Errno, SysResult};
+
+/// Not to be had here.
+pub struct SharedWords(OwnedFd);
+
+impl SharedWords {
+    /// Not to be had here: ENOSYS.
+    pub fn create(_count: usize) -> SysResult<SharedWords> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Not to be had here: ENOSYS.
+    pub fn open(_fd: OwnedFd) -> SysResult<SharedWords> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// None.
+    pub fn get(&self) -> &[AtomicU64] {
+        &[]
+    }
+}
+
+impl AsFd for SharedWords {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Not to be had here: ENOSYS.
+pub fn message_pair() -> SysResult<(OwnedFd, OwnedFd)> {
+    Err(Errno::ENOSYS)
+}
+
+/// Not to be had here: ENOSYS.
+pub fn send_message(_to: impl AsFd, _bytes: &[u8], _fds: &[BorrowedFd<'_>]) -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}
+
+/// Not to be had here: ENOSYS.
+pub fn receive_message(_from: impl AsFd, _buffer: &mut [u8]) -> SysResult<(usize, Vec<OwnedFd>)> {
+    Err(Errno::ENOSYS)
+}
+
+/// Not to be had here: ENOSYS.
+pub fn replace_descriptor(_number: BorrowedFd<'_>, _with: impl AsFd) -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}
+
+/// Calls `wrap`: see the other side.
+pub fn wrap_number<S, T>(wrap: unsafe fn(&S, u32) -> T, session: &S, number: u32) -> T {
+    // SAFETY: no number is ever registered here, so this is never called.
+    unsafe { wrap(session, number) }
+}
+
+/// Not to be had here: ENOSYS.
+pub fn backing_close(_device: impl AsFd, _number: u32) -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}
+
+/// Not to be had here.
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Not to be had here: ENOSYS.
+    pub fn new() -> SysResult<Signals> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// None.
+    pub fn take(&mut self) -> Option<i32> {
+        None
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Not to be had here: ENOSYS.
+pub fn wait_readable<const N: usize>(_fds: [BorrowedFd<'_>; N], _limit: Option<Duration>) -> SysResult<[bool; N]> {
+    Err(Errno::ENOSYS)
+}

@@ -1,0 +1,238 @@
+//! Every call of every operation fails once: what was kept stays, what is live is what it was, and the operation works once the fault is gone.
+
+use ckptfs::sys::Errno;
+use ckptfs::sys::fault::{self, Call, Plan, Seen};
+
+use super::common::{Fs, Image, Io, Variant, for_each_variant};
+use super::ops::{self, Done, Op, Why};
+use super::served::{Served, Tree, differing, without_times};
+
+for_each_variant! { all => each_call_fails_once }
+
+/// The short form takes one call in so many, another one for each operation and errno; `CKPTFS_LONG=1` takes all.
+const STRIDE: u64 = 6;
+
+/// Beyond this an operation makes no more calls.
+const CALLS_MAX: u64 = 2000;
+
+fn long() -> bool {
+    std::env::var_os("CKPTFS_LONG").is_some()
+}
+
+/// What the calls of an operation have come to.
+#[derive(Default)]
+struct Tally {
+    cases: u64,
+    refused: u64,
+    tolerated: u64,
+    remounts: u64,
+}
+
+fn each_call_fails_once(v: Variant) {
+    if std::env::var_os("CKPTFS_LOG").is_some() {
+        let _ = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG).with_ansi(false).try_init();
+    }
+    let image = Image::of(v.fs);
+    let mut run = Run::new(&image, v);
+    let only = std::env::var("CKPTFS_OP").ok();
+    for op in ops::all() {
+        if only.as_ref().is_some_and(|only| op.name != only) {
+            continue;
+        }
+        if let Some(n) = std::env::var("CKPTFS_NTH").ok().and_then(|n| n.parse::<u64>().ok()) {
+            run.operation(&op, |first| Plan::nth(n + first - 1, Errno::EIO));
+            continue;
+        }
+        run.operation(&op, |n| Plan::nth(n, Errno::EIO));
+        run.operation(&op, |n| Plan::nth(n, Errno::ENOSPC));
+        if long() {
+            run.operation(&op, |n| Plan::nth(n, Errno::EMFILE));
+            run.operation(&op, |n| Plan::nth(n, Errno::ENOSPC).half());
+        }
+    }
+    let Tally { cases, refused, tolerated, remounts } = run.tally;
+    eprintln!("{v:?}: {cases} cases, {refused} refused, {tolerated} went well all the same, {remounts} remounts");
+    assert!(refused > 50 || only.is_some(), "nothing failed: the seam is not there");
+}
+
+struct Run {
+    served: Served,
+    number: u64,
+    plans: u64,
+    remount_every: u64,
+    tally: Tally,
+}
+
+impl Run {
+    fn new(image: &Image, v: Variant) -> Run {
+        let served = Served::new(&image.dir("project"), v.io == Io::Passthrough);
+        let remount_every = if long() { 1 } else { 8 };
+        assert_eq!(image.fs() == Fs::Xfs, v.fs == Fs::Xfs);
+        Run { served, number: 0, plans: 0, remount_every, tally: Tally::default() }
+    }
+
+    /// One operation with its first, second, third ... call failing, until none is left to fail.
+    fn operation(&mut self, op: &Op, plan: impl Fn(u64) -> Plan) {
+        let reference = self.reference(op);
+        self.plans += 1;
+        let stride = if long() { 1 } else { STRIDE };
+        for n in (1 + self.plans % stride..CALLS_MAX).step_by(stride as usize) {
+            let (seen, done) = self.case(op, plan(n), &reference);
+            if seen.failed == 0 {
+                assert!(done.is_ok(), "{}: {done:?} although nothing failed", op.name);
+                return;
+            }
+        }
+        panic!("{} makes calls without end", op.name);
+    }
+
+    /// What the operation makes of the directory when nothing fails.
+    fn reference(&mut self, op: &Op) -> Tree {
+        let (dir, id, _) = self.prepare(op);
+        (op.run)(&self.served, &dir, id).unwrap_or_else(|why| panic!("{}: {why:?}", op.name));
+        let after = self.served.plain(&dir);
+        self.clear(&dir);
+        without_times(&after)
+    }
+
+    /// A directory of its own, a checkpoint, and what comes between that and the operation.
+    fn prepare(&mut self, op: &Op) -> (String, u64, Tree) {
+        self.number += 1;
+        let dir = format!("d{}", self.number);
+        ops::fill(&self.served, &dir).unwrap();
+        let id = self.served.checkpoint().unwrap();
+        let kept = self.served.plain(&dir);
+        (op.before)(&self.served, &dir).unwrap();
+        self.served.forget();
+        (dir, id, kept)
+    }
+
+    fn case(&mut self, op: &Op, plan: Plan, reference: &Tree) -> (Seen, Done) {
+        let (dir, id, kept) = self.prepare(op);
+        let before = self.served.plain(&dir);
+        fault::arm_thread(plan);
+        let done = (op.run)(&self.served, &dir, id);
+        let seen = fault::disarm_thread();
+        let what = format!("{} in {dir}: {plan:?}, {seen:?}, {done:?}", op.name);
+        self.tally.cases += 1;
+        self.kept(&what, id, &dir, &kept);
+        match &done {
+            Ok(()) => {
+                self.tally.tolerated += u64::from(seen.failed > 0);
+                self.mend(&what);
+            }
+            Err(why) => {
+                self.tally.refused += 1;
+                check_errno(&what, why, plan);
+                if op.steps {
+                    self.undo(&what, id, &dir, &before);
+                } else {
+                    let now = self.served.plain(&dir);
+                    // The change was made, and how the inode looks since cannot be told: the one error that comes too late.
+                    let told_late = seen.first == Some(Call::Stat) && without_times(&now) == *reference;
+                    let differs = if told_late { Vec::new() } else { differing(&now, &before) };
+                    assert_eq!(differs, Vec::<String>::new(), "{what}: the live tree is another");
+                }
+                self.again(&what, op, &dir, id);
+            }
+        }
+        let after = self.served.plain(&dir);
+        assert_eq!(differing(&without_times(&after), reference), Vec::<String>::new(), "{what}: it was not done as it should be");
+        self.kept(&what, id, &dir, &kept);
+        self.dirty_is_exact(&what, &dir);
+        if self.tally.cases.is_multiple_of(self.remount_every) {
+            self.tally.remounts += 1;
+            self.served.remount();
+            self.kept(&what, id, &dir, &kept);
+            assert_eq!(differing(&self.served.plain(&dir), &after), Vec::<String>::new(), "{what}: remounted, the live tree is another");
+            self.dirty_is_exact(&what, &dir);
+        }
+        self.clear(&dir);
+        (seen, done)
+    }
+
+    #[track_caller]
+    fn kept(&self, what: &str, id: u64, dir: &str, kept: &Tree) {
+        let view = self.served.view(id, dir).unwrap_or_else(|errno| panic!("{what}: checkpoint {id} cannot be read: {errno:?}"));
+        assert_eq!(differing(&view, kept), Vec::<String>::new(), "{what}: checkpoint {id} has changed");
+    }
+
+    /// The fault is gone: the same operation works. A journal that failed takes nothing more before the next mount, and says so.
+    fn again(&mut self, what: &str, op: &Op, dir: &str, id: u64) {
+        self.served.forget();
+        self.mend(what);
+        if let Err(why) = (op.run)(&self.served, dir, id) {
+            panic!("{what}: and again without a fault: {why:?}");
+        }
+    }
+
+    /// What keeps the past may be in trouble, and then says so; the next mount mends it.
+    #[track_caller]
+    fn mend(&mut self, what: &str) {
+        let warnings = self.served.status().expect("status works").warnings;
+        if warnings.is_empty() {
+            return;
+        }
+        let known = |warning: &String| warning.contains("cannot be written") || warning.contains("the index failed");
+        assert!(warnings.iter().all(known), "{what}: {warnings:?}");
+        self.tally.remounts += 1;
+        self.served.remount();
+        assert_eq!(self.served.status().expect("status works").warnings, Vec::<String>::new(), "{what}");
+    }
+
+    /// An operation of many steps that failed has a guard, which brings back what was there.
+    fn undo(&mut self, what: &str, id: u64, dir: &str, before: &Tree) {
+        let guard = self.served.checkpoints().into_iter().max().filter(|guard| *guard > id);
+        let Some(guard) = guard else {
+            assert_eq!(differing(&self.served.plain(dir), before), Vec::<String>::new(), "{what}: there is no guard, and the live tree is another");
+            return;
+        };
+        self.kept(what, guard, dir, before);
+        self.mend(what);
+        self.served.restore(guard, dir).unwrap_or_else(|error| panic!("{what}: the guard cannot be restored: {error}"));
+        let now = self.served.plain(dir);
+        assert_eq!(differing(&now, before), Vec::<String>::new(), "{what}: the guard did not bring everything back");
+    }
+
+    #[track_caller]
+    fn dirty_is_exact(&self, what: &str, dir: &str) {
+        let latest = self.served.checkpoints().into_iter().max().unwrap();
+        let then = self.served.view(latest, dir).unwrap_or_else(|errno| panic!("{what}: checkpoint {latest} cannot be read: {errno:?}"));
+        let now = self.served.plain(dir);
+        let (dirty, renames) = self.served.dirty(dir);
+        let mut expected = differing(&then, &now);
+        for (from, to) in renames {
+            // What went with its directory is told by that.
+            let below = |path: &String, dir: &str| path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/')).map(str::to_owned);
+            let went = |rest: String| then.get(&format!("{from}/{rest}")) == now.get(&format!("{to}/{rest}"));
+            expected.retain(|path| !below(path, &from).or_else(|| below(path, &to)).is_some_and(went));
+        }
+        assert_eq!(dirty, expected, "{what}: dirty since checkpoint {latest}");
+    }
+
+    /// Removes the directory and every checkpoint: the next case is alone.
+    fn clear(&mut self, dir: &str) {
+        self.served.forget();
+        let mut paths: Vec<_> = self.served.plain(dir).into_iter().collect();
+        paths.push((String::new(), super::served::Seen::dir()));
+        paths.sort_by(|a, b| b.0.cmp(&a.0));
+        for (path, seen) in paths {
+            let path = format!("{dir}/{path}");
+            let path = path.trim_end_matches('/');
+            let removed = if seen.kind == ckptfs::sys::Kind::Dir { self.served.rmdir(path) } else { self.served.unlink(path) };
+            removed.unwrap_or_else(|errno| panic!("{path}: {errno:?}"));
+        }
+        self.served.forget();
+        for id in self.served.checkpoints() {
+            self.served.delete(id).unwrap();
+        }
+    }
+}
+
+/// The caller is told what failed, or that something did.
+fn check_errno(what: &str, why: &Why, plan: Plan) {
+    match why {
+        Why::Errno(errno) => assert!(errno.0 == plan.errno || *errno == Errno::EIO || *errno == Errno::ESTALE, "{what}"),
+        Why::Words(error) => assert!(["io", "no-space"].contains(&error.code.as_str()), "{what}"),
+    }
+}

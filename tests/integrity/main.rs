@@ -1,0 +1,10 @@
+//! Integrity: the sealer, `verify`, `fsck` and `audit`. Whatever bit is changed in a store is found and named, and the index follows from the journal.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod audit;
+mod flips;
+mod fsck;
+mod sealer;
+mod story;

@@ -1,0 +1,151 @@
+//! What a takeover leaves as it was, one thing at a time.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use crate::common::mount::wait_until;
+use crate::common::{MountOpts, Variant, for_each_variant};
+
+for_each_variant! { reflink =>
+    open_files_go_on, an_unlinked_open_file_keeps_its_bytes, views_stay_readable, without_a_holder_the_mount_dies,
+    a_file_that_was_written_before_is_captured_after, the_holder_may_die
+}
+
+/// Reads and writes through handles that a worker gave out which is dead.
+fn open_files_go_on(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("dir/file");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    fs::write(&path, "0123456789").unwrap();
+    let id = rig.mount.checkpoint();
+    let mut both = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut appended = OpenOptions::new().append(true).open(&path).unwrap();
+    let mut reader = File::open(&path).unwrap();
+    let ino = reader.metadata().unwrap().ino();
+    rig.mount.replace_worker();
+    both.write_all(b"ab").unwrap();
+    appended.write_all(b"xyz").unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "ab23456789xyz");
+    assert_eq!((reader.metadata().unwrap().ino(), fs::metadata(&path).unwrap().ino()), (ino, ino));
+    both.set_len(4).unwrap();
+    both.sync_all().unwrap();
+    // A new handle of the same inode must get the backing id of the old ones.
+    assert_eq!(fs::read(&path).unwrap(), b"ab23");
+    rig.mount.replace_worker();
+    both.write_all_at(b"Z", 0).unwrap();
+    drop((both, appended, reader));
+    assert_eq!(fs::read(&path).unwrap(), b"Zb23");
+    assert_eq!(fs::read(rig.view(id).join("dir/file")).unwrap(), b"0123456789");
+    assert_eq!(rig.mount.dirty(), ["dir/file"]);
+    let after = rig.mount.checkpoint();
+    fs::write(&path, "later").unwrap();
+    assert_eq!(fs::read(rig.view(after).join("dir/file")).unwrap(), b"Zb23");
+    let status = rig.mount.status_json();
+    assert_eq!(status["daemon"]["takeovers"], 2);
+    assert!(status["daemon"]["taken_over"].is_string(), "{status}");
+}
+
+/// It has no name by which the next worker could find it.
+fn an_unlinked_open_file_keeps_its_bytes(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("f");
+    fs::write(&path, "past").unwrap();
+    let id = rig.mount.checkpoint();
+    let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut fresh = OpenOptions::new().read(true).write(true).create_new(true).open(rig.path().join("g")).unwrap();
+    fresh.write_all(b"young").unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::remove_file(rig.path().join("g")).unwrap();
+    for round in 0..2 {
+        rig.mount.replace_worker();
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        file.write_all(b"+").unwrap();
+        file.sync_all().unwrap();
+        let mut text = String::new();
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, if round == 0 { "+ast" } else { "+ast+" });
+        let mut young = [0; 5];
+        fresh.read_exact_at(&mut young, 0).unwrap();
+        assert_eq!(&young, b"young");
+        fresh.set_len(5).unwrap();
+    }
+    drop((file, fresh));
+    assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"past");
+    assert!(fs::read_dir(rig.path()).unwrap().next().is_none());
+}
+
+/// Files and directories of a view that are open, and paths into it.
+fn views_stay_readable(v: Variant) {
+    let mut rig = v.start();
+    fs::create_dir_all(rig.path().join("a/b")).unwrap();
+    fs::write(rig.path().join("a/b/f"), "then").unwrap();
+    fs::write(rig.path().join("a/b/kept"), "kept").unwrap();
+    let id = rig.mount.checkpoint();
+    fs::write(rig.path().join("a/b/f"), "now").unwrap();
+    fs::remove_file(rig.path().join("a/b/kept")).unwrap();
+    let view = rig.view(id);
+    let mut open = File::open(view.join("a/b/f")).unwrap();
+    let dir = File::open(view.join("a/b")).unwrap();
+    let below = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir));
+    rig.mount.replace_worker();
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "then");
+    assert_eq!(fs::read_to_string(format!("{below}/kept")).unwrap(), "kept");
+    let mut names: Vec<_> = fs::read_dir(&below).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["f", "kept"]);
+    assert_eq!(fs::read_to_string(view.join("a/b/f")).unwrap(), "then");
+}
+
+/// The control of all the others.
+fn without_a_holder_the_mount_dies(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io).arg("--no-holder"), |_| {});
+    let path = rig.path().join("f");
+    fs::write(&path, "x").unwrap();
+    assert!(rig.mount.status_json()["daemon"]["holder"].is_null());
+    rig.mount.kill();
+    let error = fs::write(&path, "y").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()), "{error}");
+    rig.mount.remount();
+    assert_eq!(fs::read(&path).unwrap(), b"x");
+}
+
+/// What a handle of the dead worker writes is a change like any other: a checkpoint made after it has the content of its moment.
+fn a_file_that_was_written_before_is_captured_after(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("log");
+    let file = File::create(&path).unwrap();
+    let mut views = Vec::new();
+    for round in 0..3_u8 {
+        file.write_all_at(&[round; 8], u64::from(round) * 8).unwrap();
+        rig.mount.replace_worker();
+        views.push((rig.mount.checkpoint(), fs::read(&path).unwrap()));
+    }
+    file.write_all_at(b"later", 0).unwrap();
+    drop(file);
+    for (id, content) in views {
+        assert_eq!(fs::read(rig.view(id).join("log")).unwrap(), content, "checkpoint {id}");
+    }
+}
+
+/// Nobody needs it while the daemon lives.
+fn the_holder_may_die(v: Variant) {
+    let mut rig = v.start();
+    fs::write(rig.path().join("f"), "x").unwrap();
+    rig.mount.kill_holder();
+    assert_eq!(fs::read(rig.path().join("f")).unwrap(), b"x");
+    wait_until("status says that nobody would take over", 20, || {
+        let status = rig.mount.status_json();
+        status["daemon"]["holder"].is_null() && status["warnings"].to_string().contains("holder")
+    });
+    let id = rig.mount.checkpoint();
+    rig.mount.kill();
+    assert!(fs::write(rig.path().join("g"), "y").is_err());
+    rig.mount.remount();
+    assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
+}
