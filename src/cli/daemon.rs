@@ -9,7 +9,6 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -205,6 +204,7 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
             Seal::Off => SealMode::Off,
             Seal::Hash => SealMode::Hash,
         },
+        snapdir_mode: args.serving.snapdir_mode,
     })
 }
 
@@ -215,6 +215,9 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         passthrough: engine.wants_passthrough(),
         allow_other: args.allow_other,
         read_only: false,
+        dev: args.serving.dev(),
+        suid: args.serving.suid(),
+        exec: args.serving.exec(),
         readers: args.serving.readers.into(),
     }
 }
@@ -251,12 +254,11 @@ fn start_threads(listener: UnixListener, verbs: Arc<Served>, session: Session, t
 
 fn open_log(store: BorrowedFd<'_>) -> VerbResult<File> {
     let cannot = |cause: std::io::Error| io_error("the daemon's log", cause);
-    let path = host::path_in(store, LOG_NAME).map_err(|cause| cannot(cause.into()))?;
-    if path.metadata().is_ok_and(|found| found.len() > LOG_BYTES_MAX) {
-        let aside = host::path_in(store, "daemon.log.1").map_err(|cause| cannot(cause.into()))?;
-        std::fs::rename(&path, aside).map_err(cannot)?;
+    if host::size_in(store, LOG_NAME) > LOG_BYTES_MAX {
+        let (log, aside) = (LOG_NAME.as_bytes(), b"daemon.log.1");
+        sys::rename_at(store, log, store, aside, sys::RenameMode::Replace).map_err(|cause| cannot(cause.into()))?;
     }
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(cannot)
+    host::open_log(store, LOG_NAME).map_err(|cause| cannot(cause.into()))
 }
 
 /// Tells the parent that the mount serves, and lets go of it: from then on stderr is the log.

@@ -11,7 +11,7 @@ use super::error::{Failure, Outcome, plain};
 use super::output::{Out, Role};
 use super::{Context, locate, mount, mounts};
 use crate::control::STORE_NAME;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{VerbResult, host_path};
 use crate::sys::host;
 use crate::sys::{self, Errno, Open, SysResult};
 
@@ -57,6 +57,7 @@ struct Finding {
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 struct Report {
+    #[serde(serialize_with = "host_path::serialize")]
     directory: PathBuf,
     ok: bool,
     findings: Vec<Finding>,

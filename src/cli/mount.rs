@@ -12,7 +12,7 @@ use super::launch::Ready;
 use super::tree_path::{beyond_links, normal};
 use super::{Context, daemon, launch, locate, mounts};
 use crate::control::STORE_NAME;
-use crate::engine::api::VerbResult;
+use crate::engine::api::{VerbResult, host_path};
 use crate::sys;
 
 /// Serve a directory, in place or at another mountpoint, from a daemon in the background
@@ -57,9 +57,38 @@ pub struct Serving {
     /// What is done ahead of need when the machine is idle: `hash` lets `verify --deep` find every changed bit of what was captured
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     pub seal: Seal,
+    /// Permission bits of .snapshots (octal), and so who may see the past; those of the root directory if not given
+    #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
+    pub snapdir_mode: Option<u32>,
     /// How many threads read the kernel's requests
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub readers: u8,
+    /// Options of the mount as in mount(8), separated by commas; nodev, nosuid and exec unless told otherwise
+    #[arg(short, value_enum, value_name = "OPTIONS", value_delimiter = ',')]
+    pub options: Vec<MountFlag>,
+}
+
+/// `-o`. Of two opposites the later one counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MountFlag {
+    /// Device nodes work (root only)
+    Dev,
+    /// Device nodes cannot be opened
+    Nodev,
+    /// Set-id bits and file capabilities count (root only)
+    Suid,
+    /// They do not
+    Nosuid,
+    /// Programs can be run
+    Exec,
+    /// They cannot
+    Noexec,
+}
+
+/// The permission bits of a directory, with or without the sticky bit: set-id bits would mean nothing on one that nobody makes files in.
+fn snapdir_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o1777 && text.bytes().all(|byte| byte.is_ascii_digit()));
+    mode.ok_or_else(|| "an octal mode up to 1777 is needed, such as 0700".to_owned())
 }
 
 /// `--io`.
@@ -111,16 +140,45 @@ impl Serving {
             let value = value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
             format!("--{name}={value}").into()
         }
-        let options = [option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
-        options.into_iter().chain([format!("--readers={}", self.readers).into()]).collect()
+        let mut arguments =
+            vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
+        arguments.push(format!("--readers={}", self.readers).into());
+        arguments.extend(self.snapdir_mode.map(|mode| format!("--snapdir-mode={mode:o}").into()));
+        for flag in &self.options {
+            arguments.extend(["-o".into(), flag.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default().into()]);
+        }
+        arguments
+    }
+
+    /// Whether a thing is on that `on` turns on and `off` turns off; `otherwise` if neither is asked for.
+    fn flag(&self, on: MountFlag, off: MountFlag, otherwise: bool) -> bool {
+        self.options.iter().rev().find(|flag| [on, off].contains(flag)).map_or(otherwise, |flag| *flag == on)
+    }
+
+    /// Device nodes work.
+    pub fn dev(&self) -> bool {
+        self.flag(MountFlag::Dev, MountFlag::Nodev, false)
+    }
+
+    /// Set-id bits count.
+    pub fn suid(&self) -> bool {
+        self.flag(MountFlag::Suid, MountFlag::Nosuid, false)
+    }
+
+    /// Programs can be run.
+    pub fn exec(&self) -> bool {
+        self.flag(MountFlag::Exec, MountFlag::Noexec, true)
     }
 }
 
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Mounted<'a> {
+    #[serde(serialize_with = "host_path::serialize")]
     mount: &'a Path,
+    #[serde(serialize_with = "host_path::serialize")]
     backing: &'a Path,
+    #[serde(serialize_with = "host_path::serialize")]
     store: &'a Path,
     io: &'a str,
     writes: &'a str,
@@ -139,6 +197,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     };
     check_mounts(&backing, &mountpoint, &mut repaired)?;
     check_store(&backing)?;
+    check_flags(&args.serving)?;
     let allow_other = allow_other(&args)?;
     let (serving, foreground, no_holder) = (args.serving, args.foreground, args.no_holder);
     let daemon = daemon::Args { backing, mountpoint, serving, allow_other, foreground, no_holder, worker: false };
@@ -218,6 +277,15 @@ fn check_store(backing: &Path) -> VerbResult<()> {
         let message = format!("the store {} is on another filesystem than {}", store.display(), backing.display());
         let hint = format!("versions are kept by reflink and rename, within one filesystem: unmount {}", store.display());
         return Err(hinted("store-elsewhere", message, hint));
+    }
+    Ok(())
+}
+
+/// Refuses what the kernel lets root alone have: fusermount would leave it out with a warning, and the mount not be what was asked for.
+fn check_flags(serving: &Serving) -> VerbResult<()> {
+    if (serving.dev() || serving.suid()) && sys::ids().0 != 0 {
+        let message = "only root may mount with device nodes (dev) or set-id bits (suid)";
+        return Err(hinted("no-permission", message, "leave the option away, or mount as root"));
     }
     Ok(())
 }

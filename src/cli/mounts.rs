@@ -1,5 +1,6 @@
 //! Our mounts among all mounts: which are there, which are dead, and how they go.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,10 @@ const SOURCE_PREFIX: &str = "ckptfs#";
 const STACKED_MAX: usize = 64;
 
 /// The source of a mount that serves `backing`.
-pub fn source(backing: &Path) -> String {
-    format!("{SOURCE_PREFIX}{}", backing.display())
+pub fn source(backing: &Path) -> OsString {
+    let mut source = OsString::from(SOURCE_PREFIX);
+    source.push(backing);
+    source
 }
 
 /// All mounts of the machine, as this process sees them.

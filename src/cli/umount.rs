@@ -11,7 +11,7 @@ use super::locate::Located;
 use super::tree_path::{beyond_links, normal};
 use super::{Context, locate, mounts};
 use crate::control::Client;
-use crate::engine::api::{VerbError, VerbResult};
+use crate::engine::api::{VerbError, VerbResult, host_path};
 use crate::sys::MountPoint;
 
 /// How long a daemon may take to put its store in order.
@@ -39,6 +39,7 @@ pub struct Args {
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Unmounted<'a> {
+    #[serde(serialize_with = "host_path::serialize")]
     unmounted: &'a Path,
     daemon_ended: bool,
 }

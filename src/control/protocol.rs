@@ -203,12 +203,20 @@ pub fn send(mut stream: impl Write, frame: &[u8]) -> io::Result<()> {
 
 /// Reads the next frame into `frame`, without its newline. `false`: the other end closed the connection between two frames.
 pub fn receive(stream: impl BufRead, frame: &mut Vec<u8>) -> io::Result<bool> {
+    receive_up_to(stream, frame, FRAME_BYTES_MAX)
+}
+
+/// As [`receive`]; `InvalidData` of a frame that has more than `limit` bytes, its newline included, of which `frame` then holds so many.
+pub fn receive_up_to(stream: impl BufRead, frame: &mut Vec<u8>, limit: usize) -> io::Result<bool> {
     frame.clear();
-    stream.take(FRAME_BYTES_MAX as u64).read_until(b'\n', frame)?;
-    match frame.pop() {
-        Some(b'\n') => Ok(true),
+    stream.take(limit as u64).read_until(b'\n', frame)?;
+    match frame.last() {
+        Some(b'\n') => {
+            frame.pop();
+            Ok(true)
+        }
         None => Ok(false),
-        Some(_) if frame.len() + 1 >= FRAME_BYTES_MAX => Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit")),
+        Some(_) if frame.len() >= limit => Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit")),
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }

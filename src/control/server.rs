@@ -2,25 +2,48 @@
 //!
 //! Every thread waits in accept(2) itself and then serves the connection that it got, so that a request wakes one thread only. Two are kept
 //! waiting; the one that takes the last place starts another before it begins.
+//!
+//! **Bounds.** A client that does nothing, or not what a client does, takes nothing from the others: a message that has begun must end within
+//! [`MESSAGE_TIMEOUT`], few long messages are read at once, and when all places are taken the connection that was silent for longest goes.
+//!
+//! **Locking.** `connections` is a leaf.
 
-use std::io::{self, BufReader};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, receive, send, split};
+use super::protocol::{Call, FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response, encode, receive_up_to, send, split};
 use crate::engine::api::{VerbError, VerbResult, Verbs};
 use crate::store::record::Actor;
 use crate::sys;
 use crate::sys::host;
+use crate::sys::lock::Mutex;
 
-/// Connections served at once; one more is told so and closed.
+/// Connections served at once; one more takes the place of one that says nothing, or is told so and closed.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// Threads that wait for a connection, once everything is quiet.
 const IDLE_THREADS: usize = 2;
+
+/// A message that has begun must have ended after so long. Clients send one with one write.
+pub(super) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection on which nothing is asked for so long gives way to another when all places are taken.
+pub(super) const IDLE_KEPT: Duration = Duration::from_secs(5);
+
+/// Longer messages are read by few threads at once: their memory is taken before anything is known of what they hold.
+pub(super) const LONG_BYTES: usize = 256 << 10;
+
+/// So many.
+pub(super) const LONG_MAX: usize = 4;
+
+/// Bytes of what is kept of an error's message: it may repeat what a client sent.
+const ERROR_BYTES_MAX: usize = 16 << 10;
 
 /// A client that does not read its answer for so long is given up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,10 +60,21 @@ struct Server {
     leave: Box<dyn Fn() + Send + Sync>,
     /// Threads in accept(2), or on their way there.
     waiting: AtomicUsize,
-    /// Connections being served.
-    serving: AtomicUsize,
+    /// Connections being served, by number.
+    connections: Mutex<HashMap<u64, Connection>>,
+    /// Connections that there ever were.
+    accepted: AtomicU64,
+    /// Long messages being read.
+    long: AtomicUsize,
     /// Requests that were received and not yet answered.
     unanswered: AtomicUsize,
+}
+
+/// A connection being served.
+struct Connection {
+    stream: Arc<UnixStream>,
+    /// Since when nothing is asked; `None`: something is, or it is to be left alone.
+    idle: Option<Instant>,
 }
 
 /// The answers that are still to be given.
@@ -61,7 +95,17 @@ impl Answers {
 /// `unmount` that wants the daemon to end although the mount is in use.
 pub fn serve(listener: UnixListener, verbs: Arc<dyn Verbs>, leave: impl Fn() + Send + Sync + 'static) -> io::Result<Answers> {
     let none = || AtomicUsize::new(0);
-    let server = Arc::new(Server { listener, verbs, leave: Box::new(leave), waiting: none(), serving: none(), unanswered: none() });
+    let server = Server {
+        listener,
+        verbs,
+        leave: Box::new(leave),
+        waiting: none(),
+        connections: Mutex::default(),
+        accepted: AtomicU64::new(0),
+        long: none(),
+        unanswered: none(),
+    };
+    let server = Arc::new(server);
     for _ in 0..IDLE_THREADS {
         server.start_thread()?;
     }
@@ -89,7 +133,7 @@ impl Server {
                 tracing::warn!("no thread for further control connections");
             }
             match accepted {
-                Ok((stream, _)) => self.connection(&stream),
+                Ok((stream, _)) => self.connection(Arc::new(stream)),
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
                     std::thread::sleep(ACCEPT_PAUSE);
@@ -102,20 +146,20 @@ impl Server {
         }
     }
 
-    fn connection(&self, stream: &UnixStream) {
-        let serving = self.serving.fetch_add(1, Ordering::SeqCst) + 1;
-        let served = self.admit(stream, serving).and_then(|refusal| match refusal {
-            None => self.requests(stream),
-            Some(error) => reply(stream, Err(error)),
+    fn connection(&self, stream: Arc<UnixStream>) {
+        let number = self.accepted.fetch_add(1, Ordering::Relaxed);
+        let served = self.admit(number, &stream).and_then(|refusal| match refusal {
+            None => self.requests(number, &stream),
+            Some(error) => reply(&stream, Err(error)),
         });
-        self.serving.fetch_sub(1, Ordering::SeqCst);
+        self.connections.lock().remove(&number);
         if let Err(error) = served {
             tracing::debug!(%error, "control connection lost");
         }
     }
 
-    /// Why the one at the other end is not served, if so.
-    fn admit(&self, stream: &UnixStream, serving: usize) -> io::Result<Option<VerbError>> {
+    /// Enters a connection into the table, or says why the one at the other end is not served.
+    fn admit(&self, number: u64, stream: &Arc<UnixStream>) -> io::Result<Option<VerbError>> {
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         let (peer, _, _) = sys::peer_cred(stream)?;
         let (own, _) = sys::ids();
@@ -123,19 +167,36 @@ impl Server {
             let message = format!("this mount is controlled by user {own} and by root only");
             return Ok(Some(VerbError { code: "no-permission".into(), message, hint: None }));
         }
-        if serving > CONNECTIONS_MAX {
+        let mut connections = self.connections.lock();
+        if connections.len() >= CONNECTIONS_MAX && !make_room(&mut connections) {
             let message = format!("the daemon serves {CONNECTIONS_MAX} control connections already");
             return Ok(Some(VerbError { code: "too-many-connections".into(), message, hint: Some("close one, or try again".into()) }));
         }
+        connections.insert(number, Connection { stream: Arc::clone(stream), idle: Some(Instant::now()) });
         Ok(None)
     }
 
-    fn requests(&self, stream: &UnixStream) -> io::Result<()> {
-        let mut reader = BufReader::new(stream);
+    /// Notes that nothing is asked on a connection from now on, or that something is.
+    fn set_idle(&self, number: u64, idle: bool) {
+        if let Some(connection) = self.connections.lock().get_mut(&number) {
+            connection.idle = idle.then(Instant::now);
+        }
+    }
+
+    fn requests(&self, number: u64, stream: &UnixStream) -> io::Result<()> {
+        let mut reader = BufReader::new(InTime { stream, until: Cell::new(None) });
         let mut frame = Vec::new();
-        while receive(&mut reader, &mut frame)? {
+        loop {
+            match self.next(number, &mut reader, &mut frame) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => return refuse(stream, error),
+            }
             self.unanswered.fetch_add(1, Ordering::SeqCst);
             let request = Call::decode(&frame);
+            // A long message has a long buffer.
+            frame = Vec::new();
+            let ends = matches!(request, Ok(Request::Unmount { .. }));
             let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
             let result = request.and_then(|request| self.call(stream, request));
             let done = result.is_ok();
@@ -145,8 +206,41 @@ impl Server {
             if leaving && done {
                 (self.leave)();
             }
+            // Who has asked for an unmount waits for the end of this process, which the end of the connection tells.
+            self.set_idle(number, !ends);
         }
-        Ok(())
+    }
+
+    /// Waits for the next message and reads it into `frame`. `false`: there is none, the connection was closed.
+    fn next(&self, number: u64, reader: &mut BufReader<InTime<'_>>, frame: &mut Vec<u8>) -> io::Result<bool> {
+        if reader.fill_buf()?.is_empty() {
+            return Ok(false);
+        }
+        self.set_idle(number, false);
+        if reader.buffer().contains(&b'\n') {
+            return receive_up_to(reader, frame, FRAME_BYTES_MAX);
+        }
+        reader.get_ref().until.set(Some(Instant::now() + MESSAGE_TIMEOUT));
+        let received = match receive_up_to(&mut *reader, frame, LONG_BYTES) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => self.rest(reader, frame),
+            received => received,
+        };
+        reader.get_ref().until.set(None);
+        reader.get_ref().stream.set_read_timeout(None)?;
+        received
+    }
+
+    /// Reads the rest of a long message.
+    fn rest(&self, reader: &mut BufReader<InTime<'_>>, frame: &mut Vec<u8>) -> io::Result<bool> {
+        let others = self.long.fetch_add(1, Ordering::SeqCst);
+        let begin = std::mem::take(frame);
+        let received = if others < LONG_MAX {
+            receive_up_to(begin.as_slice().chain(&mut *reader), frame, FRAME_BYTES_MAX)
+        } else {
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, "too many long messages at once"))
+        };
+        self.long.fetch_sub(1, Ordering::SeqCst);
+        received
     }
 
     fn call(&self, stream: &UnixStream, request: Request) -> VerbResult<Response> {
@@ -178,11 +272,55 @@ fn actor(stream: &UnixStream) -> Actor {
     Actor { uid, gid, pid, process: sys::process_name(pid).unwrap_or_default() }
 }
 
+/// Takes away the connection that was silent for longest, if that is long enough. Its thread notices, and ends it.
+fn make_room(connections: &mut HashMap<u64, Connection>) -> bool {
+    let silent = connections.iter().filter_map(|(number, connection)| Some((connection.idle?, *number)));
+    let Some((_, number)) = silent.min().filter(|(since, _)| since.elapsed() >= IDLE_KEPT) else { return false };
+    let Some(connection) = connections.remove(&number) else { return false };
+    // It fails only if the other end is gone, and then the thread notices that.
+    let _ = connection.stream.shutdown(std::net::Shutdown::Both);
+    true
+}
+
+/// Tells a client that its message cannot be read, as far as it listens, and ends the connection with that.
+fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
+    let (code, message) = match error.kind() {
+        io::ErrorKind::InvalidData => ("too-large", format!("a message may have {FRAME_BYTES_MAX} bytes")),
+        io::ErrorKind::ResourceBusy => ("too-many-connections", "the daemon reads too many long messages at once".into()),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            ("protocol", format!("the message had not ended after {} s", MESSAGE_TIMEOUT.as_secs()))
+        }
+        _ => return Err(error),
+    };
+    reply(stream, Err(VerbError { code: code.into(), message, hint: None }))
+}
+
+/// Reads from a connection, until a given moment if there is one.
+struct InTime<'a> {
+    stream: &'a UnixStream,
+    until: Cell<Option<Instant>>,
+}
+
+impl Read for InTime<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(until) = self.until.get() {
+            let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()).ok_or(io::ErrorKind::TimedOut)?;
+            self.stream.set_read_timeout(Some(left))?;
+        }
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}
+
 /// Sends an answer, in as many frames as it needs.
 fn reply(stream: &UnixStream, result: VerbResult<Response>) -> io::Result<()> {
     let mut parts = match result {
         Ok(response) => split(response),
-        Err(error) => return send_reply(stream, false, Outcome::Error(error)),
+        Err(mut error) => {
+            let end = (0..=ERROR_BYTES_MAX).rev().find(|end| error.message.is_char_boundary(*end)).unwrap_or(0);
+            error.message.truncate(end);
+            return send_reply(stream, false, Outcome::Error(error));
+        }
     };
     let last = parts.pop();
     for part in parts {

@@ -43,6 +43,31 @@ impl<'de> Deserialize<'de> for TreePath {
     }
 }
 
+/// A path of this machine in JSON: a string if it is UTF-8, else `{"base64": "..."}`, as a [`TreePath`].
+pub mod host_path {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use super::TreePath;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(path: impl AsRef<Path>, serializer: S) -> Result<S::Ok, S::Error> {
+        TreePath(path.as_ref().as_os_str().as_bytes().to_vec()).serialize(serializer)
+    }
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// What is neither a string nor such an object.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(TreePath::deserialize(deserializer)?.0)))
+    }
+}
+
 /// Which state of the tree is meant, as a person writes it: a number, a tag, `latest`, or `live` (the tree as it is now).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -153,10 +178,13 @@ pub struct Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Where the tree is mounted.
+    #[serde(with = "host_path")]
     pub mount: PathBuf,
     /// The directory that is served.
+    #[serde(with = "host_path")]
     pub backing: PathBuf,
     /// The store.
+    #[serde(with = "host_path")]
     pub store: PathBuf,
     /// Filesystem of the backing directory: `xfs`, `btrfs`, ...
     pub filesystem: String,
@@ -184,6 +212,7 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Where the tree is mounted.
+    #[serde(with = "host_path")]
     pub mount: PathBuf,
     /// The daemon.
     pub daemon: DaemonInfo,

@@ -7,6 +7,7 @@ use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::request::{NodeId, Stale};
 use crate::store::ids::CheckpointId;
+use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
 use crate::store::record::{Actor, Checkpoint, Reason};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
@@ -26,6 +27,7 @@ impl Engine {
         if !self.timeline().takes_checkpoints() {
             return Err(error::index_failed(&self.timeline().index_trouble().unwrap_or_default()));
         }
+        check_note(&options.note)?;
         let _one_at_a_time = self.checkpointing.lock();
         let (gate, flushed) = self.freeze();
         let sealed = self.seal(Some(by), &options.note, tags, reason, flushed);
@@ -109,6 +111,10 @@ impl Engine {
         let mut tags = tags.to_vec();
         tags.sort();
         tags.dedup();
+        if tags.len() > TAGS_MAX {
+            let message = format!("{} tags are too many", tags.len());
+            return Err(VerbError { code: "bad-tag".into(), message, hint: Some(format!("a checkpoint has at most {TAGS_MAX} tags")) });
+        }
         for tag in &tags {
             check_tag(tag)?;
             if let Some(id) = self.timeline().tagged(tag) {
@@ -138,6 +144,15 @@ impl Engine {
         self.forget_view(&deleted);
         Ok(deleted)
     }
+}
+
+/// A note fits into the record.
+fn check_note(note: &str) -> VerbResult<()> {
+    if note.len() <= NOTE_MAX {
+        return Ok(());
+    }
+    let message = format!("a note of {} bytes is too long", note.len());
+    Err(VerbError { code: "too-large".into(), message, hint: Some(format!("a note has at most {NOTE_MAX} bytes")) })
 }
 
 /// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.

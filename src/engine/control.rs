@@ -29,6 +29,9 @@ pub(super) const SNAPDIR_NAME: &[u8] = b".snapshots";
 /// Name of the store.
 pub(super) const STORE_NAME: &[u8] = b".ckptfs";
 
+/// The attribute that holds an access control list (acl(5)).
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+
 /// Links in `.snapshots` that the kernel was told of: number -> target, and how often it was told.
 #[derive(Default)]
 pub(super) struct Links(Mutex<HashMap<NodeId, (String, u64)>>);
@@ -75,11 +78,37 @@ impl Engine {
         parent == NodeId(Slot::ROOT.0) && (name == SNAPDIR_NAME || name == STORE_NAME)
     }
 
-    /// Attributes of `.snapshots`: who may use the tree may enter it.
+    /// Attributes of `.snapshots`: who may use the tree may enter it, unless `--snapdir-mode` says otherwise. The sticky bit counts here too: where
+    /// everybody may write, only its owner deletes a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.stat(Slot::ROOT)?;
         let count = u32::try_from(self.timeline().checkpoint_count()).unwrap_or(u32::MAX);
-        Ok(Stat { ino: SNAPDIR.0, mode: root.mode & 0o777, nlink: count.saturating_add(2), size: 0, blocks: 0, ..root })
+        Ok(Stat {
+            ino: SNAPDIR.0,
+            mode: self.config.snapdir_mode.unwrap_or(root.mode & 0o1777),
+            nlink: count.saturating_add(2),
+            size: 0,
+            blocks: 0,
+            ..root
+        })
+    }
+
+    /// The extended attributes of `.snapshots`: the access list of the root directory, with whose mode it goes. Without it the group bits, which are
+    /// then its mask, would let in a group that it shuts out.
+    pub(super) fn snapdir_xattr(&self, name: &[u8]) -> SysResult<Vec<u8>> {
+        if name != ACCESS_LIST || self.config.snapdir_mode.is_some() {
+            return Err(Errno::NO_XATTR);
+        }
+        self.live.get_xattr(Slot::ROOT, name)
+    }
+
+    /// Who may enter the root directory was changed: that goes for `.snapshots` too, whose attributes the kernel remembers.
+    pub(super) fn root_changed(&self, slot: Slot) {
+        if slot == Slot::ROOT
+            && let Some(caches) = self.caches.get()
+        {
+            caches.forget_attributes(SNAPDIR);
+        }
     }
 
     fn link_stat(&self, node: NodeId, target: &[u8]) -> SysResult<Stat> {

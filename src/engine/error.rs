@@ -4,6 +4,9 @@ use super::api::VerbError;
 use crate::store::ids::CheckpointId;
 use crate::sys::Errno;
 
+/// A name of more bytes is not compared with those there are.
+const NEAREST_BYTES_MAX: usize = 200;
+
 /// Something failed with an errno.
 pub(super) fn failed(what: &str, errno: Errno) -> VerbError {
     let (code, hint) = match errno {
@@ -55,6 +58,10 @@ pub(super) fn unknown_path(path: &[u8], id: CheckpointId) -> VerbError {
 
 /// The known name with the fewest edits, if they are few.
 fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a String> {
+    // What is longer than any tag is no misspelt one, and would take long to compare.
+    if name.len() > NEAREST_BYTES_MAX {
+        return None;
+    }
     let best = known.iter().min_by_key(|other| edits(name, other))?;
     (edits(name, best) <= 2 && edits(name, best) < name.chars().count()).then_some(best)
 }

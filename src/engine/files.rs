@@ -26,6 +26,12 @@ impl Engine {
         View::new(self.timeline(), &*self.live, state)
     }
 
+    /// Refuses one more open file (EMFILE) where those that are open have all the descriptors that they may have.
+    pub(super) fn check_descriptors(&self) -> SysResult<()> {
+        let open = self.live.open_descriptors() + self.past.open_handles();
+        if open < self.descriptors_max { Ok(()) } else { Err(Errno::EMFILE) }
+    }
+
     pub(super) fn open_file(&self, fh: Fh) -> SysResult<Open> {
         if fh.0 & PAST_HANDLE != 0 { self.past.handle(fh).map(Open::Past) } else { self.live.handle(HandleId(fh.0)).map(Open::Live) }
     }

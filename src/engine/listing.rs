@@ -5,7 +5,7 @@
 //! given (`fuse_parse_cache` in fs/fuse/readdir.c). In a live directory it is the backing filesystem's own, in a view (which never changes) the number
 //! of the name in order, in `.snapshots` it comes from the name.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::Engine;
@@ -18,25 +18,66 @@ use crate::sys::{Kind, SysResult};
 
 /// Names handed out at once: more than fit into one reply of the kernel's.
 const BATCH: usize = 512;
-/// Listings of views that are kept.
+/// Listings of views that are kept at most.
 const KEPT_MAX: usize = 64;
+/// Names in them together at most, but for the one that is being read: some 100 bytes each.
+const KEPT_NAMES_MAX: usize = 100_000;
 /// The offset after `.snapshots`, where it is listed: one that no filesystem has.
 const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
 
 /// The listings of views that were made last: a long one is asked for in parts, and a short one twice, to hear that it has ended.
 #[derive(Default)]
-pub(super) struct Kept(Mutex<VecDeque<(NodeId, Arc<Vec<Listed>>)>>);
+pub(super) struct Kept(Mutex<VecDeque<Listing>>);
+
+struct Listing {
+    of: NodeId,
+    /// Empty once a long one was read to its end.
+    names: Arc<Vec<Listed>>,
+    /// The offset after the last name.
+    end: u64,
+}
 
 impl Kept {
-    fn get(&self, node: NodeId, make: impl FnOnce() -> SysResult<Vec<Listed>>) -> SysResult<Arc<Vec<Listed>>> {
-        if let Some((_, known)) = self.0.lock().iter().find(|(of, _)| *of == node) {
-            return Ok(Arc::clone(known));
+    /// The part of a listing that comes after `offset`; `make` gives all of it, in the order of offsets.
+    fn part(&self, node: NodeId, offset: u64, make: impl FnOnce() -> SysResult<Vec<Listed>>) -> SysResult<Names> {
+        if let Some(known) = self.known(node, offset) {
+            return Ok(known);
         }
-        let made = Arc::new(make()?);
+        let names = Arc::new(make()?);
+        let end = names.last().map_or(0, |last| last.next);
+        let part = part(&names, offset);
+        self.0.lock().push_front(Listing { of: node, names, end });
+        self.tidy(node, part.last);
+        Ok(part)
+    }
+
+    fn known(&self, node: NodeId, offset: u64) -> Option<Names> {
+        let (names, end) = self.0.lock().iter().find(|kept| kept.of == node).map(|kept| (Arc::clone(&kept.names), kept.end))?;
+        let part = match () {
+            () if offset >= end => Names { names: Vec::new(), last: true },
+            () if names.is_empty() => return None,
+            () => part(&names, offset),
+        };
+        self.tidy(node, part.last);
+        Some(part)
+    }
+
+    /// Lets go of what is too much: listings beyond the number of them and of names, the oldest first, but not of the one that is being read. A long
+    /// one that was read to its end goes too; where that was is kept, for the kernel asks once more.
+    fn tidy(&self, reading: NodeId, to_its_end: bool) {
         let mut kept = self.0.lock();
-        kept.push_front((node, Arc::clone(&made)));
+        if to_its_end {
+            kept.iter_mut().filter(|kept| kept.of == reading && kept.names.len() > KEPT_NAMES_MAX).for_each(|kept| kept.names = Arc::default());
+        }
+        let mut seen = HashSet::new();
+        let mut room = KEPT_NAMES_MAX;
+        kept.retain(|kept| {
+            let fits = kept.names.len() <= room;
+            let stays = seen.insert(kept.of) && (fits || kept.of == reading);
+            room = room.saturating_sub(if stays { kept.names.len() } else { 0 });
+            stays
+        });
         kept.truncate(KEPT_MAX);
-        Ok(made)
     }
 }
 
@@ -73,7 +114,7 @@ impl Engine {
     /// Names of a directory of a view.
     pub(super) fn list_past(&self, dir: &PastNode, offset: u64) -> SysResult<Names> {
         self.check_kept(dir)?;
-        let all = self.kept_listings.get(dir.id, || {
+        self.kept_listings.part(dir.id, offset, || {
             let mut names = self.view(dir.state()).list(&dir.trail)?;
             names.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
             let dot = |name: &[u8]| (name.to_vec(), dir.id, Kind::Dir, dir.id.0);
@@ -83,8 +124,7 @@ impl Engine {
             });
             let all = [dot(b"."), dot(b"..")].into_iter().chain(children).zip(1..);
             Ok(all.map(|((name, node, kind, slot), next)| Listed { name, node, kind, slot, next }).collect())
-        })?;
-        Ok(part(&all, offset))
+        })
     }
 
     /// Names in `.snapshots`.
@@ -119,19 +159,52 @@ mod tests {
         assert!(part(&rest, u64::MAX).names.is_empty());
     }
 
+    fn all(count: usize) -> Vec<Listed> {
+        (1..=count as u64).map(listed).collect()
+    }
+
+    /// Reads a listing of so many names to its end as the kernel does, and once more; how often it was made.
+    fn read(kept: &Kept, node: u64, count: usize) -> u32 {
+        let (mut made, mut offset, mut names, mut ends) = (0, 0, 0, 0);
+        while ends < 2 {
+            let part = kept.part(NodeId(node), offset, || {
+                made += 1;
+                Ok(all(count))
+            });
+            let part = part.unwrap_or(Names { names: Vec::new(), last: true });
+            names += part.names.len();
+            offset = part.names.last().map_or(offset, |last| last.next);
+            ends += u32::from(part.last);
+        }
+        assert_eq!(names, count);
+        made
+    }
+
+    fn names_kept(kept: &Kept) -> usize {
+        kept.0.lock().iter().map(|listing| listing.names.len()).sum()
+    }
+
     #[test]
     fn few_listings_are_kept() {
         let kept = Kept::default();
-        let mut made = 0;
         for node in 0..=KEPT_MAX as u64 {
-            assert!(kept.get(NodeId(node), || Ok(vec![listed(node)])).is_ok());
+            assert_eq!(read(&kept, node, 1), 1);
         }
-        assert!(kept.get(NodeId(1), || Ok(Vec::new())).is_ok_and(|names| names.len() == 1), "it is kept");
-        let again = kept.get(NodeId(0), || {
-            made += 1;
-            Ok(Vec::new())
-        });
-        assert!(again.is_ok_and(|names| names.is_empty()));
-        assert_eq!(made, 1, "it was not");
+        assert_eq!(kept.0.lock().len(), KEPT_MAX);
+        assert_eq!((read(&kept, 1, 1), read(&kept, 0, 1)), (0, 1), "one is kept, the oldest is not");
+    }
+
+    /// The last 64 were kept whatever their length: 64 directories of a million names are 6 GB.
+    #[test]
+    fn few_names_are_kept_but_one_that_is_read_is_made_once() {
+        let kept = Kept::default();
+        let half = KEPT_NAMES_MAX / 2;
+        for node in 0..4 {
+            assert_eq!(read(&kept, node, half), 1);
+        }
+        assert_eq!(names_kept(&kept), 2 * half);
+        assert_eq!(read(&kept, 9, 2 * KEPT_NAMES_MAX), 1, "it is asked for in many parts");
+        assert!(names_kept(&kept) <= KEPT_NAMES_MAX, "and let go of at its end");
+        assert_eq!(read(&kept, 9, 2 * KEPT_NAMES_MAX), 1, "whoever lists it again has it made again");
     }
 }

@@ -42,6 +42,9 @@ use crate::store::{Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
+/// Descriptors that are not for open files. Directories and segments have a few hundred of them where there are few, see `live::dirs`.
+const DESCRIPTORS_RESERVED: u64 = 512;
+
 /// Who does reads and writes of live files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
@@ -73,6 +76,8 @@ pub struct Config {
     pub succession: Option<takeover::Succession>,
     /// What is done ahead of need, when the machine is idle (`--seal`).
     pub seal: SealMode,
+    /// Permission bits of `.snapshots`; those of the root directory if not given.
+    pub snapdir_mode: Option<u32>,
 }
 
 /// A served tree. See the module.
@@ -97,6 +102,8 @@ pub struct Engine {
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     checks: check::Checks,
+    /// Descriptors that open files may have.
+    descriptors_max: usize,
     started: String,
     counts: Arc<counts::RequestCounts>,
     syncer: Arc<syncer::Syncer>,
@@ -112,6 +119,7 @@ struct Served {
     strict_writes: bool,
     snapdir_visible: bool,
     seal: SealMode,
+    snapdir_mode: Option<u32>,
 }
 
 impl Engine {
@@ -156,6 +164,7 @@ impl Engine {
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
             checks: check::Checks::default(),
+            descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
             syncer: Arc::default(),
@@ -286,8 +295,15 @@ impl Served {
             strict_writes: config.strict_writes,
             snapdir_visible: config.snapdir_visible,
             seal: config.seal,
+            snapdir_mode: config.snapdir_mode,
         })
     }
+}
+
+/// Of the descriptors that the process may have, how many are for open files. The others are needed to keep the past, and for the directories and
+/// segments that are kept open: a client that opens files until it is refused must not make changes of others fail, nor a checkpoint.
+fn descriptors_max(all: u64) -> usize {
+    usize::try_from(all.saturating_sub(DESCRIPTORS_RESERVED).max(all / 4)).unwrap_or(usize::MAX)
 }
 
 fn nanoseconds(time: sys::Time) -> i64 {

@@ -12,6 +12,7 @@ mod apply;
 mod news;
 mod plan;
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::Engine;
@@ -157,8 +158,11 @@ impl Engine {
         cleaned.sort();
         cleaned.dedup();
         // A path below another is restored with it.
-        let all = cleaned.clone();
-        cleaned.retain(|path| !all.iter().any(|other| path.len() > other.len() && path.starts_with(other) && path.get(other.len()) == Some(&b'/')));
+        let all: HashSet<Vec<u8>> = cleaned.iter().cloned().collect();
+        cleaned.retain(|path| {
+            let mut above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').filter_map(|(end, _)| path.get(..end));
+            !above.any(|above| all.contains(above))
+        });
         Ok(cleaned)
     }
 
@@ -172,5 +176,6 @@ impl Engine {
         let names = stale.names.iter().map(|(parent, name)| Forget::Entry { parent: node(parent), name: name.as_bytes().to_vec() });
         let nodes = stale.nodes.iter().map(|slot| Forget::Data(node(slot)));
         caches.forget(dead.chain(names).chain(nodes).collect());
+        self.root_changed(Slot::ROOT);
     }
 }

@@ -237,6 +237,7 @@ impl Service for Engine {
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
         // One that fails may have changed something, and the kernel goes on believing what it knew.
         let stat = self.live.set_attr(slot, file, &change).inspect_err(|_| self.attributes_changed(node))?;
+        self.root_changed(slot);
         Ok(self.live_attr(slot, stat))
     }
 
@@ -329,6 +330,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.open(caller, node) {
             return answer;
         }
+        self.check_descriptors()?;
         let flags = open_flags(flags, caller.uid == 0);
         match self.node(node)? {
             Node::Control(_) => Err(Errno::EINVAL),
@@ -349,6 +351,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer.map(|ghost| (ghost, announce::opened()));
         }
+        self.check_descriptors()?;
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: Kind::File,
@@ -455,16 +458,20 @@ impl Service for Engine {
             XattrHow::Create => XattrMode::Create,
             XattrHow::Replace => XattrMode::Replace,
         };
-        match self.live.set_xattr(self.writable(node)?, name, value, mode) {
+        let slot = self.writable(node)?;
+        match self.live.set_xattr(slot, name, value, mode) {
             // The kernel lets nobody else set it meanwhile.
-            Err(Errno::EEXIST) if caller.again => Ok(()),
-            set => set,
+            Err(Errno::EEXIST) if caller.again => {}
+            set => set?,
         }
+        self.root_changed(slot);
+        Ok(())
     }
 
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>> {
         match self.node(node)? {
             Node::Live(slot) => self.live.get_xattr(slot, name),
+            Node::Control(SNAPDIR) => self.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
                 let xattrs = self.view(past.state()).xattrs(&past.trail)?;
@@ -482,10 +489,13 @@ impl Service for Engine {
     }
 
     fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
-        match self.live.remove_xattr(self.writable(node)?, name) {
-            Err(Errno::NO_XATTR) if caller.again => Ok(()),
-            removed => removed,
+        let slot = self.writable(node)?;
+        match self.live.remove_xattr(slot, name) {
+            Err(Errno::NO_XATTR) if caller.again => {}
+            removed => removed?,
         }
+        self.root_changed(slot);
+        Ok(())
     }
 
     fn access(&self, _caller: Caller, node: NodeId, mask: i32) -> SysResult<()> {

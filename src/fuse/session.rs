@@ -1,7 +1,9 @@
 //! A mounted session: from mount(2) to the last request.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -13,7 +15,6 @@ use super::backing::Device;
 use super::notify::KernelCaches;
 use super::takeover;
 use crate::engine::request::{Caches, Service};
-use crate::sys;
 use crate::sys::lock::Mutex;
 
 /// How to mount.
@@ -22,13 +23,19 @@ pub struct MountConfig {
     /// The directory that the mount covers.
     pub mountpoint: PathBuf,
     /// What `/proc/mounts` shows as the source, as [`escape_source`] writes it.
-    pub source: String,
+    pub source: OsString,
     /// Asks the kernel to read and write backing files itself.
     pub passthrough: bool,
     /// Other users than the mounting one may use the mount; permissions are checked by the kernel either way.
     pub allow_other: bool,
     /// Mounts read-only.
     pub read_only: bool,
+    /// Device nodes work as in the directory itself, instead of giving EACCES. For root only.
+    pub dev: bool,
+    /// Set-id bits and file capabilities work when a program is run. For root only.
+    pub suid: bool,
+    /// Programs can be run.
+    pub exec: bool,
     /// Threads that read requests, and serve those that do not take long; at least 1, and 1 but on Linux. Each has a buffer of 16 MiB of address
     /// space, of which requests touch 1 MiB.
     pub readers: usize,
@@ -39,7 +46,7 @@ impl MountConfig {
         if cfg!(target_os = "linux") { self.readers.max(1) } else { 1 }
     }
 
-    /// `dev,suid`: device nodes and set-id bits work as in the directory itself. An ordinary user may not ask for the two: fusermount would complain.
+    /// `fuser` adds `nodev` and `nosuid` itself where the opposite is not asked for; fusermount does so for every ordinary user.
     fn fuser_config(&self) -> Config {
         let mut options = vec![
             MountOption::FSName(escape_source(&self.source)),
@@ -47,9 +54,9 @@ impl MountConfig {
             MountOption::CUSTOM("subtype=ckptfs".to_owned()),
             MountOption::DefaultPermissions,
         ];
-        if sys::ids().0 == 0 {
-            options.extend([MountOption::Dev, MountOption::Suid]);
-        }
+        options.extend(self.dev.then_some(MountOption::Dev));
+        options.extend(self.suid.then_some(MountOption::Suid));
+        options.extend((!self.exec).then_some(MountOption::NoExec));
         if self.read_only {
             options.push(MountOption::RO);
         }
@@ -63,15 +70,20 @@ impl MountConfig {
     }
 }
 
-/// Writes a source so that it passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent
-/// and control characters become `%2C` and the like.
-pub fn escape_source(source: &str) -> String {
+/// Writes a source so that it passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent,
+/// control characters and bytes that are not UTF-8 become `%2C` and the like; no two sources become one.
+pub fn escape_source(source: &OsStr) -> String {
     let mut escaped = String::with_capacity(source.len());
-    for character in source.chars() {
-        if matches!(character, ',' | '\\' | '%') || character.is_ascii_control() {
-            escaped.push_str(&format!("%{:02X}", u32::from(character)));
-        } else {
-            escaped.push(character);
+    for chunk in source.as_bytes().utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if matches!(character, ',' | '\\' | '%') || character.is_ascii_control() {
+                escaped.push_str(&format!("%{:02X}", u32::from(character)));
+            } else {
+                escaped.push(character);
+            }
+        }
+        for byte in chunk.invalid() {
+            escaped.push_str(&format!("%{byte:02X}"));
         }
     }
     escaped
@@ -186,7 +198,8 @@ mod tests {
 
     #[test]
     fn a_source_cannot_carry_an_option() {
-        assert_eq!(escape_source("ckptfs#/srv/a,dev,100%\n"), "ckptfs#/srv/a%2Cdev%2C100%25%0A");
-        assert_eq!(escape_source("ckptfs#/home/é x"), "ckptfs#/home/é x");
+        assert_eq!(escape_source(OsStr::new("ckptfs#/srv/a,dev,100%\n")), "ckptfs#/srv/a%2Cdev%2C100%25%0A");
+        assert_eq!(escape_source(OsStr::new("ckptfs#/home/é x")), "ckptfs#/home/é x");
+        assert_eq!(escape_source(OsStr::from_bytes(b"/\xff\xc3")), "/%FF%C3");
     }
 }

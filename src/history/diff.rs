@@ -54,6 +54,13 @@ pub struct Comparison<'a> {
 
 type Side = Option<(Child, Arc<Trail>)>;
 
+/// A path, and what it leads to in both states.
+type Pair = (Vec<u8>, Side, Side);
+
+/// Below a directory whose path is longer nothing is told apart: it differs. There is no bound on how deep directories can be made, and the paths of
+/// all of them together grow with the square of that.
+const PATH_TOLD_MAX: usize = 16 << 10;
+
 /// A live inode that vanished while it was looked at is not there.
 fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
     match result {
@@ -93,20 +100,25 @@ impl Comparison<'_> {
         Ok(found)
     }
 
+    /// A path in both states, with everything below it. Depth first, without recursion: a tree can be deeper than the stack.
     fn pair(&self, path: &[u8], from: Side, to: Side, out: &mut Vec<Differs>) -> SysResult<()> {
-        match (from, to) {
-            (None, None) => Ok(()),
-            (Some((child, trail)), None) => self.only(&self.from, path, child, &trail, &Difference::Deleted, out),
-            (None, Some((child, trail))) => self.only(&self.to, path, child, &trail, &Difference::Added, out),
-            (Some(from), Some(to)) => self.both(path, &from, &to, out),
+        let mut open = vec![(path.to_vec(), from, to)];
+        while let Some((path, from, to)) = open.pop() {
+            match (from, to) {
+                (None, None) => {}
+                (Some((child, trail)), None) => self.only(&self.from, &path, child, &trail, &Difference::Deleted, out)?,
+                (None, Some((child, trail))) => self.only(&self.to, &path, child, &trail, &Difference::Added, out)?,
+                (Some(from), Some(to)) => open.extend(self.both(&path, &from, &to, out)?.into_iter().rev()),
+            }
         }
+        Ok(())
     }
 
-    /// A path that exists in one state only, with everything below it.
+    /// A path that exists in one state only, with everything below it, as far down as paths are told.
     fn only(&self, view: &View<'_>, path: &[u8], child: Child, trail: &Arc<Trail>, how: &Difference, out: &mut Vec<Differs>) -> SysResult<()> {
         let mut open = vec![(path.to_vec(), child, Arc::clone(trail))];
         while let Some((path, child, trail)) = open.pop() {
-            if child.kind == Kind::Dir {
+            if child.kind == Kind::Dir && path.len() <= PATH_TOLD_MAX {
                 for (name, below) in told(view, there(view.list(&trail).map(Some)))?.flatten().unwrap_or_default() {
                     open.push((join(&path, &name), below, trail.step(&name, below.slot)));
                 }
@@ -118,7 +130,8 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn both(&self, path: &[u8], from: &(Child, Arc<Trail>), to: &(Child, Arc<Trail>), out: &mut Vec<Differs>) -> SysResult<()> {
+    /// A path that exists in both states; gives the names below it that may differ.
+    fn both(&self, path: &[u8], from: &(Child, Arc<Trail>), to: &(Child, Arc<Trail>), out: &mut Vec<Differs>) -> SysResult<Vec<Pair>> {
         let (old, new) = (from.0, to.0);
         let differs = |how| Differs { path: path.to_vec(), how, kind: new.kind, slot: new.slot };
         if old.kind != new.kind {
@@ -127,19 +140,21 @@ impl Comparison<'_> {
             self.only(&self.from, path, old, &from.1, &Difference::Deleted, &mut below)?;
             self.only(&self.to, path, new, &to.1, &Difference::Added, &mut below)?;
             out.extend(below.into_iter().filter(|item| item.path != path));
-            return Ok(());
+            return Ok(Vec::new());
         }
-        if self.changed(old, new, &from.1, &to.1)? && !path.is_empty() {
+        let deep = path.len() > PATH_TOLD_MAX && new.kind == Kind::Dir;
+        if deep || self.changed(old, new, &from.1, &to.1)? && !path.is_empty() {
             out.push(differs(Difference::Modified));
         }
-        if new.kind != Kind::Dir {
-            return Ok(());
+        if new.kind != Kind::Dir || deep {
+            return Ok(Vec::new());
         }
+        let mut below = Vec::new();
         for name in self.names(&from.1, &to.1)? {
             let path = join(path, &name);
             let new = there(self.to.step(&to.1, &name))?;
             match there(self.from.step(&from.1, &name)) {
-                Ok(old) => self.pair(&path, old, new, out)?,
+                Ok(old) => below.push((path, old, new)),
                 // Changed while nobody served the tree: what it was cannot be told.
                 Err(Errno::EIO) if self.from.may_be_unserved() => {
                     out.extend(new.map(|(child, _)| Differs { path, how: Difference::Modified, kind: child.kind, slot: child.slot }))
@@ -147,7 +162,7 @@ impl Comparison<'_> {
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(())
+        Ok(below)
     }
 
     /// The names in which two directories can differ.
@@ -229,6 +244,12 @@ pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
     let (mut left, mut right) = (vec![0_u8; 128 * 1024], vec![0_u8; 128 * 1024]);
     let mut offset = 0_u64;
     loop {
+        // What is a hole in both is equal: a sparse file has more of it than can be read.
+        match (next_data(a, offset), next_data(b, offset)) {
+            (None, None) => return Ok(true),
+            (Some(one), None) | (None, Some(one)) => offset = one,
+            (Some(one), Some(other)) => offset = one.min(other),
+        }
         let got = sys::read_at(a, &mut left, offset)?;
         let mut filled = 0;
         while filled < got {
@@ -244,6 +265,15 @@ pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
             return Ok(true);
         }
         offset += got as u64;
+    }
+}
+
+/// Where the first data at or after an offset begins, `None` if there is none; the offset itself where the filesystem does not tell.
+fn next_data(file: &File, offset: u64) -> Option<u64> {
+    match sys::seek_data(file, offset) {
+        Ok(start) => Some(start),
+        Err(Errno::ENXIO) => None,
+        Err(_) => Some(offset),
     }
 }
 

@@ -31,6 +31,18 @@ impl Trail {
         Arc::new(Trail { slot, name: name.clone(), up: Some(Arc::clone(self)) })
     }
 
+    /// Whether the way goes through this inode, or ends there.
+    pub fn goes_through(&self, slot: Slot) -> bool {
+        let mut at = Some(self);
+        while let Some(trail) = at {
+            if trail.slot == slot {
+                return true;
+            }
+            at = trail.up.as_deref();
+        }
+        false
+    }
+
     /// The path from the root, `/`-separated, without a leading one.
     pub fn path(&self) -> Vec<u8> {
         let mut names = Vec::new();
@@ -41,6 +53,16 @@ impl Trail {
         }
         names.reverse();
         names.join(&b'/')
+    }
+}
+
+impl Drop for Trail {
+    /// One after the other: a tree can be deeper than the stack.
+    fn drop(&mut self) {
+        let mut up = self.up.take();
+        while let Some(mut trail) = up.and_then(Arc::into_inner) {
+            up = trail.up.take();
+        }
     }
 }
 
@@ -56,4 +78,18 @@ pub trait Present: Send + Sync {
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
     /// Opens a regular file for reading.
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever may make directories may make them deep: each level of the trail took a frame of the stack when it was dropped.
+    #[test]
+    fn a_trail_deeper_than_the_stack_is_dropped() {
+        let name = Name::new(b"d");
+        let deep = (2..1_000_000).fold(Trail::root(), |trail, slot| trail.step(&name, Slot(slot)));
+        assert!(deep.goes_through(Slot::ROOT) && deep.goes_through(Slot(999_999)) && !deep.goes_through(Slot(1_000_000)));
+        drop(deep);
+    }
 }

@@ -58,7 +58,9 @@ impl Inner {
     }
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
-        self.tags.retain(|_, id| *id != checkpoint.id);
+        if self.checkpoints.contains_key(&checkpoint.id) {
+            self.tags.retain(|_, id| *id != checkpoint.id);
+        }
         for tag in &checkpoint.tags {
             self.tags.insert(tag.clone(), checkpoint.id);
         }

@@ -114,7 +114,11 @@ impl<'a> View<'a> {
     /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory was changed while nobody served it and what the
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        let State::At(id) = self.state else { return self.present.child(dir, name) };
+        let State::At(id) = self.state else {
+            let child = self.present.child(dir, name)?;
+            child.map_or(Ok(()), |child| self.check_no_loop(dir, child))?;
+            return Ok(child);
+        };
         let live = || match self.present.child(dir, name) {
             // The directory is gone, and a name that it had was removed with a record before.
             Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
@@ -127,7 +131,23 @@ impl<'a> View<'a> {
                 None => return Err(Errno::EIO),
             }
         }
+        child.map_or(Ok(()), |child| self.check_no_loop(dir, child))?;
         Ok(child)
+    }
+
+    /// Refuses a directory that leads to itself, for a walk would never end. The past has none unless somebody forged it; in the live tree, which is
+    /// read step by step, one may seem to be there while directories are moved.
+    fn check_no_loop(&self, dir: &Arc<Trail>, child: Child) -> SysResult<()> {
+        if child.kind != Kind::Dir || !dir.goes_through(child.slot) {
+            return Ok(());
+        }
+        match self.state {
+            State::At(id) => {
+                tracing::error!(%id, dir = dir.slot.0, "a directory of the past leads to itself");
+                Err(Errno::EIO)
+            }
+            State::Live => Err(Errno::ESTALE),
+        }
     }
 
     /// The inode that a name led to, with its trail.
@@ -143,6 +163,12 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        let names = self.list_all(dir)?;
+        names.iter().try_for_each(|(_, child)| self.check_no_loop(dir, *child))?;
+        Ok(names)
+    }
+
+    fn list_all(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         let State::At(id) = self.state else {
             let mut names = self.present.list(dir)?;
             names.sort_by(|a, b| a.0.cmp(&b.0));

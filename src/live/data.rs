@@ -99,6 +99,11 @@ impl Live {
         self.handles.map.read().len()
     }
 
+    /// Descriptors that files hold which are open or may be written to: a handle has one, and a file that may be mapped one more.
+    pub fn open_descriptors(&self) -> usize {
+        self.open_handles() + self.hot.lock().len()
+    }
+
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
     fn io_mode(&self, slot: Slot, special: bool) -> IoMode {
         let nodes = self.nodes.lock();

@@ -7,8 +7,12 @@ use std::sync::Arc;
 use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 
-/// Descriptors kept. The limit of a process is often 20,000, and open files need theirs.
+/// Descriptors kept at most. The limit of a process is often 20,000, and open files need theirs.
 const DESCRIPTORS_MAX: usize = 4096;
+/// And no more than this part of what the process may have.
+const SHARE: u64 = 4;
+/// But so many: one path goes through as many directories.
+const DESCRIPTORS_MIN: usize = 16;
 
 #[derive(Debug)]
 struct Kept {
@@ -26,12 +30,19 @@ struct Inner {
 }
 
 /// The cache. Its mutex is a leaf.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Dirs {
     inner: Mutex<Inner>,
+    most: usize,
 }
 
 impl Dirs {
+    /// An empty cache in a process that may have `descriptors` of them.
+    pub fn new(descriptors: u64) -> Dirs {
+        let share = usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX);
+        Dirs { inner: Mutex::default(), most: share.clamp(DESCRIPTORS_MIN, DESCRIPTORS_MAX) }
+    }
+
     /// The descriptor of a directory, if it is kept.
     pub fn get(&self, slot: Slot) -> Option<Arc<OwnedFd>> {
         let mut inner = self.inner.lock();
@@ -45,9 +56,9 @@ impl Dirs {
     /// Keeps a descriptor; when there is no room, lets go of the half not used for longest.
     pub fn put(&self, slot: Slot, fd: Arc<OwnedFd>) {
         let mut inner = self.inner.lock();
-        if inner.map.len() >= DESCRIPTORS_MAX {
+        if inner.map.len() >= self.most {
             let mut uses: Vec<u64> = inner.map.values().map(|kept| kept.used).collect();
-            let (_, median, _) = uses.select_nth_unstable(DESCRIPTORS_MAX / 2);
+            let (_, median, _) = uses.select_nth_unstable(self.most / 2);
             let median = *median;
             inner.map.retain(|_, kept| kept.used > median);
         }

@@ -103,7 +103,7 @@ impl Live {
             tree: RwLock::ranked(Rank::Tree, ()),
             stripes: (0..STRIPES).map(|_| Mutex::ranked(Rank::Stripe, ())).collect(),
             nodes: Mutex::ranked(Rank::Nodes, nodes),
-            dirs: dirs::Dirs::default(),
+            dirs: dirs::Dirs::new(sys::nofile()),
             handles: data::Handles::default(),
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
             unsettled: Mutex::new(VecDeque::new()),

@@ -94,6 +94,13 @@ pub(super) fn is_dir(parent: impl AsFd, name: &[u8]) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
+/// Refuses (`EINVAL`) what is not a regular file with this one name: a link, a FIFO, a device, or a file that somebody has elsewhere too.
+pub(super) fn check_own_file(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
+    let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1;
+    if own { Ok(()) } else { Err(rustix::io::Errno::INVAL.into()) }
+}
+
 /// Removes what has this name, and all below it. Follows no link. It is not an error if there is nothing.
 pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     remove_below(parent.as_fd(), name, REMOVE_DEPTH_MAX)

@@ -33,6 +33,24 @@ pub fn open_dir_path(path: &Path) -> SysResult<OwnedFd> {
     Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
 }
 
+/// Opens the file `name` in `dir` to append to it, and makes it (mode 0600) if there is none. Never through a link, never anything but a file.
+///
+/// Errors: ELOOP of a link, EINVAL of what is no regular file or has other names too: appending to it would change what is elsewhere.
+pub fn open_log(dir: impl AsFd, name: &str) -> SysResult<std::fs::File> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
+    let stat = rustix::fs::fstat(&file)?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile || stat.st_nlink != 1 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(file)
+}
+
+/// Size in bytes of `name` in `dir`, itself and not what a link leads to; 0 if there is nothing.
+pub fn size_in(dir: impl AsFd, name: &str) -> u64 {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
+}
+
 /// Whether `dir` holds something called `name`.
 pub fn holds(dir: impl AsFd, name: &str) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()

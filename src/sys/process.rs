@@ -28,6 +28,11 @@ pub fn raise_nofile() -> u64 {
     }
 }
 
+/// How many descriptors this process may have.
+pub fn nofile() -> u64 {
+    rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(NOFILE_MAX)
+}
+
 /// Stands for "no limit": `fs.nr_open`'s default on Linux, `OPEN_MAX` on macOS (setrlimit(2) refuses more there).
 #[cfg(target_os = "linux")]
 const NOFILE_MAX: u64 = 1024 * 1024;

@@ -48,15 +48,18 @@ fn mount_helper(arguments: &[&str]) -> String {
 fn mount_options_become_arguments() {
     assert_eq!(mount_helper(&["/data", "/mnt"]), "mount /data /mnt");
     assert_eq!(mount_helper(&["/data", "/data", "-o", "rw"]), "mount /data");
-    let options = "rw,suid,noauto,_netdev,x-systemd.automount,io=daemon,snapdir=visible,writes=daemon";
-    assert_eq!(mount_helper(&["/data", "/mnt", "-n", "-v", "-o", options]), "mount /data /mnt --io daemon --snapdir visible --writes daemon");
+    let options = "rw,suid,noauto,_netdev,x-systemd.automount,io=daemon,snapdir=visible,writes=daemon,snapdir-mode=700";
+    assert_eq!(
+        mount_helper(&["/data", "/mnt", "-n", "-v", "-o", options]),
+        "mount /data /mnt -o suid --io daemon --snapdir visible --writes daemon --snapdir-mode 700"
+    );
     assert_eq!(mount_helper(&["-o", "rw", "-f", "/data", "/mnt"]), "");
 }
 
 #[test]
 fn mount_options_that_cannot_be_kept_are_refused() {
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("mount/mount.ckptfs");
-    for option in ["ro", "nosuid", "colour=blue"] {
+    for option in ["ro", "dirsync", "colour=blue"] {
         let said =
             fails(tool("sh", &[helper.as_os_str(), "/data".as_ref(), "/mnt".as_ref(), "-o".as_ref(), option.as_ref()]).env("CKPTFS", "echo"), 10);
         assert!(said.contains(option), "{said}");

@@ -138,7 +138,7 @@ fn append_to_a_log(dir: &Path, stop: &AtomicBool, rounds: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
         let round = rounds.load(Ordering::Relaxed);
         log.write_all(&round.to_le_bytes()).expect("append");
-        if round % 64 == 0 {
+        if round.is_multiple_of(64) {
             log.sync_data().expect("fdatasync");
         }
         rounds.fetch_add(1, Ordering::Relaxed);

@@ -69,6 +69,14 @@ struct Planner<'a> {
     plan: Plan,
 }
 
+/// What is still to be planned.
+enum Step<'p> {
+    /// A directory on the way to restored paths, as it is and as it was, with the paths below it.
+    Way(Option<Arc<Trail>>, Option<Arc<Trail>>, Vec<&'p [Name]>),
+    /// What a restored path led to.
+    Wanted(Child, Arc<Trail>),
+}
+
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
     pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>], touched: Touched) -> SysResult<Plan> {
@@ -76,13 +84,14 @@ impl Plan {
         let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, plan };
         if paths.is_empty() {
             planner.plan.alive_dirs.insert(Slot::ROOT);
-            planner.dir(Trail::root(), Some(Trail::root()))?;
+            let wanted = planner.dir(Trail::root(), Some(Trail::root()))?;
+            planner.all_wanted(wanted)?;
         }
         let mut split: Vec<Vec<Name>> = paths.iter().map(|path| path.split(|byte| *byte == b'/').map(Name::new).collect()).collect();
         split.sort();
         let split: Vec<&[Name]> = split.iter().map(Vec::as_slice).collect();
         if !split.is_empty() {
-            planner.some(Some(Trail::root()), Some(Trail::root()), &split)?;
+            planner.paths(split)?;
         }
         Ok(planner.plan)
     }
@@ -105,14 +114,23 @@ impl Plan {
 }
 
 impl Planner<'_> {
-    /// The paths below one directory, each without the names that lead to it, sorted. Directories on the way are gone to by name, in the live tree;
-    /// where one is missing it comes back too, with nothing else in it.
-    fn some(&mut self, live: Option<Arc<Trail>>, then: Option<Arc<Trail>>, paths: &[&[Name]]) -> SysResult<()> {
-        let Some(want) = live.clone().or_else(|| then.clone()) else { return Ok(()) };
-        // Parents come before children. One that is there keeps its attributes: it was not asked for.
-        let index = self.plan.dirs.len();
-        self.plan.dirs.push(DirPlan { want, live: live.clone(), names: Vec::new(), dress: live.is_none() });
-        let mut names = Vec::new();
+    /// What is at and below the given paths, split into names and sorted. Depth first, without recursion: a tree can be deeper than the stack.
+    fn paths(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
+        let mut open = vec![Step::Way(Some(Trail::root()), Some(Trail::root()), paths)];
+        while let Some(step) = open.pop() {
+            match step {
+                Step::Way(live, then, paths) => open.extend(self.some(live, then, &paths)?.into_iter().rev()),
+                Step::Wanted(child, trail) => self.all_wanted(vec![(child, trail)])?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The paths below one directory, each without the names that lead to it, sorted; gives what is to be done below. Directories on the way are gone
+    /// to by name, in the live tree; where one is missing it comes back too, with nothing else in it.
+    fn some<'p>(&mut self, live: Option<Arc<Trail>>, then: Option<Arc<Trail>>, paths: &[&'p [Name]]) -> SysResult<Vec<Step<'p>>> {
+        let Some(want) = live.clone().or_else(|| then.clone()) else { return Ok(Vec::new()) };
+        let (mut names, mut below) = (Vec::new(), Vec::new());
         for group in paths.chunk_by(|a, b| a.first() == b.first()) {
             let Some((name, rest)) = group.first().and_then(|path| path.split_first()) else { continue };
             let have = live.as_ref().map_or(Ok(None), |dir| self.engine.view(State::Live).step(dir, name))?;
@@ -120,7 +138,7 @@ impl Planner<'_> {
             let plan = NamePlan { name: name.clone(), want: want.clone(), have: have.as_ref().map(|(child, _)| *child) };
             if rest.is_empty() {
                 names.push(plan);
-                want.map_or(Ok(()), |(child, trail)| self.wanted(child, trail))?;
+                below.extend(want.map(|(child, trail)| Step::Wanted(child, trail)));
                 continue;
             }
             let is_dir = |found: &(Child, Arc<Trail>)| found.0.kind == Kind::Dir;
@@ -128,17 +146,15 @@ impl Planner<'_> {
             if have.is_none() && want.is_some() {
                 names.push(plan);
             }
-            let next: Vec<&[Name]> = group.iter().filter_map(|path| path.get(1..)).collect();
-            self.some(have, want, &next)?;
+            below.push(Step::Way(have, want, group.iter().filter_map(|path| path.get(1..)).collect()));
         }
-        if let Some(dir) = self.plan.dirs.get_mut(index) {
-            dir.names = names;
-        }
-        Ok(())
+        // Parents come before children. One that is there keeps its attributes: it was not asked for.
+        self.plan.dirs.push(DirPlan { want, dress: live.is_none(), live, names });
+        Ok(below)
     }
 
-    /// A directory of the checkpoint, and whether it is in the live tree.
-    fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<()> {
+    /// A directory of the checkpoint, and whether it is in the live tree; gives what is wanted in it.
+    fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<(Child, Arc<Trail>)>> {
         let names: Vec<Name> = match &live {
             Some(_) => self.touched.names.get(&want.slot).map(|names| names.iter().cloned().collect()).unwrap_or_default(),
             None => self.view.list(&want)?.into_iter().map(|(name, _)| name).collect(),
@@ -160,23 +176,25 @@ impl Planner<'_> {
         }
         let next: Vec<(Child, Arc<Trail>)> = plans.iter().filter_map(|plan| plan.want.clone()).collect();
         self.plan.dirs.push(DirPlan { want, live, names: plans, dress: true });
-        for (child, trail) in next {
-            self.wanted(child, trail)?;
-        }
-        Ok(())
+        Ok(next)
     }
 
-    fn wanted(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<()> {
-        let alive = self.is_alive(child, &trail)?;
-        if child.kind == Kind::Dir {
-            if alive {
-                self.plan.alive_dirs.insert(child.slot);
+    /// Everything that is wanted, in order, with everything below it.
+    fn all_wanted(&mut self, wanted: Vec<(Child, Arc<Trail>)>) -> SysResult<()> {
+        let mut open = wanted;
+        open.reverse();
+        while let Some((child, trail)) = open.pop() {
+            let alive = self.is_alive(child, &trail)?;
+            if child.kind == Kind::Dir {
+                if alive {
+                    self.plan.alive_dirs.insert(child.slot);
+                }
+                let below = self.dir(Arc::clone(&trail), alive.then_some(trail))?;
+                open.extend(below.into_iter().rev());
+            } else if !self.plan.contents.contains_key(&child.slot) {
+                let content = self.content(child, &trail, alive)?;
+                self.plan.contents.insert(child.slot, content);
             }
-            return self.dir(Arc::clone(&trail), alive.then_some(trail));
-        }
-        if !self.plan.contents.contains_key(&child.slot) {
-            let content = self.content(child, &trail, alive)?;
-            self.plan.contents.insert(child.slot, content);
         }
         Ok(())
     }

@@ -59,10 +59,11 @@ impl Home {
         }
     }
 
-    /// Opens the database, and makes it if there is none. It must be a directory: sled would follow a link.
+    /// Opens the database, and makes it if there is none. It must be a directory, with nothing in it that leads elsewhere: sled opens by path, follows
+    /// links, and waits for ever for somebody to write into a FIFO.
     pub fn open(&self) -> StoreResult<sled::Db> {
         at::make_dir(&self.dir, NAME).map_err(StoreError::io("make", NAME))?;
-        at::open_dir(&self.dir, NAME).map_err(StoreError::io("open", NAME))?;
+        self.check_files()?;
         let mut tries = 0;
         loop {
             match guarded("open", || Ok(self.config().open()?)) {
@@ -73,6 +74,23 @@ impl Home {
                 result => return result,
             }
         }
+    }
+
+    /// Refuses a database in which there is anything but files of its own, and one level of directories with such.
+    fn check_files(&self) -> StoreResult<()> {
+        let check = || -> io::Result<()> {
+            let dir = at::open_dir(&self.dir, NAME)?;
+            for name in at::names(&dir)? {
+                if !at::is_dir(&dir, &name)? {
+                    at::check_own_file(&dir, &name)?;
+                    continue;
+                }
+                let below = at::open_dir(&dir, std::str::from_utf8(&name).map_err(|_| Errno::INVAL)?)?;
+                at::names(&below)?.iter().try_for_each(|name| at::check_own_file(&below, name))?;
+            }
+            Ok(())
+        };
+        check().map_err(StoreError::io("trust", NAME))
     }
 
     /// Nothing is flushed behind our back: sled's own flush reaches no disk, and its thread would fail where nobody looks.

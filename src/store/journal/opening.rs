@@ -21,6 +21,9 @@ const SEQ_AHEAD_MAX: u64 = 1 << 32;
 /// Most bytes of a segment file that are looked through for frames.
 const SURVEY_BYTES_MAX: u64 = 64 << 20;
 
+/// Most bytes of a segment that are hashed to find frames: each of them once, and much more for what claims falsely to be a frame.
+const SURVEY_HASHED_MAX: usize = 1 << 30;
+
 /// The end of a journal.
 pub(super) struct Found {
     /// Number of the first segment.
@@ -42,9 +45,10 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
         let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
         return Ok(Found { first: 1, file, end: Address::START, link: identity.genesis(), torn: false });
     };
-    for (expected, number) in (first..).zip(&search.segments) {
-        if expected != *number {
-            return Err(StoreError::JournalDamaged { segment: expected, offset: 0 });
+    // Pairs, and no counting up: the last number that there is has none after it.
+    for (one, next) in search.segments.iter().zip(search.segments.iter().skip(1)) {
+        if one.checked_add(1) != Some(*next) {
+            return Err(StoreError::JournalDamaged { segment: one.saturating_add(1), offset: 0 });
         }
     }
     let start = search.starting_segment()?;
@@ -174,11 +178,13 @@ impl Search<'_> {
     fn survey(&self, end: Address, link: Link) -> StoreResult<Rest> {
         let damaged = StoreError::JournalDamaged { segment: end.segment, offset: end.offset };
         let mut rest = Rest { bytes: self.tail(end.segment, end.offset)?, segments: Vec::new() };
-        let mut later = self.frames_in(&rest.bytes, link.seq);
+        // Bytes that claim to hold more frames than there can be were made to keep us busy, and are no torn end.
+        let frames_in = |bytes: &[u8]| self.frames_in(bytes, link.seq).ok_or(StoreError::JournalDamaged { segment: end.segment, offset: end.offset });
+        let mut later = frames_in(&rest.bytes)?;
         let gap = later.first().map(|(gap, _)| *gap);
         for &number in self.segments.iter().filter(|number| **number > end.segment) {
             let bytes = self.tail(number, 0)?;
-            later.extend(self.frames_in(bytes.get(SEGMENT_HEADER as usize..).unwrap_or_default(), link.seq));
+            later.extend(frames_in(bytes.get(SEGMENT_HEADER as usize..).unwrap_or_default())?);
             let headed = segment::open(self.dir, self.identity, number, false).is_ok();
             if !headed || bytes.len() > SEGMENT_HEADER as usize {
                 rest.segments.push(number);
@@ -206,14 +212,18 @@ impl Search<'_> {
         read().map_err(StoreError::io("read the journal's segment", &name))
     }
 
-    /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their offsets.
-    fn frames_in(&self, bytes: &[u8], seq: u64) -> Vec<(usize, Header)> {
+    /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their offsets; `None` if telling would take too long.
+    fn frames_in(&self, bytes: &[u8], seq: u64) -> Option<Vec<(usize, Header)>> {
         let mut frames = Vec::new();
         let mut at = 0;
+        let mut hashed = SURVEY_HASHED_MAX;
         while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= frame::HEADER) {
             let header = Header::parse(rest).filter(Header::plausible);
             let near = header.filter(|header| header.seq > seq && header.seq - seq < SEQ_AHEAD_MAX);
-            at += match near.and(Some(frame::look(rest, &self.identity.key))) {
+            // What claims to be a frame is hashed as far as it says.
+            let claimed = near.and_then(|header| header.total());
+            hashed = hashed.checked_sub(claimed.unwrap_or(0))?;
+            at += match claimed.map(|_| frame::look(rest, &self.identity.key)) {
                 Some(Seen::Frame(header, payload, _)) => {
                     frames.push((at, header));
                     payload.len() + frame::OVERHEAD
@@ -221,7 +231,7 @@ impl Search<'_> {
                 Some(Seen::Nothing | Seen::Rubbish) | None => 1,
             };
         }
-        frames
+        Some(frames)
     }
 
     /// Saves and clears away what follows the end, so that nothing of it can be taken for a frame later. Durable on return.
