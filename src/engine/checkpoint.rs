@@ -16,6 +16,8 @@ use crate::sys::{self, Errno, SysResult};
 const FLUSH_ROUNDS_MAX: u32 = 64;
 /// Time after which it does.
 const FLUSH_MAX: Duration = Duration::from_millis(50);
+/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the power was cut.
+pub(super) const INCOMPLETE_PREFIX: &str = "!incomplete-";
 /// Bytes of a tag at most: it is a name in `.snapshots`.
 pub const TAG_BYTES_MAX: usize = 100;
 
@@ -29,16 +31,15 @@ impl Engine {
         }
         check_note(&options.note)?;
         let _one_at_a_time = self.checkpointing.lock();
+        let prepared = options.sync.then(|| self.live.prepare_sync());
         let (gate, flushed) = self.freeze();
         let sealed = self.seal(Some(by), &options.note, tags, reason, flushed);
         drop(gate);
         let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
-        if options.sync {
+        if let Some(prepared) = prepared {
             // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
-            let journal = &self.timeline().store().journal;
-            let synced = sys::syncfs(self.live.root()).inspect_err(|_| journal.latch());
-            synced.map_err(|errno| error::failed("the checkpoint was made, but the tree cannot be synced", errno))?;
-            self.timeline().store().journal.sync().map_err(|error| error::failed("the checkpoint cannot be synced", error.errno()))?;
+            let synced = self.live.sync_tree(&prepared, checkpoint.created_ns);
+            synced.map_err(|errno| error::failed("the checkpoint was made, but cannot be synced", errno))?;
         }
         let mut info = CheckpointInfo::new(&checkpoint);
         info.duration_us = Some(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
@@ -157,7 +158,7 @@ fn check_note(note: &str) -> VerbResult<()> {
 
 /// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.
 pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
-    let reserved = ["latest", "live", ".", ".."].contains(&tag);
+    let reserved = ["latest", "live", ".", ".."].contains(&tag) || tag.starts_with(INCOMPLETE_PREFIX);
     let number = !tag.is_empty() && tag.bytes().all(|byte| byte.is_ascii_digit());
     let shape = tag.is_empty() || tag.len() > TAG_BYTES_MAX || tag.starts_with('-') || tag.chars().any(|c| c == '/' || c.is_control());
     if reserved || number || shape {
@@ -165,7 +166,7 @@ pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
             code: "bad-tag".into(),
             message: format!("{tag:?} cannot be a tag"),
             hint: Some(format!(
-                "a tag has 1 to {TAG_BYTES_MAX} bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live'"
+                "a tag has 1 to {TAG_BYTES_MAX} bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live' nor ours ('{INCOMPLETE_PREFIX}')"
             )),
         });
     }

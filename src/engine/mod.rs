@@ -10,6 +10,7 @@ pub mod check;
 mod checkpoint;
 mod control;
 pub mod counts;
+mod durable;
 mod error;
 mod files;
 mod listing;
@@ -30,6 +31,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use api::{VerbError, VerbResult};
+use durable::sync_checkpoints;
 use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
@@ -107,7 +109,7 @@ pub struct Engine {
     started: String,
     counts: Arc<counts::RequestCounts>,
     syncer: Arc<syncer::Syncer>,
-    warnings: Vec<String>,
+    warnings: Mutex<Vec<String>>,
 }
 
 /// What [`Config`] said, for as long as the tree is served.
@@ -168,10 +170,11 @@ impl Engine {
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
             syncer: Arc::default(),
-            warnings,
+            warnings: Mutex::new(warnings),
         });
         engine.bequeath();
         engine.begin_service(&aftermath).map_err(failed)?;
+        engine.name_incomplete().map_err(failed)?;
         if aftermath.unclean {
             engine.live.recover(&aftermath).map_err(failed)?;
         }
@@ -225,6 +228,11 @@ impl Engine {
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
+        }
+        if self.timeline().unsynced().next().is_some()
+            && let Err(errno) = sync_checkpoints(&self.live)
+        {
+            tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
         self.timeline().stop();
         // Whoever changes the tree once we are gone shall be seen to have done so after us.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::durable::Pace;
 use crate::history::timeline::Timeline;
 use crate::live::Live;
 use crate::store::ids::Epoch;
@@ -75,7 +76,7 @@ impl Syncer {
 
     fn run(&self, live: &Live) {
         let (timeline, store) = (live.timeline(), live.timeline().store());
-        let (mut synced, mut epoch) = (store.journal.position(), None);
+        let (mut synced, mut epoch, mut pace) = (store.journal.position(), None, Pace::default());
         loop {
             make_layer(timeline, &mut epoch);
             store.reserve.refill();
@@ -85,6 +86,7 @@ impl Syncer {
             if live.take_shrunk() {
                 sys::release_memory();
             }
+            pace.sync_if_due(live);
             let position = store.journal.position();
             if position == synced || store.journal.is_latched() {
                 continue;

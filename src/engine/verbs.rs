@@ -86,7 +86,7 @@ impl Engine {
 
     /// What somebody should know.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.warnings.clone();
+        let mut warnings = self.warnings.lock().clone();
         if self.timeline().store().journal.is_latched() {
             let next = "unmount, run `ckptfs fsck`, and mount again";
             warnings.push(format!(

@@ -292,6 +292,10 @@ impl Timeline {
                 self.wake.calls(Some(Instant::now()));
                 index.apply(&mut piece)?;
             }
+            let struck = self.inner.read().struck.clone();
+            if !struck.is_empty() {
+                index.apply(&mut Batch::voids(&struck))?;
+            }
             let indexed = self.take_indexed(id.epoch());
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
             drop(indexed);

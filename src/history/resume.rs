@@ -1,13 +1,14 @@
 //! Opening a timeline: the checkpoints from the index, and everything after from the journal's tail.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::absence::Absence;
 use super::indexer::{self, Wake};
 use super::timeline::{Aftermath, Inner, Timeline, fault};
-use crate::store::ids::Epoch;
-use crate::store::record::Record;
-use crate::store::{Address, Store};
+use crate::store::ids::{Epoch, ObjectId, Slot};
+use crate::store::record::{DataState, Record, Undo};
+use crate::store::{Address, Batch, Store};
 use crate::sys::SysResult;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 
@@ -30,7 +31,8 @@ impl Timeline {
             inner.put_checkpoint(checkpoint, address);
         }
         // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
-        let mut replay = Replay { inner, aftermath: Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() } };
+        let aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
+        let mut replay = Replay { inner, aftermath, witness: store.journal.witness(), applied, unsure: HashMap::new() };
         for frame in store.journal.scan(from, None) {
             let (address, record) = frame.map_err(fault)?;
             let structural = matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. });
@@ -38,7 +40,11 @@ impl Timeline {
                 replay.take(address, record);
             }
         }
-        let Replay { inner, aftermath } = replay;
+        replay.strike_unmade(&store)?;
+        if !replay.inner.struck.is_empty() {
+            store.index.apply(&mut Batch::voids(&replay.inner.struck)).map_err(fault)?;
+        }
+        let Replay { inner, aftermath, .. } = replay;
         let owed = Mutex::ranked(Rank::Owed, Vec::new());
         let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), owed, wake: Wake::default(), distrusted: Mutex::default() };
         Ok((timeline, aftermath))
@@ -64,13 +70,23 @@ impl Timeline {
 struct Replay {
     inner: Inner,
     aftermath: Aftermath,
+    /// What later frames speak of was not done: see [`crate::store::journal::Journal::witness`].
+    witness: Address,
+    /// Data records beyond the witness and their objects, which may never have come to be.
+    unsure: HashMap<(Epoch, Slot), ObjectId>,
+    /// Up to where the index has the journal.
+    applied: Address,
 }
 
 impl Replay {
     fn take(&mut self, address: Address, record: Record) {
+        let beyond = address >= self.witness;
         match record {
             Record::Undo { epoch, undo } => {
-                self.undone();
+                self.undone(beyond);
+                if beyond {
+                    self.note_unsure(epoch, &undo);
+                }
                 if epoch == self.inner.open.epoch {
                     undo.into_iter().for_each(|item| self.inner.open.add(item));
                 }
@@ -78,24 +94,28 @@ impl Replay {
             Record::Void { epoch, slot } => {
                 // The rename failed: what it was to replace is where it was, or under the other name, and stays there.
                 self.aftermath.replacing = self.aftermath.replacing.take().filter(|(replaced, _, _)| *replaced != slot);
-                if epoch == self.inner.open.epoch {
-                    self.inner.open.void(slot);
+                self.unsure.remove(&(epoch, slot));
+                if epoch == self.inner.open.epoch || address >= self.applied {
+                    self.void(epoch, slot);
                 }
             }
             Record::Moved { places } => {
                 for (slot, place) in places {
                     let before = self.inner.open.place(slot).cloned();
                     self.inner.open.put_place(slot, place.clone());
-                    self.aftermath.moved.insert(slot, (place, before));
+                    let moved = self.aftermath.moved.entry(slot).or_insert_with(|| (place.clone(), before));
+                    moved.0 = place;
                 }
             }
             Record::Checkpoint(checkpoint) => {
-                self.undone();
+                self.undone(beyond);
                 self.inner.seal();
                 self.inner.put_checkpoint(checkpoint, address);
             }
             Record::Tags { id, tags } => self.inner.retag(id, tags),
             Record::Deleted { id } => self.inner.drop_checkpoint(id),
+            // Beyond the witness: the names were not exchanged, the restore was not begun, or was not ended.
+            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd if beyond => {}
             Record::Replacing { slot, place, object } => self.aftermath.replacing = Some((slot, place, object)),
             Record::RestoreBegin { target, guard, paths } => self.aftermath.restoring = Some((target, guard, paths)),
             Record::RestoreEnd => self.aftermath.restoring = None,
@@ -106,7 +126,7 @@ impl Replay {
                 self.aftermath.stopped_ns = None;
             }
             Record::Unmounted { at_ns } => {
-                self.undone();
+                self.undone(beyond);
                 self.aftermath.unclean = false;
                 self.aftermath.stopped_ns = Some(at_ns);
             }
@@ -115,9 +135,45 @@ impl Replay {
         }
     }
 
-    /// A later operation was recorded: whatever may have been half done before is done.
-    fn undone(&mut self) {
-        self.aftermath.replacing = None;
-        self.aftermath.moved.clear();
+    /// A later operation was recorded: whatever may have been half done before is done. Beyond the witness that is not so.
+    fn undone(&mut self, beyond: bool) {
+        if !beyond {
+            self.aftermath.replacing = None;
+            self.aftermath.moved.clear();
+        }
+    }
+
+    fn note_unsure(&mut self, epoch: Epoch, undo: &[Undo]) {
+        for item in undo {
+            if let Undo::Data { slot, before: DataState { object: Some(object), .. } } = item {
+                self.unsure.entry((epoch, *slot)).or_insert(*object);
+            }
+        }
+    }
+
+    fn void(&mut self, epoch: Epoch, slot: Slot) {
+        if epoch == self.inner.open.epoch {
+            self.inner.open.void(slot);
+            return;
+        }
+        if let Some(table) = self.inner.sealed.iter_mut().find(|table| table.epoch == epoch).and_then(Arc::get_mut) {
+            table.void(slot);
+        }
+        self.inner.struck.insert((epoch, slot));
+    }
+
+    /// The power was cut after a record came to the disk and before its object did. Then neither did the change: the file is what it was.
+    fn strike_unmade(&mut self, store: &Store) -> SysResult<()> {
+        for ((epoch, slot), object) in std::mem::take(&mut self.unsure) {
+            match store.layers.exists(object) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => return Err(fault(error)),
+            }
+            tracing::info!(epoch = epoch.0, slot = slot.0, "a version was recorded, but not kept before the power was cut: its file has not changed");
+            store.journal.append(&[Record::Void { epoch, slot }]).map_err(fault)?;
+            self.void(epoch, slot);
+        }
+        Ok(())
     }
 }

@@ -32,6 +32,8 @@ pub(super) struct Inner {
     /// Every checkpoint kept, with where its record is in the journal.
     pub(super) checkpoints: BTreeMap<CheckpointId, (Checkpoint, Address)>,
     tags: BTreeMap<String, CheckpointId>,
+    /// Data records of closed epochs that were taken out after their epoch was closed: the index has yet to learn it of those in `sealed`.
+    pub(super) struck: HashSet<(Epoch, Slot)>,
     /// When nobody served the tree, oldest first.
     pub(super) absences: Vec<Absence>,
     /// Records of hashes that the index may not have yet: where they are, and whether each makes its epoch whole.
@@ -47,6 +49,7 @@ impl Inner {
             sealed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
             tags: BTreeMap::new(),
+            struck: HashSet::new(),
             absences: Vec::new(),
             seals: BTreeMap::new(),
         }
@@ -351,6 +354,16 @@ impl Timeline {
     /// Every checkpoint kept, oldest first.
     pub fn checkpoints(&self) -> Vec<Checkpoint> {
         self.inner.read().checkpoints.values().map(|(checkpoint, _)| checkpoint.clone()).collect()
+    }
+
+    /// The checkpoints that are not known to be on disk with all that they need, oldest first.
+    pub fn unsynced(&self) -> impl Iterator<Item = Checkpoint> + use<> {
+        let synced_ns = self.store.layout.synced_ns().unwrap_or(i64::MIN);
+        let inner = self.inner.read();
+        let newest_first = inner.checkpoints.values().rev().map(|(checkpoint, _)| checkpoint);
+        let mut unsynced: Vec<Checkpoint> = newest_first.take_while(|checkpoint| checkpoint.created_ns > synced_ns).cloned().collect();
+        unsynced.reverse();
+        unsynced.into_iter()
     }
 
     /// Number of checkpoints kept.

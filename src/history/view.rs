@@ -249,6 +249,7 @@ impl<'a> View<'a> {
                 Source::Empty => return Ok((Source::Empty, None)),
                 Source::Object(object) => {
                     if let Some(file) = self.timeline.open_object(object)? {
+                        self.check_whole(node.slot, object, &file)?;
                         return Ok((Source::Object(object), Some(file)));
                     }
                     // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record.
@@ -269,6 +270,18 @@ impl<'a> View<'a> {
                 }
             }
         }
+    }
+
+    /// Refuses an object of another size than what was kept: the power was cut before all of a copy was on the disk.
+    fn check_whole(&self, slot: Slot, object: ObjectId, file: &File) -> SysResult<()> {
+        let State::At(id) = self.state else { return Ok(()) };
+        let Some(data) = self.timeline.data_at(slot, id)?.map(|data| data.before).filter(|data| data.object == Some(object)) else { return Ok(()) };
+        let size = crate::sys::stat_fd(file)?.size;
+        if size == data.size {
+            return Ok(());
+        }
+        tracing::error!(?object, size, kept = data.size, "a version is not whole");
+        Err(Errno::EIO)
     }
 
     /// The content is still in the live file, and unchanged.

@@ -97,6 +97,10 @@ impl Live {
             }
             return Err(errno);
         }
+        if !self.reflink {
+            // The live file is overwritten in place, at a time that only the kernel knows.
+            self.timeline.store().journal.sync().map_err(|error| error.errno())?;
+        }
         self.timeline.count(1);
         Ok(())
     }
@@ -128,15 +132,23 @@ impl Live {
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
         let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
-        match self.duplicate(file, &*dir, name.as_bytes(), size, !self.is_hot_now(object.slot)) {
+        let still = !self.is_hot_now(object.slot) && self.may_copy();
+        let copied = match self.duplicate(file, &*dir, name.as_bytes(), size, still) {
             Err(Errno::ENOSPC) => self.duplicate_in_need(file, &*dir, name.as_bytes(), size),
             kept => kept,
+        }?;
+        if !self.reflink {
+            let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ)?;
+            // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
+            sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
+        self.note_captured(object, copied);
+        Ok(())
     }
 
     /// As [`Live::duplicate`], on a full filesystem: into an inode of the reserve, by a clone also where a copy would be cheaper, with what ballast
     /// there is.
-    fn duplicate_in_need(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64) -> SysResult<()> {
+    fn duplicate_in_need(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64) -> SysResult<bool> {
         match sys::unlink_at(&dir, name) {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
@@ -150,19 +162,19 @@ impl Live {
             sys::truncate(&target, 0)?;
             if self.reflink { sys::clone_file(file, &target) } else { sys::copy_data(file, &target, size) }
         })?;
-        if sys::stat_fd(&target)?.size != size { Err(Errno::EIO) } else { Ok(()) }
+        if sys::stat_fd(&target)?.size != size { Err(Errno::EIO) } else { Ok(!self.reflink) }
     }
 
     /// Makes the new file `name` in `dir`, mode 0600, with the first `size` bytes of a file, by the cheapest way that is right: a clone where there is
     /// reflink, but for small files that are dirty. `still`: nobody can be writing to it; else only a clone is of one instant, and only a
-    /// clone makes the next store through a mapping show.
+    /// clone makes the next store through a mapping show. Says whether it was copied.
     ///
     /// # Errors
     /// EIO if it has become shorter; ENOSPC and others. After a failure there may be a file.
-    pub fn duplicate(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64, still: bool) -> SysResult<()> {
+    pub fn duplicate(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64, still: bool) -> SysResult<bool> {
         let copy_is_cheaper = || still && size <= COPY_DIRTY_MAX && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0);
         if self.reflink && !copy_is_cheaper() {
-            return sys::clone_to(file, dir, name).map(drop);
+            return sys::clone_to(file, dir, name).map(|_| false);
         }
         let target = sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?;
         if self.reflink {
@@ -173,7 +185,7 @@ impl Live {
         if sys::stat_fd(&target)?.size != size {
             return Err(Errno::EIO);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Removes an object that nothing refers to.

@@ -143,6 +143,9 @@ impl Live {
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
         self.prepare_write(slot, (&file, readable), flags, io)?;
+        if self.is_synced_unseen(flags, io) {
+            self.make_captures_durable(slot)?;
+        }
         let (id, handle) = self.opened(slot, file, flags, io)?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
@@ -170,6 +173,11 @@ impl Live {
             Err(Errno::EACCES) if readable && !how.read => open(false, how.noatime),
             result => result,
         }
+    }
+
+    /// What is written through this handle can be synced without a request: by O_SYNC, or through a mapping that the kernel serves by itself.
+    fn is_synced_unseen(&self, flags: OpenFlags, io: IoMode) -> bool {
+        self.syncs_overtake && io == IoMode::Passthrough && (flags.sync || flags.dsync || flags.read)
     }
 
     fn prepare_write(&self, slot: Slot, (file, readable): (&File, bool), flags: OpenFlags, io: IoMode) -> SysResult<()> {
@@ -274,6 +282,9 @@ impl Live {
                 self.capture(At::from(slot), &source, false)?;
             }
         }
+        if handle.flags.sync || handle.flags.dsync {
+            self.make_captures_durable(slot)?;
+        }
         change(&handle.file)
     }
 
@@ -304,24 +315,8 @@ impl Live {
     /// EIO, ENOSPC.
     pub fn fsync(&self, id: HandleId, data_only: bool) -> SysResult<()> {
         let handle = self.handle(id)?;
-        self.make_capture_durable(handle.slot)?;
+        self.make_captures_durable(handle.slot)?;
         if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) }
-    }
-
-    fn make_capture_durable(&self, slot: Slot) -> SysResult<()> {
-        if !self.capture_before_fsync || self.durable.lock().contains(&slot) {
-            return Ok(());
-        }
-        let Some(data) = self.timeline.data_now(slot) else { return Ok(()) };
-        if let Some(object) = data.object
-            && let Some(file) = self.timeline.open_object(object)?
-        {
-            // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
-            sys::fsync(file).inspect_err(|_| self.timeline.store().journal.latch())?;
-        }
-        self.timeline.store().journal.sync().map_err(|error| error.errno())?;
-        self.durable.lock().insert(slot);
-        Ok(())
     }
 
     /// fsync(2) of a directory.
@@ -329,6 +324,7 @@ impl Live {
     /// # Errors
     /// EIO.
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
+        self.make_past_durable()?;
         let dir = self.dir(slot)?;
         sys::fsync(sys::reopen(&dir, Open::READ)?)
     }

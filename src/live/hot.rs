@@ -221,9 +221,8 @@ impl Live {
         }
     }
 
-    /// An epoch was closed: what was made durable belongs to it.
+    /// An epoch was closed.
     pub fn epoch_closed(&self) {
-        self.durable.lock().clear();
         self.wake_sealer();
     }
 

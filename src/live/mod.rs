@@ -7,12 +7,13 @@
 //! 1. `gate`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
 //! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
 //! 3. a stripe by slot: held while an inode is captured and changed;
-//! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `durable`.
+//! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `undurable`.
 
 mod attrs;
 mod capture;
 mod data;
 mod dirs;
+mod durable;
 mod find;
 mod hot;
 mod lately;
@@ -26,13 +27,14 @@ mod restore;
 mod sealer;
 mod takeover;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub use attrs::Change;
 pub use data::{Handle, HandleId, OpenFlags};
+pub use durable::TreeSync;
 pub use find::At;
 pub use hot::Cut;
 pub use names::{Made, Make};
@@ -69,15 +71,14 @@ pub struct Live {
     unsettled: Mutex<VecDeque<Slot>>,
     lately: lately::Lately,
     watch: mapped::Watch,
-    /// Objects of the open epoch known to be on disk.
-    durable: Mutex<HashSet<Slot>>,
+    undurable: durable::Undurable,
     sealer: sealer::Sealer,
     passthrough: AtomicBool,
     reflink: bool,
     /// What is left to the worker that takes over, if one would.
     legacy: OnceLock<takeover::Legacy>,
-    /// The backing filesystem can lose a capture that an application's fsync of the live file survives (btrfs's tree log; copies anywhere).
-    capture_before_fsync: bool,
+    /// What somebody syncs reaches the disk ahead of what was done before (btrfs's tree log).
+    syncs_overtake: bool,
 }
 
 impl Live {
@@ -109,12 +110,12 @@ impl Live {
             unsettled: Mutex::new(VecDeque::new()),
             lately: lately::Lately::default(),
             watch: mapped::Watch::default(),
-            durable: Mutex::new(HashSet::new()),
+            undurable: durable::Undurable::default(),
             sealer: sealer::Sealer::default(),
             passthrough: AtomicBool::new(false),
             reflink,
             legacy: OnceLock::new(),
-            capture_before_fsync: !reflink || filesystem == "btrfs",
+            syncs_overtake: filesystem == "btrfs",
         })
     }
 

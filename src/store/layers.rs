@@ -209,6 +209,21 @@ impl Layers {
         removed.map_err(StoreError::io("remove the object", name))
     }
 
+    /// Whether an object is there.
+    pub fn exists(&self, id: ObjectId) -> StoreResult<bool> {
+        let dir = match self.epoch(id.epoch, false) {
+            Ok(dir) => dir,
+            Err(error) if error.errno() == Errno::ENOENT => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let name = file_name(id);
+        match sys::stat_at(&dir.objects, name.as_bytes()) {
+            Ok(_) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(error) => Err(StoreError::io("stat the object", name)(error)),
+        }
+    }
+
     /// The objects of an epoch, in order; none if it has no directory.
     pub fn list(&self, epoch: Epoch) -> StoreResult<Vec<ObjectId>> {
         let dir = match self.epoch(epoch, false) {

@@ -13,7 +13,8 @@
 //! ```text
 //! .ckptfs/            mode 0700
 //!   format            text, see below; written when the store is made, and when it gets a feature
-//!   lock              flock(2), exclusive; holds the process id of the last that had it, for people
+//!   lock              flock(2), exclusive; holds the process id of the last that had it, for people, and on which mount of the filesystem
+//!   synced            up to when everything was on disk: ns since 1970 (20 digits), blank, 16 digits of BLAKE3 of those 20, line feed
 //!   journal/          module `journal`
 //!   layers/           module `layers`
 //!   index/            module `index`; a cache, may be deleted while nothing is mounted
@@ -29,9 +30,11 @@
 use std::fmt;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, Write};
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -48,6 +51,10 @@ pub const FORMAT_VERSION: u32 = 1;
 /// the records that come with them must leave it alone from then on.
 /// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13).
 const FEATURES: [&str; 2] = ["actors", "hashes"];
+/// The file that says up to when everything was on disk.
+const SYNCED_NAME: &str = "synced";
+/// Bytes of it: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
+const SYNCED_BYTES: usize = 20 + 1 + 16 + 1;
 /// First line of `format`.
 const MAGIC: &str = "ckptfs store";
 /// Most bytes of the file `format`.
@@ -88,6 +95,9 @@ impl fmt::Debug for StoreId {
 pub struct Layout {
     id: StoreId,
     created: bool,
+    same_mount: bool,
+    /// What [`Layout::note_synced`] was told last; `i64::MIN`: nothing.
+    synced_ns: AtomicI64,
     read_only: bool,
     dir: OwnedFd,
     journal: OwnedFd,
@@ -117,14 +127,27 @@ impl Layout {
                 return Err(StoreError::NoStore);
             }
         }
-        let lock = take_lock(&dir)?;
+        let (lock, same_mount) = take_lock(&dir)?;
         rustix::fs::fchmod(&dir, Mode::RWXU).map_err(StoreError::io("set the mode of", STORE_NAME))?;
         let (id, created) = if has_format(&dir)? { (read_and_renew_format(&dir)?, false) } else { (make(&dir)?, true) };
         let (journal, layers, tmp) = (own_dir(&dir, "journal")?, own_dir(&dir, "layers")?, own_dir(&dir, "tmp")?);
+        let synced_ns = AtomicI64::new(read_synced(&dir).unwrap_or(i64::MIN));
         for name in at::names(&tmp).map_err(StoreError::io("list", "tmp"))?.into_iter().filter(|name| name != STAGING_NAME) {
             at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp"))?;
         }
-        Ok(Layout { id, created, read_only: false, dir, journal, layers, tmp: Some(tmp), index_home: None, _lock: Some(lock) })
+        Ok(Layout {
+            id,
+            created,
+            same_mount: same_mount || created,
+            synced_ns,
+            read_only: false,
+            dir,
+            journal,
+            layers,
+            tmp: Some(tmp),
+            index_home: None,
+            _lock: Some(lock),
+        })
     }
 
     /// Opens a store to look at it: takes no lock, writes nothing. What a daemon writes meanwhile may be seen in part.
@@ -138,8 +161,21 @@ impl Layout {
             return Err(StoreError::NoStore);
         }
         let id = read_format(&dir)?.id;
+        let synced_ns = AtomicI64::new(read_synced(&dir).unwrap_or(i64::MIN));
         let (journal, layers) = (open_trusted(&dir, &dir, "journal")?, open_trusted(&dir, &dir, "layers")?);
-        Ok(Layout { id, created: false, read_only: true, dir, journal, layers, tmp: None, index_home: None, _lock: None })
+        Ok(Layout {
+            id,
+            created: false,
+            same_mount: true,
+            synced_ns,
+            read_only: true,
+            dir,
+            journal,
+            layers,
+            tmp: None,
+            index_home: None,
+            _lock: None,
+        })
     }
 
     /// Opens a store that nobody serves to look at it, and holds the lock, so that nobody begins to: writes nothing but that.
@@ -147,7 +183,7 @@ impl Layout {
     /// Errors: as [`Layout::open`].
     pub fn open_to_check(root: impl AsFd) -> StoreResult<Layout> {
         let layout = Layout::open_existing_readonly(root)?;
-        let lock = take_lock(&layout.dir)?;
+        let (lock, _) = take_lock(&layout.dir)?;
         Ok(Layout { _lock: Some(lock), ..layout })
     }
 
@@ -171,6 +207,29 @@ impl Layout {
     /// It was opened to look at only.
     pub fn read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// The last process that had the store had it on this very mount of the filesystem: nothing that it wrote can have been lost since.
+    pub fn same_mount(&self) -> bool {
+        self.same_mount
+    }
+
+    /// Up to when everything was on disk, the tree included, as [`Layout::note_synced`] was told last: nanoseconds since 1970.
+    pub fn synced_ns(&self) -> Option<i64> {
+        Some(self.synced_ns.load(Ordering::SeqCst)).filter(|at_ns| *at_ns != i64::MIN)
+    }
+
+    /// Notes that everything up to this time is on disk; durable on return.
+    pub fn note_synced(&self, at_ns: i64) -> StoreResult<()> {
+        let note = || -> io::Result<()> {
+            let file = at::open_file(&self.dir, SYNCED_NAME, OFlags::WRONLY | OFlags::CREATE)?;
+            // Less than a sector, in place: all of it reaches the disk, or none. What is half written is not believed.
+            file.write_all_at(synced_text(at_ns).as_bytes(), 0)?;
+            file.sync_all()
+        };
+        note().map_err(StoreError::io("write", SYNCED_NAME))?;
+        self.synced_ns.fetch_max(at_ns, Ordering::SeqCst);
+        Ok(())
     }
 
     /// The directory `.ckptfs`.
@@ -271,11 +330,14 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
 
 /// How long a lock may be held by a process that is ending.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// Bytes of the lock file that are looked at.
+const LOCK_BYTES_MAX: u64 = 256;
 /// Between two attempts at it.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-fn take_lock(dir: &OwnedFd) -> StoreResult<File> {
-    let mut lock = at::open_file(dir, "lock", OFlags::RDWR | OFlags::CREATE).map_err(StoreError::io("open", "lock"))?;
+/// Takes the lock, and says whether the last process that had it had it on this mount of the filesystem.
+fn take_lock(dir: &OwnedFd) -> StoreResult<(File, bool)> {
+    let lock = at::open_file(dir, "lock", OFlags::RDWR | OFlags::CREATE).map_err(StoreError::io("open", "lock"))?;
     let started = Instant::now();
     loop {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -287,11 +349,28 @@ fn take_lock(dir: &OwnedFd) -> StoreResult<File> {
         }
     }
     // The number is for people; a full disk must not keep anybody from a store that is otherwise fine.
-    let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+    let (mut last, here) = (String::new(), crate::sys::host::mount_instance(dir));
+    let read = (&lock).take(LOCK_BYTES_MAX).read_to_string(&mut last);
+    let same = read.is_ok() && here.as_deref().is_some_and(|here| last.lines().nth(1) == Some(here));
+    let text = format!("{}\n{}\n", std::process::id(), here.unwrap_or_default());
+    let noted = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0));
     if let Err(error) = noted {
         tracing::debug!(%error, "the process id could not be written to the lock file");
     }
-    Ok(lock)
+    Ok((lock, same))
+}
+
+fn synced_text(at_ns: i64) -> String {
+    let number = format!("{at_ns:020}");
+    let hash = blake3::hash(number.as_bytes()).to_hex();
+    format!("{number} {}\n", hash.get(..16).unwrap_or_default())
+}
+
+fn read_synced(dir: &OwnedFd) -> Option<i64> {
+    let bytes = at::read_small(dir, SYNCED_NAME, SYNCED_BYTES as u64).ok()?;
+    let text = std::str::from_utf8(&bytes).ok()?;
+    let at_ns = text.split(' ').next()?.parse().ok()?;
+    (text == synced_text(at_ns)).then_some(at_ns)
 }
 
 fn make(dir: &OwnedFd) -> StoreResult<StoreId> {

@@ -111,6 +111,25 @@ pub fn mount_id(_path: &Path) -> SysResult<u64> {
     Err(Errno::ENOSYS)
 }
 
+/// Names this mount of the filesystem that `dir` is on, as no other mount before or after is named: boot and number of the mount (Linux 6.8). What one
+/// process wrote there another finds, whatever became of the first; on another mount only what was on disk. `None` where it cannot be told.
+#[cfg(target_os = "linux")]
+pub fn mount_instance(dir: impl std::os::fd::AsFd) -> Option<String> {
+    use rustix::fs::StatxFlags;
+    /// `STATX_MNT_ID_UNIQUE` of linux/stat.h.
+    const MNT_ID_UNIQUE: u32 = 0x4000;
+    let wanted = StatxFlags::from_bits_retain(MNT_ID_UNIQUE);
+    let stat = rustix::fs::statx(dir, "", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    (stat.stx_mask & MNT_ID_UNIQUE != 0).then(|| format!("{} {}", boot.trim(), stat.stx_mnt_id))
+}
+
+/// Not to be had here.
+#[cfg(not(target_os = "linux"))]
+pub fn mount_instance(_dir: impl std::os::fd::AsFd) -> Option<String> {
+    None
+}
+
 /// The kernel's release, such as `6.18.1`.
 pub fn kernel_release() -> String {
     let read = std::fs::read_to_string("/proc/sys/kernel/osrelease");

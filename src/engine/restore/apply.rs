@@ -170,7 +170,7 @@ impl Applier<'_> {
         let attr = view.attr(trail)?;
         match child.kind {
             Kind::File => match view.open(trail)? {
-                (from, Some(source)) => self.live().duplicate(&source, staging, name.as_bytes(), attr.stat.size, from != Source::Live)?,
+                (from, Some(source)) => drop(self.live().duplicate(&source, staging, name.as_bytes(), attr.stat.size, from != Source::Live)?),
                 (_, None) => drop(sys::create_file_at(staging, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?),
             },
             Kind::Symlink => sys::symlink_at(attr.target.as_deref().ok_or(Errno::EIO)?, staging, name.as_bytes())?,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::keys;
 use crate::store::error::{CodecError, StoreResult};
-use crate::store::ids::{CheckpointId, Epoch};
+use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::record::{Checkpoint, Key, Record, Undo};
 
@@ -41,6 +41,12 @@ impl Batch {
     /// An empty batch.
     pub fn new() -> Batch {
         Batch::default()
+    }
+
+    /// Takes data records out whose `Void` came when their epoch was closed. Says nothing of how far the journal is applied.
+    pub fn voids<'a>(records: impl IntoIterator<Item = &'a (Epoch, Slot)>) -> Batch {
+        let changes: BTreeMap<_, _> = records.into_iter().map(|(epoch, slot)| (keys::undo_key(&Key::Data(*slot), *epoch), Change::Remove)).collect();
+        Batch { records: changes.len(), changes, ..Batch::default() }
     }
 
     /// Number of records that were added.

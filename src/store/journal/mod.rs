@@ -46,6 +46,7 @@ mod frame;
 mod opening;
 mod scan;
 mod segment;
+mod tail;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -56,6 +57,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::frame::{Link, Seen};
 use self::segment::SEGMENT_HEADER;
+use self::tail::Tail;
 use super::error::{CodecError, StoreError, StoreResult};
 use super::layout::{Layout, StoreId};
 use super::record::Record;
@@ -133,6 +135,7 @@ pub struct Journal {
     identity: Identity,
     segment_bytes: u32,
     first: u32,
+    witness: Address,
     latched: AtomicBool,
     syncing: Mutex<()>,
     writer: Mutex<Writer>,
@@ -150,6 +153,7 @@ struct Writer {
     /// Segments before `file` with frames that may not be on disk.
     unsynced: Vec<Arc<File>>,
     buffer: Vec<u8>,
+    tail: Tail,
 }
 
 impl Journal {
@@ -166,7 +170,7 @@ impl Journal {
         let identity = Identity::new(layout.id());
         let found = opening::open(&dir, &identity, segment_bytes, !layout.read_only())?;
         let opening = Opening { torn: found.torn, end: found.end };
-        Ok((Journal::of(dir, identity, segment_bytes, found), opening))
+        Ok((Journal::of(dir, identity, segment_bytes, found)?, opening))
     }
 
     /// Opens the journal of a store to check it: its chain is followed from the beginning, and if something in it is damaged the journal holds what
@@ -178,23 +182,26 @@ impl Journal {
         let identity = Identity::new(layout.id());
         let (found, damage) = opening::open_to_check(&dir, &identity)?;
         let opening = Opening { torn: found.torn, end: found.end };
-        Ok((Journal::of(dir, identity, SEGMENT_BYTES, found), opening, damage))
+        Ok((Journal::of(dir, identity, SEGMENT_BYTES, found)?, opening, damage))
     }
 
-    fn of(dir: OwnedFd, identity: Identity, segment_bytes: u32, found: opening::Found) -> Journal {
+    fn of(dir: OwnedFd, identity: Identity, segment_bytes: u32, found: opening::Found) -> StoreResult<Journal> {
         let durable = if found.file.is_some() { found.link.seq } else { 0 };
-        let writer = Writer { file: found.file, end: found.end, link: found.link, durable, unsynced: Vec::new(), buffer: Vec::new() };
-        Journal {
+        let (end, link) = (found.end, found.link);
+        let tail = Tail::new(dir.try_clone().map_err(StoreError::io("open", "journal"))?, found.tails);
+        let writer = Writer { file: found.file, end, link, durable, unsynced: Vec::new(), buffer: Vec::new(), tail };
+        Ok(Journal {
             dir,
             identity,
             segment_bytes,
             first: found.first,
+            witness: found.witness.unwrap_or(end).min(end),
             latched: AtomicBool::new(false),
             syncing: Mutex::ranked(Rank::Syncing, ()),
             writer: Mutex::ranked(Rank::Writer, writer),
             making: Mutex::ranked(Rank::Making, ()),
             readers: Mutex::new(BTreeMap::new()),
-        }
+        })
     }
 
     /// Appends records, all with one write, and returns where each begins. They survive a `kill -9` on return, and a power cut after
@@ -220,10 +227,7 @@ impl Journal {
         if writer.end.offset.checked_add(total).is_none_or(|end| end > self.segment_bytes) {
             self.roll(writer)?;
         }
-        let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
-        if let Err(errno) = sys::write_all_at(&**file, &writer.buffer, u64::from(writer.end.offset)) {
-            return Err(self.write_failed(writer, errno));
-        }
+        self.write(writer)?;
         let mut at = writer.end;
         let place = |size: usize| {
             let begin = at;
@@ -244,14 +248,15 @@ impl Journal {
     /// Errors: a failed sync latches the journal: it is not known what is on disk, and never will be. A next segment that cannot be made is no error.
     pub fn sync(&self) -> StoreResult<()> {
         let _syncing = self.syncing.lock();
-        let (files, seq, end) = {
-            let writer = self.writer.lock();
+        let (files, seq, end, tails) = {
+            let mut writer = self.writer.lock();
             self.check_latch()?;
             if writer.durable == writer.link.seq {
                 return Ok(());
             }
             let files: Vec<_> = writer.unsynced.iter().chain(&writer.file).cloned().collect();
-            (files, writer.link.seq, writer.end)
+            let end = writer.end;
+            (files, writer.link.seq, end, writer.tail.turn(end))
         };
         for file in &files {
             if let Err(errno) = sys::fdatasync(&**file) {
@@ -263,6 +268,10 @@ impl Journal {
             let mut writer = self.writer.lock();
             writer.durable = writer.durable.max(seq);
             writer.unsynced.retain(|file| !files.iter().any(|synced| Arc::ptr_eq(synced, file)));
+        }
+        let stay = tail::remove(&self.dir, tails);
+        if !stay.is_empty() {
+            self.writer.lock().tail.keep(stay);
         }
         if end.offset > self.segment_bytes / 2 {
             let next = end.segment.saturating_add(1);
@@ -281,6 +290,12 @@ impl Journal {
     /// Where the first frame is.
     pub fn start(&self) -> Address {
         Address { segment: self.first, offset: SEGMENT_HEADER }
+    }
+
+    /// Up to where the tree that was on disk when the journal was opened goes. It is the end, but after a power cut: of what later frames speak of,
+    /// nothing was done then (on btrfs: but what applications had synced). See `tail`.
+    pub fn witness(&self) -> Address {
+        self.witness
     }
 
     /// A write or sync failed: nothing is appended any more.
@@ -323,6 +338,28 @@ impl Journal {
     /// an error it ends.
     pub fn scan(&self, from: Address, to: Option<Address>) -> Scan<'_> {
         Scan::new(self, from.max(self.start()), to.unwrap_or_else(|| self.position()))
+    }
+
+    /// Writes the buffer to the end: as metadata, so that no later change can be on disk without it, and into the segment.
+    fn write(&self, writer: &mut Writer) -> StoreResult<()> {
+        let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
+        let ordered = writer.tail.put(writer.end, &writer.buffer);
+        if let Err(errno) = sys::write_all_at(&**file, &writer.buffer, u64::from(writer.end.offset)) {
+            writer.tail.take_back(writer.end, &writer.buffer);
+            return Err(self.write_failed(writer, errno));
+        }
+        if ordered {
+            return Ok(());
+        }
+        for file in writer.unsynced.iter().chain(&writer.file) {
+            if let Err(errno) = sys::fdatasync(&**file) {
+                self.latch();
+                return Err(StoreError::io("sync", "the journal")(errno));
+            }
+        }
+        let stay = tail::remove(&self.dir, writer.tail.clear());
+        writer.tail.keep(stay);
+        Ok(())
     }
 
     fn check_latch(&self) -> StoreResult<()> {

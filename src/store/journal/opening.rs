@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 
 use super::frame::{self, Header, Link, Seen};
 use super::segment::{self, SEGMENT_HEADER, Window};
-use super::{Address, Identity};
+use super::{Address, Identity, tail};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::sys;
@@ -36,6 +36,10 @@ pub(super) struct Found {
     pub link: Link,
     /// Something followed the end.
     pub torn: bool,
+    /// Up to where the tree that is on disk goes, by the tail.
+    pub witness: Option<Address>,
+    /// Tail files, whose frames are on disk now.
+    pub tails: Vec<String>,
 }
 
 /// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and makes everything durable.
@@ -43,7 +47,7 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
     let search = Search { dir, identity, segments: segment::list(dir)? };
     let Some(&first) = search.segments.first() else {
         let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
-        return Ok(Found { first: 1, file, end: Address::START, link: identity.genesis(), torn: false });
+        return Ok(Found { first: 1, file, end: Address::START, link: identity.genesis(), torn: false, witness: None, tails: Vec::new() });
     };
     // Pairs, and no counting up: the last number that there is has none after it.
     for (one, next) in search.segments.iter().zip(search.segments.iter().skip(1)) {
@@ -52,15 +56,20 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
         }
     }
     let start = search.starting_segment()?;
-    let (end, link) = search.walk(start)?;
+    let (mut end, mut link) = search.walk(start)?;
+    let tail = tail::read(dir)?;
+    if write && tail.fill(dir, end)? {
+        (end, link) = search.walk(start)?;
+    }
     let rest = search.survey(end, link)?;
+    let witness = tail.witness;
     if !write {
-        return Ok(Found { first, file: None, end, link, torn: rest.torn() });
+        return Ok(Found { first, file: None, end, link, torn: rest.torn(), witness, tails: Vec::new() });
     }
     search.repair(end, &rest)?;
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
-    Ok(Found { first, file: Some(file), end, link, torn: rest.torn() })
+    Ok(Found { first, file: Some(file), end, link, torn: rest.torn(), witness, tails: tail.names })
 }
 
 /// As [`open`] of a store that is read-only, for a check: follows the whole chain from the beginning to where it breaks or ends, and gives the damage
@@ -68,7 +77,7 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
 pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(Found, Option<StoreError>)> {
     let search = Search { dir, identity, segments: segment::list(dir)? };
     let first = search.segments.first().copied().unwrap_or(1);
-    let mut found = Found { first, file: None, end: Address { segment: first, ..Address::START }, link: identity.genesis(), torn: false };
+    let mut found = Found { first, file: None, end: Address { segment: first, ..Address::START }, link: identity.genesis(), torn: false, witness: None, tails: Vec::new() };
     let gap = (first..).zip(&search.segments).find(|(expected, number)| expected != *number);
     let walked = match gap {
         _ if search.segments.is_empty() => return Ok((found, None)),

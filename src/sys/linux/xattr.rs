@@ -39,6 +39,16 @@ pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
     retry(Call::SetXattr, || rustix::fs::removexattr(path.as_str(), name))
 }
 
+/// Sets attribute `name` of a file that is open (no `O_PATH` descriptor), which is quicker.
+pub fn set_file_xattr(file: &std::fs::File, name: &[u8], value: &[u8]) -> SysResult<()> {
+    retry(Call::SetXattr, || rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()))
+}
+
+/// Removes attribute `name` of a file that is open, as [`set_file_xattr`].
+pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
+    retry(Call::SetXattr, || rustix::fs::fremovexattr(file, name))
+}
+
 /// The names of the attributes that this process may see (`trusted.` ones need CAP_SYS_ADMIN), in the filesystem's order.
 pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     let path = proc_path(&fd);

@@ -28,4 +28,4 @@ pub use process::{
     set_thread_normal, waits_of_thread,
 };
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
-pub use xattr::{all_xattrs, getxattr, listxattr, removexattr, setxattr};
+pub use xattr::{all_xattrs, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};

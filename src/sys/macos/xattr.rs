@@ -35,6 +35,16 @@ pub fn removexattr(fd: impl AsFd, name: &[u8]) -> SysResult<()> {
     retry(Call::SetXattr, || rustix::fs::fremovexattr(&fd, name))
 }
 
+/// Sets attribute `name` of an open file.
+pub fn set_file_xattr(file: &std::fs::File, name: &[u8], value: &[u8]) -> SysResult<()> {
+    setxattr(file, name, value, XattrMode::Any)
+}
+
+/// Removes attribute `name` of an open file.
+pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
+    removexattr(file, name)
+}
+
 /// The names of the attributes, in the filesystem's order.
 pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     let list = read_growing(|buffer| rustix::fs::flistxattr(&fd, buffer))?;

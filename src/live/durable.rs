@@ -1,0 +1,137 @@
+//! What must be on the disk before something else may be.
+//!
+//! XFS and btrfs bring metadata to the disk in the order in which it was made: a clone and the record of it (`store::journal`) come before the change
+//! that they were made for, without any sync. Three things are outside of that order, and are made durable first:
+//! - **btrfs** brings a file that an application syncs to the disk by itself, ahead of everything that was done before (its tree log). So before an
+//!   fsync of a live file returns, what was captured of it is synced, and the journal. A mapping that the kernel serves by itself is synced without
+//!   a request, and so is what is written to a file opened with O_SYNC: there the capture is synced when the file is opened.
+//! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of the live file; and while the whole tree is synced
+//!   nothing is copied, for the sync promises that checkpoints made before are on the disk, and may have passed by the copy.
+//! - **without reflink** every capture is a copy, and the live file is overwritten in place: the copy is synced at once.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::Live;
+use crate::store::ids::{ObjectId, Slot};
+use crate::sys::lock::Mutex;
+use crate::sys::{self, SysResult};
+
+/// Captures that are synced one by one before a directory is; of more the whole filesystem is synced.
+const SYNCED_ONE_BY_ONE_MAX: usize = 16;
+
+/// Captures whose data may not be on the disk. The mutex is a leaf.
+#[derive(Debug, Default)]
+pub(super) struct Undurable {
+    objects: Mutex<HashMap<Slot, Vec<ObjectId>>>,
+    /// Syncs of the whole tree under way.
+    syncs: AtomicU32,
+}
+
+/// A sync of the whole tree is under way: nothing is copied. See the module.
+pub struct TreeSync<'a>(&'a Live);
+
+impl Drop for TreeSync<'_> {
+    fn drop(&mut self) {
+        self.0.undurable.syncs.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Live {
+    /// A version was captured. `copied`: by reading and writing.
+    pub(super) fn note_captured(&self, object: ObjectId, copied: bool) {
+        if self.reflink && (copied || self.syncs_overtake) {
+            self.undurable.objects.lock().entry(object.slot).or_default().push(object);
+        }
+    }
+
+    /// Small dirty files may be copied, which is quicker than to clone them.
+    pub(super) fn may_copy(&self) -> bool {
+        self.undurable.syncs.load(Ordering::SeqCst) == 0
+    }
+
+    /// Number of files with captures that may not be on the disk.
+    pub fn undurable(&self) -> usize {
+        self.undurable.objects.lock().len()
+    }
+
+    /// Before the content of a live file may be on the disk because somebody syncs it: what was captured of it is. See the module.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: the file must not be synced.
+    pub(super) fn make_captures_durable(&self, slot: Slot) -> SysResult<()> {
+        let objects = self.undurable.objects.lock().get(&slot).cloned().unwrap_or_default();
+        if objects.is_empty() && !self.syncs_overtake {
+            return Ok(());
+        }
+        self.sync_objects(&objects)?;
+        self.timeline.store().journal.sync().map_err(|error| error.errno())?;
+        self.forget_durable(&HashMap::from([(slot, objects)]));
+        Ok(())
+    }
+
+    /// Before names may be on the disk because somebody syncs a directory: everything that was captured is, where a sync can overtake it.
+    ///
+    /// # Errors
+    /// As [`Live::make_captures_durable`].
+    pub(super) fn make_past_durable(&self) -> SysResult<()> {
+        if !self.syncs_overtake {
+            return Ok(());
+        }
+        let objects = self.undurable.objects.lock().clone();
+        if objects.values().map(Vec::len).sum::<usize>() > SYNCED_ONE_BY_ONE_MAX {
+            self.sync_filesystem()?;
+        } else {
+            objects.values().try_for_each(|objects| self.sync_objects(objects))?;
+        }
+        self.timeline.store().journal.sync().map_err(|error| error.errno())?;
+        self.forget_durable(&objects);
+        Ok(())
+    }
+
+    fn sync_objects(&self, objects: &[ObjectId]) -> SysResult<()> {
+        for object in objects {
+            // One that is gone was not needed.
+            if let Some(file) = self.timeline.open_object(*object)? {
+                // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
+                sys::fsync(file).inspect_err(|_| self.timeline.store().journal.latch())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_filesystem(&self) -> SysResult<()> {
+        sys::syncfs(&self.root).inspect_err(|_| self.timeline.store().journal.latch())
+    }
+
+    fn forget_durable(&self, durable: &HashMap<Slot, Vec<ObjectId>>) {
+        let mut objects = self.undurable.objects.lock();
+        for (slot, done) in durable {
+            if let Some(left) = objects.get_mut(slot) {
+                left.retain(|object| !done.contains(object));
+                if left.is_empty() {
+                    objects.remove(slot);
+                }
+            }
+        }
+    }
+
+    /// From now on nothing is copied. What is under way must have ended, by a freeze, before the sync begins.
+    pub fn prepare_sync(&self) -> TreeSync<'_> {
+        self.undurable.syncs.fetch_add(1, Ordering::SeqCst);
+        TreeSync(self)
+    }
+
+    /// Makes the tree, what was captured of it, and the journal durable, and notes that every checkpoint made up to `at_ns` is. Nobody waits for it.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC of any file of the filesystem.
+    pub fn sync_tree(&self, _prepared: &TreeSync<'_>, at_ns: i64) -> SysResult<()> {
+        let objects = self.undurable.objects.lock().clone();
+        self.sync_filesystem()?;
+        let store = self.timeline.store();
+        store.journal.sync().map_err(|error| error.errno())?;
+        self.forget_durable(&objects);
+        store.layout.note_synced(at_ns).map_err(|error| error.errno())
+    }
+}

@@ -1,0 +1,67 @@
+//! Power cuts, recipe A: the disk image is copied at one instant while everybody works, and what is in the copy is mounted.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use super::after::{self, Found};
+use super::common::{Mount, MountOpts, Variant, for_each_variant};
+use super::disk::Host;
+use super::load::{Load, Promised};
+use super::random::{Random, count, seed};
+
+/// Cuts of one variant.
+const CUTS: u64 = 5;
+const CUTS_LONG: u64 = 25;
+/// Between two cuts, on average.
+const APART: Duration = Duration::from_millis(400);
+
+struct Cut {
+    image: PathBuf,
+    promised: Promised,
+}
+
+fn power_cuts(v: Variant) {
+    let seed = seed(&format!("power cuts on {v:?}"));
+    let cuts = count("CKPTFS_CUTS", CUTS, CUTS_LONG);
+    let host = Host::new();
+    let image = host.format(v.fs, "disk.img");
+    let disk = host.mount(v.fs, &image);
+    let dir = disk.path().join("project");
+    std::fs::create_dir(&dir).unwrap();
+    Load::prepare(&dir);
+    let mut opts = MountOpts::new(v.io);
+    opts.limit += APART * 4 * cuts as u32;
+    let mount = Mount::start(&dir, &opts);
+    let load = Load::default();
+    let (mut frozen, mut random) = (Vec::new(), Random::new(seed));
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| load.run(&mount, seed, APART * cuts as u32 * 2));
+        for number in 0..cuts {
+            thread::sleep(Duration::from_millis(random.below(2 * APART.as_millis() as u64)));
+            if worker.is_finished() {
+                break;
+            }
+            let (promised, image) = (load.promised(), host.file(&format!("cut-{number}.img")));
+            disk.freeze(&image);
+            frozen.push(Cut { image, promised });
+        }
+        load.stop();
+        worker.join().expect("the load works");
+    });
+    let known = load.known();
+    drop(mount);
+    drop(disk);
+    let mut found = Found::default();
+    let mut wrong = Vec::new();
+    for cut in &frozen {
+        match after::look(&host, v.fs, &cut.image, &opts, &cut.promised, &known) {
+            Ok(more) => found += more,
+            Err(problem) => wrong.push(format!("{}: {problem}", cut.image.display())),
+        }
+    }
+    println!("{v:?}: {} cuts, {} checkpoints; {found:?}", frozen.len(), known.len());
+    assert!(wrong.is_empty(), "{} of {} cuts (CKPTFS_SEED={seed}):\n{}", wrong.len(), frozen.len(), wrong.join("\n"));
+}
+
+for_each_variant! { reflink => power_cuts }

@@ -1,0 +1,141 @@
+//! Operations on a directory: made at random, carried out, written down, and carried out again on a plain directory.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{RenameFlags, XattrFlags};
+use serde::{Deserialize, Serialize};
+
+use super::random::Random;
+
+/// Directories and files that the names are made of.
+const DIRS: [&str; 5] = ["", "a", "b", "a/x", "b/y"];
+const FILES: [&str; 6] = ["f0", "f1", "f2", "f3", "old0", "old1"];
+/// Bytes of one write at most: one request, so that it happens whole or not at all.
+const WRITE_MAX: u64 = 60_000;
+
+/// One operation, of one system call that changes something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    Create { path: PathBuf },
+    Write { path: PathBuf, offset: u64, length: u64, fill: u8 },
+    Append { path: PathBuf, length: u64, fill: u8 },
+    Store { path: PathBuf, fill: u8 },
+    Truncate { path: PathBuf, length: u64 },
+    Rename { from: PathBuf, to: PathBuf },
+    Exchange { from: PathBuf, to: PathBuf },
+    Link { from: PathBuf, to: PathBuf },
+    Symlink { target: String, to: PathBuf },
+    Unlink { path: PathBuf },
+    Mkdir { path: PathBuf },
+    Rmdir { path: PathBuf },
+    Chmod { path: PathBuf, mode: u32 },
+    SetXattr { path: PathBuf, fill: u8 },
+    RemoveXattr { path: PathBuf },
+    Sync { path: PathBuf },
+}
+
+/// Makes up an operation.
+pub fn random_op(random: &mut Random) -> Op {
+    let dir = |random: &mut Random| PathBuf::from(*random.pick(&DIRS[1..]));
+    let file = |random: &mut Random| Path::new(*random.pick(&DIRS)).join(*random.pick(&FILES));
+    let (path, fill) = (file(random), b'a' + random.below(26) as u8);
+    match random.below(34) {
+        0..=5 => Op::Create { path },
+        6..=10 => Op::Write { path, offset: random.below(20_000), length: 1 + random.below(WRITE_MAX), fill },
+        11..=13 => Op::Append { path, length: 1 + random.below(4000), fill },
+        14 => Op::Store { path, fill },
+        15..=16 => Op::Truncate { path, length: random.below(30_000) },
+        17..=19 => Op::Rename { from: path, to: file(random) },
+        20 => Op::Rename { from: dir(random), to: dir(random) },
+        21 => Op::Exchange { from: path, to: file(random) },
+        22..=23 => Op::Link { from: path, to: file(random) },
+        24 => Op::Symlink { target: format!("to-{fill}"), to: path },
+        25..=27 => Op::Unlink { path },
+        28..=29 => Op::Mkdir { path: dir(random) },
+        30 => Op::Rmdir { path: dir(random) },
+        31 => Op::Chmod { path, mode: 0o600 + random.below(64) as u32 },
+        32 => Op::SetXattr { path, fill },
+        _ => {
+            if random.once_in(2) {
+                Op::Sync { path }
+            } else {
+                Op::RemoveXattr { path }
+            }
+        }
+    }
+}
+
+impl Op {
+    /// Carries it out below `root`.
+    pub fn carry_out(&self, root: &Path) -> io::Result<()> {
+        let flags = |from: &PathBuf, to: &PathBuf, flags| {
+            rustix::fs::renameat_with(rustix::fs::CWD, root.join(from), rustix::fs::CWD, root.join(to), flags).map_err(io::Error::from)
+        };
+        match self {
+            Op::Create { path } => OpenOptions::new().write(true).create_new(true).open(root.join(path)).map(drop),
+            Op::Write { path, offset, length, fill } => whole(&open(root, path)?, &vec![*fill; *length as usize], *offset),
+            Op::Append { path, length, fill } => {
+                let file = OpenOptions::new().append(true).custom_flags_nofollow().open(root.join(path))?;
+                io::Write::write(&mut &file, &vec![*fill; *length as usize]).map(drop)
+            }
+            Op::Store { path, fill } => store(&OpenOptions::new().read(true).write(true).custom_flags_nofollow().open(root.join(path))?, *fill),
+            Op::Truncate { path, length } => open(root, path)?.set_len(*length),
+            Op::Rename { from, to } => flags(from, to, RenameFlags::empty()),
+            Op::Exchange { from, to } => flags(from, to, RenameFlags::EXCHANGE),
+            Op::Link { from, to } => fs::hard_link(root.join(from), root.join(to)),
+            Op::Symlink { target, to } => symlink(target, root.join(to)),
+            Op::Unlink { path } => fs::remove_file(root.join(path)),
+            Op::Mkdir { path } => fs::create_dir(root.join(path)),
+            Op::Rmdir { path } => fs::remove_dir(root.join(path)),
+            Op::Chmod { path, mode } => open(root, path)?.set_permissions(fs::Permissions::from_mode(*mode)),
+            Op::SetXattr { path, fill } => Ok(rustix::fs::lsetxattr(root.join(path), c"user.k", &[*fill; 9], XattrFlags::empty())?),
+            Op::RemoveXattr { path } => Ok(rustix::fs::lremovexattr(root.join(path), c"user.k")?),
+            Op::Sync { path } => open(root, path)?.sync_all(),
+        }
+    }
+}
+
+trait NoFollow {
+    fn custom_flags_nofollow(&mut self) -> &mut Self;
+}
+
+impl NoFollow for OpenOptions {
+    fn custom_flags_nofollow(&mut self) -> &mut OpenOptions {
+        std::os::unix::fs::OpenOptionsExt::custom_flags(self, libc::O_NOFOLLOW | libc::O_NONBLOCK)
+    }
+}
+
+fn open(root: &Path, path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).custom_flags_nofollow().open(root.join(path))
+}
+
+/// One write, which takes all or fails.
+fn whole(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    match file.write_at(bytes, offset)? {
+        written if written == bytes.len() => Ok(()),
+        written => Err(io::Error::other(format!("{written} of {} bytes were written", bytes.len()))),
+    }
+}
+
+/// Stores nine bytes at the beginning through a mapping and has them written back.
+fn store(file: &File, fill: u8) -> io::Result<()> {
+    let length = file.metadata()?.len().min(9) as usize;
+    if length == 0 {
+        return Ok(());
+    }
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+    // SAFETY: a fresh mapping of a file that only this process changes, at an address that the kernel chooses; `length` bytes of it are within the
+    // file, and it is not used after munmap.
+    unsafe {
+        let at = rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)?;
+        for index in 0..length {
+            at.cast::<u8>().add(index).write_volatile(fill);
+        }
+        let synced = rustix::mm::msync(at, length, MsyncFlags::SYNC);
+        rustix::mm::munmap(at, length)?;
+        Ok(synced?)
+    }
+}

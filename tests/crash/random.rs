@@ -1,0 +1,62 @@
+//! Numbers from one seed, and the settings of the tests.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// xorshift64*: the same numbers for the same seed.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The numbers of a seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next one.
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// One below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        (self.next() >> 11) % limit.max(1)
+    }
+
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
+    }
+
+    /// True once in `times`.
+    pub fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+}
+
+/// A count: the variable's value, else that of the form that runs.
+pub fn count(variable: &str, usual: u64, long: u64) -> u64 {
+    let told = std::env::var(variable).ok().and_then(|value| value.parse().ok());
+    told.unwrap_or(if is_long() { long } else { usual })
+}
+
+/// The long form was asked for.
+pub fn is_long() -> bool {
+    std::env::var_os("CKPTFS_LONG").is_some_and(|value| value == "1")
+}
+
+/// The seed, printed so that a run can be repeated. `CKPTFS_SEED=random` gives another each time, as the long form does.
+pub fn seed(what: &str) -> u64 {
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007);
+    let told = std::env::var("CKPTFS_SEED").ok();
+    let seed = match told.as_deref() {
+        Some("random") => clock(),
+        Some(number) => number.parse().expect("CKPTFS_SEED is a number or `random`"),
+        None if is_long() => clock(),
+        None => 1,
+    };
+    println!("{what}: CKPTFS_SEED={seed}");
+    seed
+}

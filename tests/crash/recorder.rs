@@ -1,0 +1,210 @@
+//! A disk that writes down what happens to it: one file, served through FUSE, for a loop device to lie on.
+//!
+//! Every write and every flush is logged, with what the test had been promised when it came. What a power cut may leave is made from the log: all
+//! that was flushed, and of the rest what one likes, for a disk keeps writes in a cache and brings them down in any order.
+
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, MountOption, OpenFlags,
+    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
+};
+
+const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
+const FILE: u64 = 2;
+const NAME: &str = "disk";
+/// Bytes of zeros that are logged as one write.
+const ZEROS: usize = 1 << 20;
+
+/// What happened to the disk.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// Bytes were written: where, how many, and where they are in the log file.
+    Write { offset: u64, length: usize, at: u64 },
+    /// Everything written before is on the platter.
+    Flush,
+}
+
+struct Inner {
+    data: File,
+    bytes: File,
+    logged: u64,
+    events: Vec<Event>,
+}
+
+/// The log of a disk.
+#[derive(Clone)]
+pub struct Log(Arc<Mutex<Inner>>);
+
+impl Log {
+    /// How much has happened.
+    pub fn len(&self) -> usize {
+        self.0.lock().unwrap().events.len()
+    }
+
+    /// Everything that has happened.
+    pub fn events(&self) -> Vec<Event> {
+        self.0.lock().unwrap().events.clone()
+    }
+
+    /// The bytes of a write.
+    pub fn bytes(&self, at: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.0.lock().unwrap().bytes.read_exact_at(&mut bytes, at).expect("the log can be read");
+        bytes
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut inner = self.0.lock().unwrap();
+        inner.data.write_all_at(data, offset)?;
+        inner.bytes.write_all(data)?;
+        let at = inner.logged;
+        inner.logged += data.len() as u64;
+        inner.events.push(Event::Write { offset, length: data.len(), at });
+        Ok(())
+    }
+
+    fn flush(&self) {
+        self.0.lock().unwrap().events.push(Event::Flush);
+    }
+}
+
+struct Served {
+    log: Log,
+    size: u64,
+}
+
+/// A recorder at work. Dropping it unmounts it.
+pub struct Recorder {
+    /// What it wrote down.
+    pub log: Log,
+    point: PathBuf,
+    _session: BackgroundSession,
+}
+
+impl Recorder {
+    /// Serves the image `data` in the directory `point`, and keeps the bytes of the log in `bytes`.
+    pub fn start(data: &Path, bytes: &Path, point: &Path) -> Recorder {
+        let data = OpenOptions::new().read(true).write(true).open(data).expect("the image is there");
+        let size = data.metadata().expect("an image").len();
+        let bytes = OpenOptions::new().read(true).append(true).create_new(true).open(bytes).expect("the log can be made");
+        let log = Log(Arc::new(Mutex::new(Inner { data, bytes, logged: 0, events: Vec::new() })));
+        std::fs::create_dir_all(point).expect("a directory can be made");
+        let mut config = Config::default();
+        config.mount_options = vec![MountOption::FSName("ckptfs-test-recorder".to_owned()), MountOption::NoAtime];
+        let session = fuser::spawn_mount(Served { log: log.clone(), size }, point, &config).expect("the recorder can be mounted");
+        Recorder { log, point: point.to_owned(), _session: session }
+    }
+
+    /// The file that is the disk.
+    pub fn disk(&self) -> PathBuf {
+        self.point.join(NAME)
+    }
+}
+
+impl Served {
+    fn attr(&self, ino: u64) -> FileAttr {
+        let (kind, perm) = if ino == FILE { (FileType::RegularFile, 0o600) } else { (FileType::Directory, 0o700) };
+        let size = if ino == FILE { self.size } else { 0 };
+        let ino = INodeNo(ino);
+        let [atime, mtime, ctime, crtime] = [UNIX_EPOCH; 4];
+        FileAttr {
+            ino,
+            size,
+            blocks: size / 512,
+            atime,
+            mtime,
+            ctime,
+            crtime,
+            kind,
+            perm,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            flags: 0,
+            blksize: 4096,
+        }
+    }
+}
+
+impl Filesystem for Served {
+    fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if name == NAME { reply.entry(&FOR_EVER, &self.attr(FILE), Generation(0)) } else { reply.error(Errno::ENOENT) }
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&FOR_EVER, &self.attr(ino.0));
+    }
+
+    fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn read(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let mut bytes = vec![0; u64::from(size).min(self.size.saturating_sub(offset)) as usize];
+        match self.log.0.lock().unwrap().data.read_exact_at(&mut bytes, offset) {
+            Ok(()) => reply.data(&bytes),
+            Err(_) => reply.error(Errno::EIO),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn write(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.log.write(offset, data) {
+            Ok(()) => reply.written(data.len() as u32),
+            Err(_) => reply.error(Errno::EIO),
+        }
+    }
+
+    fn fsync(&self, _request: &Request, _ino: INodeNo, _fh: FileHandle, _data_only: bool, reply: ReplyEmpty) {
+        self.log.flush();
+        reply.ok();
+    }
+
+    /// What is discarded or zeroed reads as zeros after.
+    #[allow(clippy::too_many_arguments)]
+    fn fallocate(&self, _request: &Request, _ino: INodeNo, _fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+        if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        let zeros = vec![0; ZEROS];
+        let mut done = 0;
+        while done < length {
+            let piece = (length - done).min(ZEROS as u64);
+            if self.log.write(offset + done, &zeros[..piece as usize]).is_err() {
+                return reply.error(Errno::EIO);
+            }
+            done += piece;
+        }
+        reply.ok();
+    }
+}
