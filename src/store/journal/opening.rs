@@ -77,7 +77,15 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
 pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(Found, Option<StoreError>)> {
     let search = Search { dir, identity, segments: segment::list(dir)? };
     let first = search.segments.first().copied().unwrap_or(1);
-    let mut found = Found { first, file: None, end: Address { segment: first, ..Address::START }, link: identity.genesis(), torn: false, witness: None, tails: Vec::new() };
+    let mut found = Found {
+        first,
+        file: None,
+        end: Address { segment: first, ..Address::START },
+        link: identity.genesis(),
+        torn: false,
+        witness: None,
+        tails: Vec::new(),
+    };
     let gap = (first..).zip(&search.segments).find(|(expected, number)| expected != *number);
     let walked = match gap {
         _ if search.segments.is_empty() => return Ok((found, None)),
