@@ -44,8 +44,8 @@ pub fn serve(point: &Path) {
     let config = MountConfig {
         mountpoint: point.to_owned(),
         source: "null".into(),
-        dev: true,
-        suid: true,
+        dev: false,
+        suid: false,
         exec: true,
         passthrough: false,
         allow_other: true,

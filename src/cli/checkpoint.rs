@@ -1,8 +1,15 @@
 //! `ckptfs checkpoint`.
 
-use super::error::Outcome;
-use super::{Context, locate};
-use crate::engine::api::CheckpointOptions;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::error::{Outcome, error, io_error};
+use super::{Context, hook, locate};
+use crate::engine::api::{CheckpointOptions, VerbResult};
+
+/// A note is not longer; what is longer is refused by the daemon, and need not be read.
+const NOTE_BYTES_MAX: u64 = 64 << 10;
 
 /// Freeze the state of the tree; prints the new checkpoint's number
 #[derive(Debug, clap::Args)]
@@ -10,25 +17,58 @@ pub struct Args {
     /// What to remember about it
     #[arg(short, long = "message", value_name = "NOTE", default_value = "", hide_default_value = true)]
     message: String,
+    /// Take the note from this file; `-`: from stdin
+    #[arg(short = 'F', long, value_name = "FILE", conflicts_with_all = ["message", "from_hook"])]
+    file: Option<PathBuf>,
     /// A name for it; can be repeated
     #[arg(short, long = "tag", value_name = "TAG")]
     tag: Vec<String>,
+    /// Make none if nothing has changed since the newest one, whose number is printed then
+    #[arg(long)]
+    if_changed: bool,
+    /// Read the JSON of an agent's hook on stdin: it becomes the note, and tells the directory. Prints nothing
+    #[arg(long, conflicts_with = "message")]
+    from_hook: bool,
     /// Sync the tree and the store first, so that it survives a power cut
     #[arg(long)]
     sync: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut served = locate::served(context.dir())?;
-    let options = CheckpointOptions { note: args.message, tags: args.tag, sync: args.sync };
+    let mut options = CheckpointOptions { note: args.message, tags: args.tag, sync: args.sync, if_changed: args.if_changed };
+    let mut dir = context.dir().map(Path::to_owned);
+    if args.from_hook {
+        let hook = hook::read(io::stdin().lock())?;
+        options.note = hook.note;
+        dir = dir.or(hook.dir);
+    } else if let Some(file) = &args.file {
+        options.note = read_note(file)?;
+    }
+    let mut served = locate::served(dir.as_deref())?;
     let made = served.client.checkpoint(options)?;
     if context.out.json {
         context.out.json(&made)?;
-    } else {
+    } else if !args.from_hook {
+        // What a hook prints may be read by its agent.
         context.out.line(&made.id.to_string())?;
     }
-    if !made.atomic {
+    if made.unchanged {
+        context.out.talk(&format!("nothing has changed since checkpoint {}", made.id));
+    } else if !made.atomic {
         context.out.warn("files written all the time were not all captured at one instant (mount with --writes=daemon for that)");
     }
     Ok(())
+}
+
+/// The note in a file, without the newlines at its end.
+fn read_note(file: &Path) -> VerbResult<String> {
+    let mut bytes = Vec::new();
+    let read = if file == Path::new("-") {
+        io::stdin().lock().take(NOTE_BYTES_MAX).read_to_end(&mut bytes)
+    } else {
+        File::open(file).and_then(|opened| opened.take(NOTE_BYTES_MAX).read_to_end(&mut bytes))
+    };
+    read.map_err(|cause| io_error(file.display(), cause))?;
+    let text = String::from_utf8(bytes).map_err(|_| error("bad-note", format!("{} is not UTF-8", file.display())))?;
+    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
 }

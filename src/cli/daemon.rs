@@ -343,8 +343,23 @@ impl Verbs for Served {
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
         self.verbs.show(state)
     }
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        self.verbs.find(query)
+    }
+
+    fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+        self.verbs.retag(by, state, retag)
+    }
+
+    fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        self.verbs.versions(path)
+    }
+
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
         self.verbs.diff(from, to)
+    }
+    fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        self.verbs.diff_sized(from, to)
     }
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         self.verbs.restore(by, options)

@@ -1,20 +1,30 @@
 //! `ckptfs diff`.
 
+use std::io;
+
 use super::error::Outcome;
-use super::{Context, changes, locate};
-use crate::engine::api::StateName;
+use super::output::{Out, Role};
+use super::past::{Tree, state};
+use super::{Context, changes, locate, patch};
+use crate::engine::api::{Change, CheckpointInfo, StateName, VerbResult};
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
 ///
 /// One line per path: A added, M modified, D deleted, R renamed, T of another kind.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The older state: a number, a tag, or `latest`
+    /// The older state: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
     #[arg(value_name = "A")]
     from: String,
     /// The newer state; the tree as it is now (`live`) if not given
     #[arg(value_name = "B")]
     to: Option<String>,
+    /// Add the sizes of files, and how much came and went
+    #[arg(long, conflicts_with_all = ["name_only", "nul", "patch", "json"])]
+    stat: bool,
+    /// Print a patch that `git apply` takes
+    #[arg(short, long, conflicts_with_all = ["name_only", "nul", "json"])]
+    patch: bool,
     /// Print the paths alone
     #[arg(long, conflicts_with = "json")]
     name_only: bool,
@@ -25,13 +35,67 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let changes = served.client.diff(StateName(args.from), args.to.map(StateName))?;
+    if args.patch {
+        // By number: what a time or `latest` means may be another checkpoint by now.
+        let states = [Some(&args.from), args.to.as_ref()].map(|name| name.map_or(Ok(None), |name| state(&mut served, name)));
+        let [from, to] = states;
+        return print_patch(&mut served, &from?, &to?, context);
+    }
+    let (from, to) = (StateName(args.from), args.to.map(StateName));
     let out = &mut context.out;
-    match (out.json, args.name_only, args.nul) {
-        (true, _, _) => out.json(&changes)?,
-        (false, true, nul) => changes::print_names(out, &changes, nul)?,
-        (false, false, true) => changes::print_nul(out, &changes)?,
-        (false, false, false) => changes::print(out, &changes)?,
+    let changes = if out.json || args.stat { served.client.diff_sized(from, to)? } else { served.client.diff(from, to)? };
+    match (out.json, args.stat, args.name_only, args.nul) {
+        (true, ..) => out.json(&changes)?,
+        (_, true, ..) => print_stat(out, &changes)?,
+        (_, _, true, nul) => changes::print_names(out, &changes, nul)?,
+        (_, _, false, true) => changes::print_nul(out, &changes)?,
+        (_, _, false, false) => changes::print(out, &changes)?,
     }
     Ok(())
+}
+
+fn print_patch(served: &mut locate::Served, from: &Option<CheckpointInfo>, to: &Option<CheckpointInfo>, context: &mut Context) -> Outcome {
+    let name = |state: &Option<CheckpointInfo>| StateName(state.as_ref().map_or("live".into(), |checkpoint| checkpoint.id.to_string()));
+    let changes = served.client.diff(name(from), Some(name(to)))?;
+    let mount = served.client.stats()?.mount;
+    let tree = |state: &Option<CheckpointInfo>| -> VerbResult<Tree> {
+        match state {
+            Some(checkpoint) => Tree::past(&mount, checkpoint),
+            None => Tree::live(&mount),
+        }
+    };
+    let left_out = patch::print(&mut context.out, &changes, &tree(from)?, &tree(to)?)?;
+    for path in left_out {
+        context.out.warn(&format!("{} is in no patch: git knows files and symbolic links only", String::from_utf8_lossy(&path.0)));
+    }
+    Ok(())
+}
+
+/// Each change with its sizes, and the sum.
+fn print_stat(out: &mut Out, changes: &[Change]) -> io::Result<()> {
+    let sizes: Vec<String> = changes.iter().map(sizes).collect();
+    let width = sizes.iter().map(String::len).max().unwrap_or(0);
+    for (change, sizes) in changes.iter().zip(&sizes) {
+        out.bytes(format!("{sizes:>width$}  ").as_bytes())?;
+        changes::print(out, std::slice::from_ref(change))?;
+    }
+    let (mut more, mut less) = (0_u64, 0_u64);
+    for change in changes {
+        let (old, new) = (change.old_size.unwrap_or(0), change.size.unwrap_or(0));
+        more += new.saturating_sub(old);
+        less += old.saturating_sub(new);
+    }
+    let sum = format!("{}, {more} bytes more, {less} bytes less", changes::count(changes.len() as u64));
+    let sum = out.paint(Role::Faint, &sum);
+    out.line(&sum)
+}
+
+fn sizes(change: &Change) -> String {
+    match (change.old_size, change.size) {
+        (None, None) => String::new(),
+        (None, Some(new)) => format!("+{new}"),
+        (Some(old), None) => format!("-{old}"),
+        (Some(old), Some(new)) if old == new => old.to_string(),
+        (Some(old), Some(new)) => format!("{old} -> {new}"),
+    }
 }

@@ -9,7 +9,7 @@ use super::error::{error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
 use crate::control::{Client, STORE_NAME};
-use crate::engine::api::{AuditEvent, CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
+use crate::engine::api::{AuditEvent, CheckpointInfo, Query, StateName, VerbError, VerbResult, Verbs};
 use crate::engine::offline::Offline;
 use crate::sys::Errno;
 use crate::sys::{self, host};
@@ -149,11 +149,11 @@ pub enum History {
 }
 
 impl History {
-    /// Every checkpoint, newest first.
-    pub fn log(&mut self) -> VerbResult<Vec<CheckpointInfo>> {
+    /// The checkpoints that are asked for, newest first.
+    pub fn find(&mut self, query: Query) -> VerbResult<Vec<CheckpointInfo>> {
         match self {
-            History::Daemon(client) => client.log(),
-            History::Store(store) => store.log(),
+            History::Daemon(client) => client.find(query),
+            History::Store(store) => store.find(&query),
         }
     }
 

@@ -6,6 +6,7 @@
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb needs it.
 
 mod audit;
+mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
@@ -14,24 +15,33 @@ mod delete;
 mod diff;
 mod doctor;
 mod error;
+mod find;
 mod findings;
 mod fsck;
 mod holder;
 mod holders;
+mod hook;
 mod launch;
 mod locate;
 mod log;
+mod ls;
 mod mount;
 mod mounts;
 mod output;
+mod past;
+mod patch;
 mod progress;
+mod rename;
 mod restore;
 mod show;
+mod stat;
 mod stats;
 mod status;
+mod tag;
 mod time;
 mod tree_path;
 mod umount;
+mod untag;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -75,6 +85,13 @@ enum Verb {
     Checkpoint(checkpoint::Args),
     Status(status::Args),
     Log(log::Args),
+    Find(find::Args),
+    Tag(tag::Args),
+    Untag(untag::Args),
+    Rename(rename::Args),
+    Ls(ls::Args),
+    Cat(cat::Args),
+    Stat(stat::Args),
     Show(show::Args),
     Diff(diff::Args),
     Restore(restore::Args),
@@ -124,6 +141,13 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Checkpoint(args) => checkpoint::run(args, context),
         Verb::Status(args) => status::run(args, context),
         Verb::Log(args) => log::run(args, context),
+        Verb::Find(args) => find::run(args, context),
+        Verb::Tag(args) => tag::run(args, context),
+        Verb::Untag(args) => untag::run(args, context),
+        Verb::Rename(args) => rename::run(args, context),
+        Verb::Ls(args) => ls::run(args, context),
+        Verb::Cat(args) => cat::run(args, context),
+        Verb::Stat(args) => stat::run(args, context),
         Verb::Show(args) => show::run(args, context),
         Verb::Diff(args) => diff::run(args, context),
         Verb::Restore(args) => restore::run(args, context),

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
 use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult, Verified,
-    VerifyOptions,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
+    VerbResult, Verified, VerifyOptions, VersionInfo,
 };
 use crate::sys::host;
 
@@ -91,12 +91,35 @@ impl Client {
         self.one_checkpoint(Request::Show { state })
     }
 
-    /// What changed from state `from` to state `to` (`None`: the live tree).
-    pub fn diff(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
-        match self.call(Request::Diff { from, to })? {
-            Response::Changes(changes) => Ok(changes),
+    /// The checkpoints that are asked for, newest first.
+    pub fn find(&mut self, query: Query) -> VerbResult<Vec<CheckpointInfo>> {
+        match self.call(Request::Find(query))? {
+            Response::Checkpoints(checkpoints) => Ok(checkpoints),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Gives a checkpoint other tags.
+    pub fn retag(&mut self, state: StateName, retag: Retag) -> VerbResult<CheckpointInfo> {
+        self.one_checkpoint(Request::Retag { state, retag })
+    }
+
+    /// Every version of a path, newest first.
+    pub fn versions(&mut self, path: TreePath) -> VerbResult<Vec<VersionInfo>> {
+        match self.call(Request::Versions { path })? {
+            Response::Versions(versions) => Ok(versions),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What changed from state `from` to state `to` (`None`: the live tree).
+    pub fn diff(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
+        self.changes(Request::Diff { from, to, sizes: false })
+    }
+
+    /// As [`Client::diff`], with the sizes of files.
+    pub fn diff_sized(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
+        self.changes(Request::Diff { from, to, sizes: true })
     }
 
     /// Makes the tree what it was.
@@ -146,6 +169,13 @@ impl Client {
             // Nothing is asked, so nothing is answered; and if it is, somebody lives there.
             Ok(read) => read == 0,
             Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted),
+        }
+    }
+
+    fn changes(&mut self, request: Request) -> VerbResult<Vec<Change>> {
+        match self.call(request)? {
+            Response::Changes(changes) => Ok(changes),
+            other => Err(unexpected(&other)),
         }
     }
 

@@ -5,7 +5,8 @@ use std::io::{self, BufRead, Write};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, Verified, VerifyOptions,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
+    Verified, VerifyOptions, VersionInfo,
 };
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
@@ -40,12 +41,29 @@ pub enum Request {
         /// Which.
         state: StateName,
     },
+    /// The checkpoints that are asked for, newest first.
+    Find(Query),
+    /// Give a checkpoint other tags.
+    Retag {
+        /// Which.
+        state: StateName,
+        /// What it loses and gets.
+        retag: Retag,
+    },
+    /// Every version of a path.
+    Versions {
+        /// The path.
+        path: TreePath,
+    },
     /// What changed between two states.
     Diff {
         /// The older one.
         from: StateName,
         /// The newer one; the live tree if absent.
         to: Option<StateName>,
+        /// With the sizes of files.
+        #[serde(default)]
+        sizes: bool,
     },
     /// Make the tree what it was.
     Restore(RestoreOptions),
@@ -74,9 +92,9 @@ impl Request {
     pub fn only_asks(&self) -> bool {
         match self {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
-            Request::Verify(_) | Request::Audit => true,
+            Request::Find(_) | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
             Request::Restore(options) => options.dry_run,
-            Request::Checkpoint(_) | Request::Delete { .. } | Request::Unmount { .. } => false,
+            Request::Checkpoint(_) | Request::Retag { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
         }
     }
 }
@@ -85,9 +103,9 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
-    /// To `checkpoint`, `show` and `delete`.
+    /// To `checkpoint`, `show`, `retag` and `delete`.
     Checkpoint(CheckpointInfo),
-    /// To `log`, and part of a longer answer.
+    /// To `log` and `find`, and part of a longer answer.
     Checkpoints(Vec<CheckpointInfo>),
     /// To `status`.
     Status(Box<Status>),
@@ -95,6 +113,8 @@ pub enum Response {
     Stats(Box<Stats>),
     /// To `diff`, and part of a longer answer.
     Changes(Vec<Change>),
+    /// To `versions`, and part of a longer answer.
+    Versions(Vec<VersionInfo>),
     /// To `restore`.
     Restored(Restored),
     /// To `verify`.
@@ -228,6 +248,7 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
+        Response::Versions(versions) => heads(versions, version_bytes).into_iter().map(Response::Versions).collect(),
         Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
         // A part of a verification has few findings: `verify` sees to that.
         Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => Vec::new(),
@@ -241,11 +262,13 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
     let mut changes = Vec::new();
     let mut checkpoints = Vec::new();
     let mut events = Vec::new();
+    let mut versions = Vec::new();
     for part in parts {
         match part {
             Response::Changes(mut more) => changes.append(&mut more),
             Response::Checkpoints(mut more) => checkpoints.append(&mut more),
             Response::Audit(mut more) => events.append(&mut more),
+            Response::Versions(mut more) => versions.append(&mut more),
             _ => return None,
         }
     }
@@ -264,13 +287,18 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             *list = std::mem::take(&mut events);
             None
         }
+        Response::Versions(list) => {
+            versions.append(list);
+            *list = std::mem::take(&mut versions);
+            None
+        }
         Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => None,
     };
     if let Some(list) = list {
         changes.append(list);
         *list = std::mem::take(&mut changes);
     }
-    (changes.is_empty() && checkpoints.is_empty() && events.is_empty()).then_some(last)
+    (changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty()).then_some(last)
 }
 
 /// Takes parts of [`PART_BYTES`] off the front of `list`, until what is left fits.
@@ -310,4 +338,8 @@ fn event_bytes(event: &AuditEvent) -> usize {
 fn checkpoint_bytes(checkpoint: &CheckpointInfo) -> usize {
     let texts = checkpoint.note.len() + checkpoint.tags.iter().map(|tag| tag.len() + 1).sum::<usize>();
     ITEM_BYTES + ESCAPED_BYTES * texts
+}
+
+fn version_bytes(version: &VersionInfo) -> usize {
+    ITEM_BYTES + version.checkpoint.as_ref().map_or(0, checkpoint_bytes)
 }

@@ -29,12 +29,15 @@ fn info(id: u64) -> CheckpointInfo {
         reason: Reason::Guard { restored: CheckpointId(1) },
         duration_us: None,
         open_files: None,
+        unchanged: false,
     }
 }
 
 fn changes(count: usize) -> Vec<Change> {
     let path = |n: usize| TreePath(format!("directory-{n}/\u{fffd}").into_bytes().into_iter().chain([0xff, b'\n']).collect());
-    (0..count).map(|n| Change { path: path(n), change: ChangeKind::Renamed, from: Some(path(n + 1)), kind: Kind::File }).collect()
+    (0..count)
+        .map(|n| Change { path: path(n), change: ChangeKind::Renamed, from: Some(path(n + 1)), kind: Kind::File, old_size: None, size: None })
+        .collect()
 }
 
 fn status(count: usize) -> Status {
@@ -100,6 +103,19 @@ impl Verbs for Fake {
     fn diff(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
         Ok(changes(self.changes))
     }
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        Ok((1..=query.limit.unwrap_or(self.changes) as u64).rev().map(info).collect())
+    }
+    fn retag(&self, _: &Actor, _: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+        Ok(CheckpointInfo { tags: retag.add.clone(), ..info(7) })
+    }
+    fn versions(&self, _: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        let version = |id| VersionInfo { checkpoint: Some(info(id)), change: VersionKind::Modified, kind: None, size: None, modified: None };
+        Ok((1..=self.changes as u64).rev().map(version).collect())
+    }
+    fn diff_sized(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        Ok(changes(self.changes))
+    }
     fn restore(&self, _: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let changes = changes(self.changes);
         Ok(Restored { restored: CheckpointId(1), guard: None, changes, unknown: Vec::new(), dry_run: options.dry_run, duration_us: 5 })
@@ -142,7 +158,7 @@ fn served(changes: usize) -> Served {
 fn every_verb_arrives_and_its_answer_comes_back() {
     let served = served(3);
     let mut client = Client::connect_path(&served.path).expect("connect");
-    let options = CheckpointOptions { note: "n\u{0}ote".into(), tags: vec!["a".into(), "b".into()], sync: true };
+    let options = CheckpointOptions { note: "n\u{0}ote".into(), tags: vec!["a".into(), "b".into()], sync: true, if_changed: true };
     let made = client.checkpoint(options.clone()).expect("checkpoint");
     assert_eq!((made.note, made.tags), (options.note, options.tags));
     assert_eq!(client.status().expect("status"), status(3));
@@ -192,6 +208,9 @@ fn answers_longer_than_a_frame_come_in_parts_and_in_order() {
     assert_eq!(client.status().expect("status"), status(60_000));
     let log = client.log().expect("log");
     assert!(log.len() == 60_000 && log.windows(2).all(|pair| pair[0].id > pair[1].id));
+    let versions = client.versions(TreePath(b"a".to_vec())).expect("versions");
+    let id = |version: &VersionInfo| version.checkpoint.as_ref().map(|checkpoint| checkpoint.id);
+    assert!(versions.len() == 60_000 && versions.windows(2).all(|pair| id(&pair[0]) > id(&pair[1])));
 }
 
 #[test]

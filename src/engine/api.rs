@@ -82,6 +82,84 @@ pub struct CheckpointOptions {
     pub tags: Vec<String>,
     /// Sync the tree and the store before answering, so that it survives a power cut.
     pub sync: bool,
+    /// Make none if nothing differs from the newest one; the answer is that one then.
+    #[serde(default)]
+    pub if_changed: bool,
+}
+
+/// Which checkpoints to find: those for which everything holds that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Query {
+    /// They have a tag like this one; `*` stands for any characters, also none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// Their note contains this text, in whatever case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Their note has these lines `KEY: VALUE`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<(String, String)>,
+    /// Made at this time or later, as a person writes it (`10min ago`, RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Made at this time or before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<String>,
+    /// Something at or below this path is another than in the kept checkpoint before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<TreePath>,
+    /// At most so many, the newest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+}
+
+/// Other tags for a checkpoint; all or nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retag {
+    /// Tags to give it.
+    pub add: Vec<String>,
+    /// Tags to take from it, which it must have.
+    pub remove: Vec<String>,
+    /// Take what is added from whichever checkpoint has it.
+    pub force: bool,
+}
+
+/// How one version of a path differs from the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VersionKind {
+    /// The path came to be.
+    #[serde(rename = "A")]
+    Added,
+    /// It changed; of a directory: something below it did.
+    #[serde(rename = "M")]
+    Modified,
+    /// It is gone.
+    #[serde(rename = "D")]
+    Deleted,
+    /// It is of another kind.
+    #[serde(rename = "T")]
+    TypeChanged,
+    /// It was changed while nothing was mounted, and nobody knows how.
+    #[serde(rename = "?")]
+    Unknown,
+}
+
+/// One version of a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionInfo {
+    /// The first checkpoint that has it; `None`: only the live tree does.
+    pub checkpoint: Option<CheckpointInfo>,
+    /// How it differs from the version before.
+    pub change: VersionKind,
+    /// What it is; `None` where it is gone or not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<crate::sys::Kind>,
+    /// Its size in bytes, if it is a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// When its content last changed: RFC 3339, UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modified: Option<String>,
 }
 
 /// A checkpoint, as `checkpoint --json`, `log --json` and `show --json` print it.
@@ -107,6 +185,9 @@ pub struct CheckpointInfo {
     /// Files that were open or mapped for writing and had to be captured inside the freeze; only in the answer to `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
+    /// Nothing had changed, and so none was made: this is the newest there was; only in the answer to `checkpoint --if-changed`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
 }
 
 impl CheckpointInfo {
@@ -123,6 +204,7 @@ impl CheckpointInfo {
             reason: checkpoint.reason.clone(),
             duration_us: None,
             open_files: None,
+            unchanged: false,
         }
     }
 }
@@ -172,6 +254,12 @@ pub struct Change {
     pub from: Option<TreePath>,
     /// What it is in the newer state (in the older one if deleted): `file`, `dir`, ...
     pub kind: crate::sys::Kind,
+    /// Size in the older state, in bytes, where that was asked for and it was a file there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub old_size: Option<u64>,
+    /// Size in the newer state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 /// What `status` says.
@@ -435,8 +523,16 @@ pub trait Verbs: Send + Sync {
     fn log(&self) -> VerbResult<Vec<CheckpointInfo>>;
     /// One checkpoint.
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo>;
+    /// The checkpoints that are asked for, newest first.
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>>;
+    /// Gives a checkpoint other tags. When it returns they survive `kill -9` of the daemon.
+    fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo>;
+    /// Every version of a path that a checkpoint or the live tree has, newest first.
+    fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>>;
     /// What changed from state `from` to state `to` (`None`: the live tree), sorted by path.
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
+    /// As [`Verbs::diff`], with the sizes of files.
+    fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
     /// Makes the tree what it was; see [`RestoreOptions`].
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored>;
     /// Deletes a checkpoint and frees what only it needed.

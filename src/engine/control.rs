@@ -249,7 +249,7 @@ impl Engine {
             return Ok(entry);
         }
         let _one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
-        let options = CheckpointOptions { note: String::new(), tags: vec![name.to_owned()], sync: false };
+        let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
         let made =
             self.make_checkpoint(&caller.actor(), &options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
         match self.view_root(made.id, true, 1)? {
@@ -272,7 +272,7 @@ impl Engine {
         let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
         let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
         let tags = checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.timeline().set_tags(Some(&caller.actor()), id, tags)
+        self.timeline().set_tags(Some(&caller.actor()), vec![(id, tags)])
     }
 
     /// The view that a past node belongs to must still be there.

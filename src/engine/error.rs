@@ -1,6 +1,7 @@
 //! Failures as people read them.
 
 use super::api::VerbError;
+use crate::history::select::Unselected;
 use crate::store::ids::CheckpointId;
 use crate::sys::Errno;
 
@@ -38,12 +39,50 @@ pub(super) fn unknown_state(name: &str, known: &[String]) -> VerbError {
     VerbError { code: "unknown-checkpoint".into(), message: format!("there is no checkpoint {name:?}"), hint: Some(hint) }
 }
 
+/// Why a name means no checkpoint.
+pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbError {
+    let error = |code: &str, message: String, hint: &str| VerbError { code: code.into(), message, hint: Some(hint.into()) };
+    match why {
+        Unselected::Unknown => unknown_state(name, known),
+        Unselected::Ambiguous(tags) => {
+            let tags: Vec<String> = tags.iter().take(5).map(|tag| format!("{tag:?}")).collect();
+            error("ambiguous", format!("{name:?} can mean more than one checkpoint: {}", tags.join(", ")), "write more of the tag, or a number")
+        }
+        Unselected::TooFar(before) => {
+            let from = name.rsplit_once('~').map_or(name, |(from, _)| from);
+            error("unknown-checkpoint", format!("only {before} checkpoints are kept before {from:?}"), "`ckptfs log` lists all checkpoints")
+        }
+        Unselected::TooEarly => error("unknown-checkpoint", format!("no checkpoint is as old as {name:?}"), "`ckptfs log` tells when each was made"),
+        Unselected::NoTime(problem) => bad_time(problem),
+    }
+}
+
+/// A time that is none.
+pub(super) fn bad_time(problem: String) -> VerbError {
+    VerbError { code: "bad-time".into(), message: problem, hint: Some("for example: ckptfs diff '@{10min ago}', ckptfs find --since 2h".into()) }
+}
+
+/// The checkpoint does not have the tag.
+pub(super) fn not_its_tag(tag: &str, id: CheckpointId, its: &[String]) -> VerbError {
+    let hint = if its.is_empty() { "it has none".to_owned() } else { format!("it has {}", its.join(", ")) };
+    VerbError { code: "unknown-tag".into(), message: format!("checkpoint {id} has no tag {tag:?}"), hint: Some(hint) }
+}
+
+/// No state has the path.
+pub(super) fn never_there(path: &[u8]) -> VerbError {
+    VerbError {
+        code: "unknown-path".into(),
+        message: format!("{} is in no checkpoint and not in the tree", String::from_utf8_lossy(path)),
+        hint: Some("a path starts at the working directory; `ckptfs diff ID` lists what changed".into()),
+    }
+}
+
 /// The tag belongs to another checkpoint.
 pub(super) fn tag_taken(tag: &str, id: CheckpointId) -> VerbError {
     VerbError {
         code: "tag-taken".into(),
         message: format!("the tag {tag:?} belongs to checkpoint {id}"),
-        hint: Some(format!("choose another tag, or `rm .snapshots/{tag}` first")),
+        hint: Some(format!("choose another tag, or take it: ckptfs untag {tag}")),
     }
 }
 

@@ -13,6 +13,7 @@ pub mod counts;
 mod durable;
 mod error;
 mod files;
+mod find;
 mod listing;
 pub mod offline;
 mod past;

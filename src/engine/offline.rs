@@ -3,19 +3,21 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, StateName, Stats, Status, VerbError, VerbResult, Verbs,
-    Verified, VerifyOptions,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
+    VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
+use crate::history::select::{Known, Unselected, select};
+use crate::history::view::State;
 use crate::store;
 use crate::store::journal::Journal;
 use crate::store::layout::Layout;
-use crate::store::record::Actor;
+use crate::store::record::{Actor, Checkpoint};
 
-/// The checkpoints of a store, read once. It answers `log`, `show` and `audit`; everything else needs a mount, or is [`super::check`].
+/// The checkpoints of a store, read once. It answers `log`, `find`, `show` and `audit`; everything else needs a mount, or is [`super::check`].
 pub struct Offline {
     /// Oldest first.
-    checkpoints: Vec<CheckpointInfo>,
+    checkpoints: Vec<Checkpoint>,
     root: OwnedFd,
 }
 
@@ -27,7 +29,7 @@ impl Offline {
     pub fn open(root: impl AsFd) -> VerbResult<Offline> {
         let root = root.as_fd().try_clone_to_owned().map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
         let checkpoints = store::read_checkpoints(&root).map_err(|cause| error::failed("the store cannot be read", cause.errno()))?;
-        Ok(Offline { checkpoints: checkpoints.iter().map(CheckpointInfo::new).collect(), root })
+        Ok(Offline { checkpoints, root })
     }
 }
 
@@ -49,19 +51,40 @@ impl Verbs for Offline {
     }
 
     fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
-        Ok(self.checkpoints.iter().rev().cloned().collect())
+        Ok(self.checkpoints.iter().rev().map(CheckpointInfo::new).collect())
     }
 
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        let latest = self.checkpoints.last().filter(|_| state.0 == "latest");
-        let found = latest.or_else(|| self.checkpoints.iter().find(|info| info.id.to_string() == state.0 || info.tags.contains(&state.0)));
-        found.cloned().ok_or_else(|| {
-            let known: Vec<String> = self.checkpoints.iter().flat_map(|info| [vec![info.id.to_string()], info.tags.clone()].concat()).collect();
-            error::unknown_state(&state.0, &known)
-        })
+        let unselected = |why| {
+            let known: Vec<String> = self.checkpoints.iter().flat_map(|kept| [vec![kept.id.to_string()], kept.tags.clone()].concat()).collect();
+            error::unselected(&state.0, why, &known)
+        };
+        let known: Vec<Known<'_>> =
+            self.checkpoints.iter().map(|kept| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns }).collect();
+        let id = match select(&state.0, &known).map_err(unselected)? {
+            State::At(id) => id,
+            State::Live => return Err(unselected(Unselected::Unknown)),
+        };
+        self.checkpoints.iter().find(|kept| kept.id == id).map(CheckpointInfo::new).ok_or_else(|| unselected(Unselected::Unknown))
+    }
+
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        super::find::find_offline(&self.checkpoints, query)
+    }
+
+    fn retag(&self, _: &Actor, _: &StateName, _: &Retag) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
+    fn versions(&self, _: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        not_mounted()
     }
 
     fn diff(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        not_mounted()
+    }
+
+    fn diff_sized(&self, _: &StateName, _: Option<&StateName>) -> VerbResult<Vec<Change>> {
         not_mounted()
     }
 

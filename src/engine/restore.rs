@@ -129,7 +129,7 @@ impl Engine {
             let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
             if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
                 let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
-                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir });
+                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir, old_size: None, size: None });
             }
         }
         Ok(changes)

@@ -70,7 +70,7 @@ impl Engine {
 }
 
 fn unknown(path: &[u8], kind: Kind) -> Change {
-    Change { path: TreePath(path.to_vec()), change: ChangeKind::Modified, from: None, kind }
+    Change { path: TreePath(path.to_vec()), change: ChangeKind::Modified, from: None, kind, old_size: None, size: None }
 }
 
 /// A directory that is gone has no names.

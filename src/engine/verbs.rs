@@ -2,8 +2,8 @@
 
 use super::Engine;
 use super::api::{
-    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, RestoreOptions, Restored, SealerInfo, StateName, Stats, Status,
-    TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions,
+    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, Query, RestoreOptions, Restored, Retag, SealerInfo, StateName,
+    Stats, Status, TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
@@ -12,7 +12,7 @@ use crate::history::view::State;
 use crate::live::SealMode;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
-use crate::sys::{self, Errno, SysResult};
+use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Times that a comparison with the live tree is tried again when the tree changes under it.
 const COMPARE_TRIES: u32 = 3;
@@ -29,17 +29,15 @@ impl Engine {
     }
 
     fn state(&self, name: &StateName) -> VerbResult<State> {
-        if name.0 == "live" { Ok(State::Live) } else { self.checkpoint_id(name).map(State::At) }
+        self.timeline().select(&name.0).map_err(|why| error::unselected(&name.0, why, &self.state_names()))
     }
 
-    /// The checkpoint with this number or tag.
+    /// The checkpoint that is meant.
     pub(super) fn checkpoint_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
-        let found = match name.0.parse().map(CheckpointId) {
-            Ok(id) => self.timeline().checkpoint(id).map(|_| id),
-            Err(_) if name.0 == "latest" => self.timeline().latest(),
-            Err(_) => self.timeline().tagged(&name.0),
-        };
-        found.ok_or_else(|| error::unknown_state(&name.0, &self.state_names()))
+        match self.state(name)? {
+            State::At(id) => Ok(id),
+            State::Live => Err(error::unknown_state(&name.0, &self.state_names())),
+        }
     }
 
     /// What differs from `from` to `to`, below `path`.
@@ -77,6 +75,13 @@ impl Engine {
         let mut changes: Vec<Change> = found.into_iter().map(|differs| change(differs, backwards)).collect();
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(changes)
+    }
+
+    /// The size of a path, if it is a file in that state and known.
+    fn size_of(&self, state: State, path: &TreePath) -> Option<u64> {
+        let view = self.view(state);
+        let (child, trail) = view.walk(&path.0).ok()??;
+        (child.kind == Kind::File).then(|| view.attr(&trail).ok()).flatten().map(|attr| attr.stat.size)
     }
 
     /// Who does reads, and who does writes: `passthrough` or `daemon`.
@@ -141,11 +146,20 @@ fn change(differs: Differs, backwards: bool) -> Change {
         (Difference::Renamed(from), false) => (differs.path, ChangeKind::Renamed, Some(TreePath(from))),
         (Difference::Renamed(from), true) => (from, ChangeKind::Renamed, Some(TreePath(differs.path))),
     };
-    Change { path: TreePath(path), change, from, kind }
+    Change { path: TreePath(path), change, from, kind, old_size: None, size: None }
 }
 
 impl Verbs for Engine {
     fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
+        if let Some(newest) = self.timeline().latest().filter(|_| options.if_changed)
+            && let Some(checkpoint) = self.timeline().checkpoint(newest)
+        {
+            self.settle();
+            let same = self.compare(State::At(newest), State::Live, b"").map(|changes| changes.is_empty());
+            if same.map_err(|errno| error::failed("the tree cannot be compared", errno))? {
+                return Ok(CheckpointInfo { unchanged: true, ..CheckpointInfo::new(&checkpoint) });
+            }
+        }
         let made = self.make_checkpoint(by, options, Reason::Asked)?;
         self.snapdir_changed();
         Ok(made)
@@ -221,6 +235,20 @@ impl Verbs for Engine {
         Ok(CheckpointInfo::new(&checkpoint))
     }
 
+    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        self.find_checkpoints(query)
+    }
+
+    fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+        let tagged = self.retag_checkpoint(by, state, retag)?;
+        self.snapdir_changed();
+        Ok(tagged)
+    }
+
+    fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        self.version_infos(path)
+    }
+
     fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
         let from = self.state(from)?;
         let to = to.map_or(Ok(State::Live), |to| self.state(to))?;
@@ -228,6 +256,16 @@ impl Verbs for Engine {
             self.settle();
         }
         self.compare(from, to, b"").map_err(|errno| error::failed("the two states cannot be compared", errno))
+    }
+
+    fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
+        let mut changes = self.diff(from, to)?;
+        let (older, newer) = (self.state(from)?, to.map_or(Ok(State::Live), |to| self.state(to))?);
+        for change in &mut changes {
+            let before = change.from.as_ref().unwrap_or(&change.path);
+            (change.old_size, change.size) = (self.size_of(older, before), self.size_of(newer, &change.path));
+        }
+        Ok(changes)
     }
 
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {

@@ -210,7 +210,7 @@ impl Comparison<'_> {
 }
 
 /// Attributes differ, times and counts apart.
-fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
+pub(super) fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
     let (a, b) = (&before.stat, &after.stat);
     let size_differs = a.kind == Kind::File && a.size != b.size;
     a.mode != b.mode || a.uid != b.uid || a.gid != b.gid || a.rdev != b.rdev || size_differs || before.target != after.target

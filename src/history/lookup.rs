@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::table::{NodeUndo, Table};
 use super::timeline::{Timeline, fault};
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
-use crate::store::record::{AttrState, Child, DataState, Key, Undo};
+use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::sys::{Errno, SysResult, Xattrs};
 
 /// The state of a key before it first changed in an epoch.
@@ -138,6 +138,23 @@ impl Timeline {
             |node| node.xattrs.clone(),
             |undo| match undo {
                 Undo::Xattrs { before, .. } => Some(Arc::new(before)),
+                _ => None,
+            },
+        )
+    }
+
+    /// Where an inode was at a checkpoint. A directory has a record in each epoch in which something below it was recorded.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn home_at(&self, slot: Slot, at: CheckpointId) -> Answer<Place> {
+        self.node_at(
+            &Key::Home(slot),
+            slot,
+            at,
+            |node| node.home.clone(),
+            |undo| match undo {
+                Undo::Home { before, .. } => Some(before),
                 _ => None,
             },
         )

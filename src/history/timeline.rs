@@ -11,7 +11,9 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::absence::Absence;
+use super::select::{Known, Unselected, select};
 use super::table::Table;
+use super::view::State;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Key, Place, Record, Sealed, Undo};
 use crate::store::{Address, Store, StoreError};
@@ -366,6 +368,18 @@ impl Timeline {
         unsynced.into_iter()
     }
 
+    /// The number of every checkpoint kept, oldest first.
+    pub fn checkpoint_ids(&self) -> Vec<CheckpointId> {
+        self.inner.read().checkpoints.keys().copied().collect()
+    }
+
+    /// At most `limit` checkpoints that are wanted, newest first.
+    pub fn newest(&self, limit: usize, wanted: impl Fn(&Checkpoint) -> bool) -> Vec<Checkpoint> {
+        let inner = self.inner.read();
+        let kept = inner.checkpoints.values().rev().map(|(checkpoint, _)| checkpoint);
+        kept.filter(|checkpoint| wanted(checkpoint)).take(limit).cloned().collect()
+    }
+
     /// Number of checkpoints kept.
     pub fn checkpoint_count(&self) -> usize {
         self.inner.read().checkpoints.len()
@@ -391,18 +405,46 @@ impl Timeline {
         self.inner.read().tags.get(tag).copied()
     }
 
+    /// The state that a person means; see [`select`](super::select).
+    ///
+    /// # Errors
+    /// As [`select()`].
+    pub fn select(&self, name: &str) -> Result<State, Unselected> {
+        let inner = self.inner.read();
+        // What most ask for is found without looking at each.
+        let known = match name {
+            "latest" => inner.checkpoints.last_key_value().map(|(id, _)| *id),
+            tag => inner.tags.get(tag).copied(),
+        };
+        if let Some(id) = known {
+            return Ok(State::At(id));
+        }
+        let checkpoints = inner.checkpoints.values();
+        let known: Vec<Known<'_>> = checkpoints.map(|(kept, _)| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns }).collect();
+        select(name, &known)
+    }
+
     /// Every tag, sorted.
     pub fn tags(&self) -> Vec<(String, CheckpointId)> {
         self.inner.read().tags.iter().map(|(tag, id)| (tag.clone(), *id)).collect()
     }
 
-    /// Gives a checkpoint these tags, taking them from whichever had them.
+    /// Gives checkpoints these tags, taking them from whichever had them: all in one append.
     ///
     /// # Errors
-    /// As [`Timeline::append`].
-    pub fn set_tags(&self, by: Option<&Actor>, id: CheckpointId, tags: Vec<String>) -> SysResult<()> {
-        self.append_by(by, Record::Tags { id, tags: tags.clone() })?;
-        self.inner.write().retag(id, tags);
+    /// As [`Timeline::append`]; then nothing changed.
+    pub fn set_tags(&self, by: Option<&Actor>, tags: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
+        let each = |(id, tags): &(CheckpointId, Vec<String>)| {
+            let mut records = asked(by);
+            records.push(Record::Tags { id: *id, tags: tags.clone() });
+            records
+        };
+        let records: Vec<Record> = tags.iter().flat_map(each).collect();
+        self.append(&records)?;
+        let mut inner = self.inner.write();
+        for (id, tags) in tags {
+            inner.retag(id, tags);
+        }
         Ok(())
     }
 

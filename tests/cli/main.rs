@@ -1,5 +1,6 @@
 //! The real program: what it prints, where, and how it exits.
 
+mod history;
 mod mounted;
 mod plain;
 mod support;

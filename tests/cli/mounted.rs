@@ -68,7 +68,7 @@ fn json_has_the_documented_shapes() {
     }
     assert!(status["daemon"]["pid"].is_u64() && status["daemon"]["started"].is_string() && status["epoch"] == 2, "{status}");
     let diff = sandbox.ckptfs_in("p", &["diff", "1", "--json"]).ok().json();
-    assert_eq!(diff, status["dirty"]);
+    assert_eq!(diff, serde_json::json!([{"path": "new", "change": "A", "kind": "file", "size": 0}]));
     let restored = sandbox.ckptfs_in("p", &["restore", "1", "--json"]).ok().json();
     assert_eq!((&restored["restored"], &restored["guard"], &restored["dry_run"]), (&1.into(), &2.into(), &false.into()));
     let log = sandbox.ckptfs_in("p", &["log", "--json"]).ok().json();
@@ -117,7 +117,7 @@ fn odd_names_survive_z_and_json() {
     let names = sandbox.ckptfs_in(root, &["diff", "1", "--name-only", "-z"]).ok().stdout;
     assert_eq!(names, b"a\n\xff\x1b[31m\0");
     let json = sandbox.ckptfs_in(root, &["diff", "1", "--json"]).ok().json();
-    assert_eq!(json, serde_json::json!([{"path": {"base64": "YQr/G1szMW0="}, "change": "A", "kind": "file"}]));
+    assert_eq!(json, serde_json::json!([{"path": {"base64": "YQr/G1szMW0="}, "change": "A", "kind": "file", "size": 0}]));
     let mut terminal = sandbox.hermetic("script", root);
     terminal.args(["-qec", "ckptfs diff 1", "/dev/null"]);
     let shown = sandbox.run(terminal).out();

@@ -1,0 +1,35 @@
+//! `ckptfs cat`.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+
+use super::error::{Outcome, io_error};
+use super::{Context, past};
+
+/// How much is read at once.
+const CHUNK_BYTES: usize = 256 * 1024;
+
+/// Print files as they were
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// State and path, such as `latest:src/main.rs`, `v1:README`, `@{10min ago}:notes`
+    #[arg(value_name = "ID:PATH", required = true)]
+    files: Vec<OsString>,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    for text in &args.files {
+        let found = past::find(context.dir(), text)?;
+        let mut file = found.tree.open_file(&found.path).map_err(|cause| found.failed(cause))?;
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            match file.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(count) => context.out.bytes(chunk.get(..count).unwrap_or_default())?,
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(io_error(text.to_string_lossy(), cause).into()),
+            }
+        }
+    }
+    Ok(())
+}

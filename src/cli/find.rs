@@ -1,0 +1,68 @@
+//! `ckptfs find`.
+
+use std::path::PathBuf;
+
+use super::error::{Failure, Outcome, hinted};
+use super::log::print_checkpoints;
+use super::tree_path::in_tree;
+use super::{Context, locate};
+use crate::engine::api::{Query, VerbResult};
+
+/// Find checkpoints by tag, note, label, time, or what they changed; newest first
+///
+/// Everything that is given must hold. Exit status 1 if there is none.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// They have a tag like this; `*` stands for anything
+    #[arg(short, long, value_name = "TAG")]
+    tag: Option<String>,
+    /// Their note contains this, in whatever case
+    #[arg(long, value_name = "TEXT")]
+    note: Option<String>,
+    /// Their note has the line `KEY: VALUE`; can be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+    /// Made then or later: `2h`, `10min ago`, `yesterday`, `2026-11-21 10:00`, RFC 3339
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Made then or before
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// At most so many
+    #[arg(short = 'n', long = "max-count", value_name = "COUNT")]
+    max_count: Option<usize>,
+    /// They changed this, or something below it; relative to the working directory
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(|| format!("{text:?} has no '='"))
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut query =
+        Query { tag: args.tag, note: args.note, labels: args.labels, since: args.since, until: args.until, path: None, limit: args.max_count };
+    let found = match &args.path {
+        Some(path) => {
+            let mut served = locate::served(context.dir())?;
+            query.path = Some(in_tree(&served.root, &served.cwd, path)?);
+            served.client.find(query)?
+        }
+        None => locate::history(context.dir())?.find(query)?,
+    };
+    if context.out.json {
+        context.out.json(&found)?;
+    } else {
+        print_checkpoints(&found, &mut context.out)?;
+    }
+    if found.is_empty() { Err(none(context)?) } else { Ok(()) }
+}
+
+/// What to say when nothing is found.
+fn none(context: &Context) -> VerbResult<Failure> {
+    if context.out.json {
+        return Ok(Failure::No);
+    }
+    Err(hinted("not-found", "no checkpoint is like that", "all there are: ckptfs log"))
+}

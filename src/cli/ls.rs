@@ -1,0 +1,93 @@
+//! `ckptfs ls`.
+
+use std::ffi::OsString;
+
+use serde::Serialize;
+
+use super::error::Outcome;
+use super::output::Out;
+use super::{Context, past, stat};
+use crate::engine::api::TreePath;
+use crate::sys::{self, Kind, SysResult};
+
+/// List a directory as it was
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// State and path, such as `latest:src`; `3:` is the working directory at checkpoint 3
+    #[arg(value_name = "ID:PATH")]
+    path: OsString,
+    /// Mode, size and time of each
+    #[arg(short)]
+    long: bool,
+    /// End each name with NUL and escape nothing
+    #[arg(short = 'z', conflicts_with_all = ["json", "long"])]
+    nul: bool,
+}
+
+/// One name, as `--json` prints it.
+#[derive(Serialize)]
+struct Listed {
+    name: TreePath,
+    #[serde(flatten)]
+    what: stat::Shown,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let found = past::find(context.dir(), &args.path)?;
+    let kind = found.tree.stat(&found.path).map_err(|cause| found.failed(cause))?.kind;
+    let names = if kind == Kind::Dir {
+        names(&found).map_err(|cause| found.failed(cause))?
+    } else {
+        vec![found.path.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec()]
+    };
+    let out = &mut context.out;
+    if !out.json && !args.long {
+        for name in names {
+            let line = if args.nul { [&name, &b"\0"[..]].concat() } else { [&out.name(&name), &b"\n"[..]].concat() };
+            out.bytes(&line)?;
+        }
+        return Ok(());
+    }
+    let listed: Vec<Listed> = names
+        .into_iter()
+        .map(|name| {
+            let path = if kind == Kind::Dir { below(&found.path, &name) } else { found.path.clone() };
+            stat::shown(&found.tree, &path).map(|what| Listed { name: TreePath(name), what })
+        })
+        .collect::<SysResult<_>>()
+        .map_err(|cause| found.failed(cause))?;
+    if out.json { Ok(out.json(&listed)?) } else { print(&listed, out) }
+}
+
+fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
+    let dir = found.tree.open_dir(&found.path)?;
+    // The store is no part of the tree.
+    let ours = |name: &[u8]| found.path.0.is_empty() && (name == b".ckptfs" || name == b".snapshots");
+    let mut names: Vec<Vec<u8>> = sys::list_dir(&dir)?.into_iter().map(|entry| entry.name).filter(|name| !ours(name)).collect();
+    names.sort();
+    Ok(names)
+}
+
+fn below(dir: &TreePath, name: &[u8]) -> TreePath {
+    let mut path = dir.0.clone();
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    TreePath(path)
+}
+
+fn print(listed: &[Listed], out: &mut Out) -> Outcome {
+    let width = listed.iter().map(|one| one.what.size.to_string().len()).max().unwrap_or(0);
+    for one in listed {
+        let mut line = format!("{} {:>width$} {} ", one.what.mode_text(), one.what.size, one.what.local_time()).into_bytes();
+        line.extend_from_slice(&out.name(&one.name.0));
+        if let Some(target) = &one.what.target {
+            line.extend_from_slice(b" -> ");
+            line.extend_from_slice(&out.name(&target.0));
+        }
+        line.push(b'\n');
+        out.bytes(&line)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! `ID:PATH`: a path in a state of the tree, read through the mount.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use super::error::{hinted, io_error};
+use super::locate::{self, Served};
+use super::tree_path::in_tree;
+use crate::engine::api::{CheckpointInfo, StateName, TreePath, VerbError, VerbResult};
+use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult, host};
+
+/// One state of a mounted tree, to be read.
+pub struct Tree {
+    root: OwnedFd,
+}
+
+impl Tree {
+    /// The tree as it is now, mounted at `mount`.
+    pub fn live(mount: &Path) -> VerbResult<Tree> {
+        Tree::at(mount)
+    }
+
+    /// The tree as it was at a checkpoint.
+    pub fn past(mount: &Path, checkpoint: &CheckpointInfo) -> VerbResult<Tree> {
+        Tree::at(&mount.join(".snapshots").join(checkpoint.id.to_string()))
+    }
+
+    fn at(path: &Path) -> VerbResult<Tree> {
+        host::open_dir_path(path).map(|root| Tree { root }).map_err(|cause| io_error(path.display(), cause))
+    }
+
+    /// What a path leads to, itself if it is a link. No link on the way is followed.
+    pub fn open_path(&self, path: &TreePath) -> SysResult<OwnedFd> {
+        sys::open_beneath(&self.root, relative(path), OpenKind::Path)
+    }
+
+    /// Opens a regular file, and nothing else: a FIFO would block.
+    pub fn open_file(&self, path: &TreePath) -> SysResult<File> {
+        let there = self.open_path(path)?;
+        match sys::stat_fd(&there)?.kind {
+            Kind::File => sys::reopen(&there, Open::READ),
+            Kind::Dir => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Opens a directory.
+    pub fn open_dir(&self, path: &TreePath) -> SysResult<OwnedFd> {
+        sys::open_beneath(&self.root, relative(path), OpenKind::Dir)
+    }
+
+    /// Attributes of a path, of a link itself.
+    pub fn stat(&self, path: &TreePath) -> SysResult<Stat> {
+        sys::stat_fd(self.open_path(path)?)
+    }
+}
+
+fn relative(path: &TreePath) -> &[u8] {
+    if path.0.is_empty() { b"." } else { &path.0 }
+}
+
+/// What `ID:PATH` means: the state, the path in it, and the tree to read it from.
+pub struct Found {
+    /// The checkpoint; `None`: the live tree.
+    pub checkpoint: Option<CheckpointInfo>,
+    /// Relative to the root of the tree.
+    pub path: TreePath,
+    /// The state.
+    pub tree: Tree,
+}
+
+impl Found {
+    /// Why the path cannot be read.
+    pub fn failed(&self, cause: Errno) -> VerbError {
+        let path = String::from_utf8_lossy(&self.path.0);
+        let state = self.checkpoint.as_ref().map_or("live".to_owned(), |checkpoint| checkpoint.id.to_string());
+        let name = format!("{state}:{path}");
+        match cause {
+            Errno::ENOENT | Errno::ENOTDIR => hinted("not-found", format!("{name} does not exist"), format!("its versions: ckptfs log {path}")),
+            Errno::ELOOP => hinted("is-link", format!("{name} leads over a symbolic link"), "ckptfs stat shows where a link leads"),
+            Errno::EISDIR => hinted("is-directory", format!("{name} is a directory"), format!("ckptfs ls {name}")),
+            Errno::EINVAL => hinted("not-a-file", format!("{name} is no regular file"), format!("ckptfs stat {name}")),
+            Errno::EIO => {
+                hinted("io", format!("{name} cannot be read: {cause}"), "it may have been changed while nothing was mounted: ckptfs status")
+            }
+            _ => io_error(name, cause),
+        }
+    }
+}
+
+/// Understands `ID:PATH`; PATH starts at the working directory, and is that directory if nothing follows the colon. An ID may have colons in it: the
+/// first beginning that means a state is it.
+pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = text.as_bytes();
+    let mut served = locate::served(dir)?;
+    let mount = served.client.stats()?.mount;
+    let mut first = None;
+    for colon in bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(index, _)| index) {
+        let (id, path) = (bytes.get(..colon).unwrap_or_default(), bytes.get(colon + 1..).unwrap_or_default());
+        let Ok(id) = std::str::from_utf8(id) else { break };
+        match state(&mut served, id) {
+            Ok(checkpoint) => {
+                let path = in_tree(&served.root, &served.cwd, &PathBuf::from(std::ffi::OsStr::from_bytes(path)))?;
+                let tree = checkpoint.as_ref().map_or_else(|| Tree::live(&mount), |checkpoint| Tree::past(&mount, checkpoint))?;
+                return Ok(Found { checkpoint, path, tree });
+            }
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    Err(first.unwrap_or_else(|| {
+        let text = text.to_string_lossy();
+        hinted("usage", format!("{text:?} is not ID:PATH"), format!("for example: latest:{text}"))
+    }))
+}
+
+/// The checkpoint that is meant; `None`: the live tree.
+pub fn state(served: &mut Served, name: &str) -> VerbResult<Option<CheckpointInfo>> {
+    if name == "live" { Ok(None) } else { served.client.show(StateName(name.to_owned())).map(Some) }
+}

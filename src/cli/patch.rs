@@ -1,0 +1,175 @@
+//! Changes as a patch that `git apply` takes (git-diff(1), "Generating patch text with -p").
+//!
+//! Regular files and symbolic links are in it; git knows no others, and no directories. What is not text, or larger than [`TEXT_BYTES_MAX`], is named
+//! and not shown.
+
+use std::io::{self, Read};
+use std::time::Duration;
+
+use similar::{Algorithm, TextDiff};
+
+use super::output::Out;
+use super::past::Tree;
+use crate::engine::api::{Change, ChangeKind, TreePath};
+use crate::sys::{self, Errno, Kind, SysResult};
+
+/// A longer file is named, not shown.
+const TEXT_BYTES_MAX: u64 = 16 << 20;
+/// A NUL in so many bytes makes a file binary, as it does for git (`FIRST_FEW_BYTES` in its xdiff-interface.c).
+const LOOKED_AT_BYTES: usize = 8000;
+/// After so long the difference of one file is told coarsely.
+const DIFF_TIME_MAX: Duration = Duration::from_secs(5);
+/// Unchanged lines around a change.
+const CONTEXT_LINES: usize = 3;
+
+/// One side of a change.
+struct Side {
+    /// git's mode.
+    mode: &'static str,
+    /// `None`: too large.
+    content: Option<Vec<u8>>,
+}
+
+impl Side {
+    fn is_binary(&self) -> bool {
+        self.content.as_ref().is_none_or(|content| content.iter().take(LOOKED_AT_BYTES).any(|byte| *byte == 0))
+    }
+}
+
+/// Prints the patch from `from` to `to`. Returns the paths that cannot be in it.
+pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::Result<Vec<TreePath>> {
+    let mut left_out = Vec::new();
+    for change in changes {
+        let before = change.from.as_ref().unwrap_or(&change.path);
+        let old = if change.change == ChangeKind::Added { Ok(None) } else { side(from, before) };
+        let new = if change.change == ChangeKind::Deleted { Ok(None) } else { side(to, &change.path) };
+        match (old, new) {
+            (Ok(None), Ok(None)) if change.kind == Kind::Dir => {}
+            (Ok(Some(old)), Ok(Some(new))) if old.mode.get(..2) != new.mode.get(..2) => {
+                // Of another kind: git tells that as one going and one coming.
+                out.bytes(&text(before, &change.path, Some(&old), None))?;
+                out.bytes(&text(before, &change.path, None, Some(&new)))?;
+            }
+            (Ok(old), Ok(new)) if old.is_some() || new.is_some() => out.bytes(&text(before, &change.path, old.as_ref(), new.as_ref()))?,
+            _ => left_out.push(change.path.clone()),
+        }
+    }
+    Ok(left_out)
+}
+
+/// What is at a path; `None`: nothing that git knows.
+fn side(tree: &Tree, path: &TreePath) -> SysResult<Option<Side>> {
+    let there = match tree.open_path(path) {
+        Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
+        there => there?,
+    };
+    let stat = sys::stat_fd(&there)?;
+    match stat.kind {
+        Kind::Symlink => Ok(Some(Side { mode: "120000", content: Some(sys::readlink_fd(&there)?) })),
+        Kind::File => {
+            let mode = if stat.mode & 0o111 == 0 { "100644" } else { "100755" };
+            if stat.size > TEXT_BYTES_MAX {
+                return Ok(Some(Side { mode, content: None }));
+            }
+            let mut content = Vec::new();
+            tree.open_file(path)?.take(TEXT_BYTES_MAX).read_to_end(&mut content)?;
+            Ok(Some(Side { mode, content: Some(content) }))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The patch of one path.
+fn text(before: &TreePath, after: &TreePath, old: Option<&Side>, new: Option<&Side>) -> Vec<u8> {
+    let (a, b) = (quoted(b"a/", &before.0), quoted(b"b/", &after.0));
+    let mut patch = [b"diff --git ", &a[..], b" ", &b, b"\n"].concat();
+    let mut line = |parts: &[&[u8]]| {
+        parts.iter().for_each(|part| patch.extend_from_slice(part));
+        patch.push(b'\n');
+    };
+    match (old, new) {
+        (None, Some(new)) => line(&[b"new file mode ", new.mode.as_bytes()]),
+        (Some(old), None) => line(&[b"deleted file mode ", old.mode.as_bytes()]),
+        (Some(old), Some(new)) if old.mode != new.mode => {
+            line(&[b"old mode ", old.mode.as_bytes()]);
+            line(&[b"new mode ", new.mode.as_bytes()]);
+        }
+        _ => {}
+    }
+    if before != after {
+        line(&[b"rename from ", &quoted(b"", &before.0)]);
+        line(&[b"rename to ", &quoted(b"", &after.0)]);
+    }
+    let null = b"/dev/null".to_vec();
+    let (a, b) = (if old.is_some() { a } else { null.clone() }, if new.is_some() { b } else { null });
+    if old.is_some_and(Side::is_binary) || new.is_some_and(Side::is_binary) {
+        line(&[b"Binary files ", &a, b" and ", &b, b" differ"]);
+        return patch;
+    }
+    let content = |side: Option<&Side>| side.and_then(|side| side.content.clone()).unwrap_or_default();
+    let (old, new) = (content(old), content(new));
+    if old == new {
+        return patch;
+    }
+    let diff = TextDiff::configure().algorithm(Algorithm::Myers).timeout(DIFF_TIME_MAX).diff_lines(&old[..], &new[..]);
+    // git ends a name that has a space with a tab, so that it can tell where it ends.
+    let end = |name: &[u8]| if name.contains(&b' ') && !name.starts_with(b"\"") { &b"\t"[..] } else { b"" };
+    line(&[b"--- ", &a, end(&a)]);
+    line(&[b"+++ ", &b, end(&b)]);
+    // A buffer takes everything.
+    let _ = diff.unified_diff().context_radius(CONTEXT_LINES).to_writer(&mut patch);
+    patch
+}
+
+/// A name as git writes it: in double quotes with C's escapes if it has anything in it that needs them (`core.quotePath`).
+fn quoted(prefix: &[u8], name: &[u8]) -> Vec<u8> {
+    let plain = |byte: &u8| (0x20..0x7f).contains(byte) && !b"\"\\".contains(byte);
+    let whole = [prefix, name].concat();
+    if whole.iter().all(plain) {
+        return whole;
+    }
+    let mut text = vec![b'"'];
+    for byte in whole {
+        match byte {
+            b'"' | b'\\' => text.extend([b'\\', byte]),
+            b'\n' => text.extend(b"\\n"),
+            b'\t' => text.extend(b"\\t"),
+            byte if plain(&byte) => text.push(byte),
+            byte => text.extend(format!("\\{byte:03o}").into_bytes()),
+        }
+    }
+    text.push(b'"');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn side(mode: &'static str, content: &str) -> Side {
+        Side { mode, content: Some(content.into()) }
+    }
+
+    fn path(name: &str) -> TreePath {
+        TreePath(name.into())
+    }
+
+    #[test]
+    fn a_change_with_a_new_mode_and_no_newline_at_the_end() {
+        let patch = text(&path("a b"), &path("a b"), Some(&side("100644", "1\n2\n")), Some(&side("100755", "1\n3")));
+        let expected = "diff --git a/a b b/a b\nold mode 100644\nnew mode 100755\n--- a/a b\t\n+++ b/a b\t\n@@ -1,2 +1,2 @@\n 1\n-2\n+3\n\\ No newline at end of file\n";
+        assert_eq!(String::from_utf8(patch).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_binary_is_named() {
+        let patch = text(&path("x"), &path("x"), None, Some(&side("100644", "a\0b")));
+        assert_eq!(String::from_utf8(patch).unwrap(), "diff --git a/x b/x\nnew file mode 100644\nBinary files /dev/null and b/x differ\n");
+    }
+
+    #[test]
+    fn names_are_quoted_as_git_does() {
+        assert_eq!(quoted(b"a/", b"plain name"), b"a/plain name");
+        assert_eq!(quoted(b"a/", b"\xc3\xa9\"\n\x01"), br#""a/\303\251\"\n\001""#);
+    }
+}

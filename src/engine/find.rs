@@ -1,0 +1,206 @@
+//! Finding checkpoints and versions, and naming them.
+
+use super::Engine;
+use super::api::{CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult, VersionInfo, VersionKind};
+use super::checkpoint::check_tag;
+use super::error;
+use crate::history::select::parse_time;
+use crate::history::versions::{Asked, Became, Version};
+use crate::history::view::State;
+use crate::store::ids::CheckpointId;
+use crate::store::record::{Actor, Checkpoint};
+use crate::sys::{Kind, SysResult};
+
+/// A query that was understood.
+pub(super) struct Matcher<'a> {
+    query: &'a Query,
+    note: Option<String>,
+    since_ns: i128,
+    until_ns: i128,
+}
+
+impl<'a> Matcher<'a> {
+    /// # Errors
+    /// `bad-time`.
+    pub(super) fn new(query: &'a Query) -> VerbResult<Matcher<'a>> {
+        let time = |text: &Option<String>, otherwise| match text {
+            Some(text) => parse_time(text).map(jiff::Timestamp::as_nanosecond).map_err(error::bad_time),
+            None => Ok(otherwise),
+        };
+        let note = query.note.as_ref().map(|note| note.to_lowercase());
+        Ok(Matcher { query, note, since_ns: time(&query.since, i128::MIN)?, until_ns: time(&query.until, i128::MAX)? })
+    }
+
+    /// Whether everything holds of a checkpoint that its record tells.
+    pub(super) fn takes(&self, checkpoint: &Checkpoint) -> bool {
+        let created = i128::from(checkpoint.created_ns);
+        let has_label = |(key, value): &(String, String)| checkpoint.note.lines().any(|line| label(line) == Some((key, value)));
+        (self.since_ns..=self.until_ns).contains(&created)
+            && self.query.tag.as_ref().is_none_or(|wanted| checkpoint.tags.iter().any(|tag| is_like(tag, wanted)))
+            && self.note.as_ref().is_none_or(|wanted| checkpoint.note.to_lowercase().contains(wanted))
+            && self.query.labels.iter().all(has_label)
+    }
+}
+
+/// The label that a line of a note is: `KEY: VALUE`.
+fn label(line: &str) -> Option<(&str, &str)> {
+    let (key, value) = line.split_once(':')?;
+    let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    is_key.then_some((key, value.trim()))
+}
+
+/// Whether `*` in `pattern` can stand for something so that it is `text`. Takes O(both) steps for each `*`.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return text == pattern };
+    let Some(mut text) = text.strip_prefix(head) else { return false };
+    let mut parts: Vec<&str> = rest.split('*').collect();
+    let last = parts.pop().unwrap_or_default();
+    for part in parts {
+        match text.split_once(part) {
+            Some((_, after)) => text = after,
+            None => return false,
+        }
+    }
+    text.ends_with(last)
+}
+
+impl Engine {
+    /// See [`super::api::Verbs::find`].
+    pub(super) fn find_checkpoints(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        let matcher = Matcher::new(query)?;
+        let limit = query.limit.unwrap_or(usize::MAX);
+        if let Some(path) = &query.path {
+            let versions = self.versions_of(path)?;
+            let touched = versions.iter().rev().filter_map(|version| match version.state {
+                State::At(id) => self.timeline().checkpoint(id),
+                State::Live => None,
+            });
+            return Ok(touched
+                .filter(|checkpoint| matcher.takes(checkpoint))
+                .take(limit)
+                .map(|checkpoint| CheckpointInfo::new(&checkpoint))
+                .collect());
+        }
+        // A tag has one checkpoint.
+        if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
+            let tagged = self.timeline().tagged(tag).and_then(|id| self.timeline().checkpoint(id));
+            return Ok(tagged.filter(|checkpoint| limit > 0 && matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect());
+        }
+        Ok(self.timeline().newest(limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
+    }
+
+    /// See [`super::api::Verbs::retag`].
+    pub(super) fn retag_checkpoint(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+        let _one_at_a_time = self.checkpointing.lock();
+        let id = self.checkpoint_id(state)?;
+        let checkpoint = self.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
+        let mut tags = checkpoint.tags.clone();
+        for tag in &retag.remove {
+            let before = tags.len();
+            tags.retain(|other| other != tag);
+            if tags.len() == before {
+                return Err(error::not_its_tag(tag, id, &checkpoint.tags));
+            }
+        }
+        for tag in &retag.add {
+            check_tag(tag)?;
+            match self.timeline().tagged(tag) {
+                Some(other) if other != id && !retag.force => return Err(error::tag_taken(tag, other)),
+                _ => tags.push(tag.clone()),
+            }
+        }
+        tags.sort();
+        tags.dedup();
+        if tags != checkpoint.tags {
+            self.give_tags(by, id, tags)?;
+        }
+        let after = self.timeline().checkpoint(id).unwrap_or(checkpoint);
+        Ok(CheckpointInfo::new(&after))
+    }
+
+    /// Gives a checkpoint these tags, and takes them from whichever others have them.
+    fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
+        let losing = |other: &Checkpoint| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
+        let losers = self.timeline().newest(usize::MAX, losing).into_iter();
+        let mut given: Vec<(CheckpointId, Vec<String>)> =
+            losers.map(|other| (other.id, other.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
+        given.push((id, tags));
+        self.timeline().set_tags(Some(by), given).map_err(|errno| error::failed("the tags were not changed", errno))
+    }
+
+    /// See [`super::api::Verbs::versions`].
+    pub(super) fn version_infos(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
+        self.settle();
+        let found = self.versions_of(path)?;
+        if found.is_empty() {
+            return Err(error::never_there(&path.0));
+        }
+        Ok(found.into_iter().rev().map(|version| self.version_info(version)).collect())
+    }
+
+    fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
+        let kept: Vec<CheckpointId> = self.timeline().checkpoint_ids();
+        let below = |from: State, to: State| -> SysResult<bool> { Ok(!self.compare(from, to, &path.0)?.is_empty()) };
+        let asked = Asked { timeline: self.timeline(), path: &path.0, kept: &kept, view: |state| self.view(state), below };
+        asked.versions().map_err(|errno| error::failed("the versions cannot be told", errno))
+    }
+
+    fn version_info(&self, version: Version) -> VersionInfo {
+        let checkpoint = match version.state {
+            State::At(id) => self.timeline().checkpoint(id),
+            State::Live => None,
+        };
+        let stat = version.attr.map(|attr| attr.stat);
+        let modified = stat.and_then(|stat| jiff::Timestamp::new(stat.mtime.sec, stat.mtime.nsec.cast_signed()).ok());
+        VersionInfo {
+            checkpoint: checkpoint.as_ref().map(CheckpointInfo::new),
+            change: match version.became {
+                Became::Added => VersionKind::Added,
+                Became::Modified => VersionKind::Modified,
+                Became::Deleted => VersionKind::Deleted,
+                Became::TypeChanged => VersionKind::TypeChanged,
+                Became::Unknown => VersionKind::Unknown,
+            },
+            kind: stat.map(|stat| stat.kind),
+            size: stat.filter(|stat| stat.kind == Kind::File).map(|stat| stat.size),
+            modified: modified.map(|time| time.to_string()),
+        }
+    }
+}
+
+/// Matches the checkpoints of a store without a daemon; `checkpoints` are oldest first.
+///
+/// # Errors
+/// `bad-time`; `not-mounted` for what only a daemon can tell.
+pub(super) fn find_offline(checkpoints: &[Checkpoint], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+    if query.path.is_some() {
+        return Err(VerbError {
+            code: "not-mounted".into(),
+            message: "which checkpoints changed a path is known while the directory is mounted".into(),
+            hint: Some("mount it: ckptfs mount DIR".into()),
+        });
+    }
+    let matcher = Matcher::new(query)?;
+    let found = checkpoints.iter().rev().filter(|checkpoint| matcher.takes(checkpoint)).take(query.limit.unwrap_or(usize::MAX));
+    Ok(found.map(CheckpointInfo::new).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_anything() {
+        let like = ["v1", "v*", "*1", "*", "v*1", "v1*", "*v1*"];
+        assert!(like.iter().all(|pattern| is_like("v1", pattern)));
+        let other = ["v", "v2", "w*", "*2", "v*v1", "v1*1", ""];
+        assert!(!other.iter().any(|pattern| is_like("v1", pattern)));
+        assert!(is_like("a-b-c-d", "a*b*d") && !is_like("a-b-c-d", "a*c*b*d"));
+    }
+
+    #[test]
+    fn labels_are_lines_of_their_own() {
+        assert_eq!(label("session: 7f: x "), Some(("session", "7f: x")));
+        assert_eq!((label("not a key: x"), label(": x"), label("x")), (None, None, None));
+    }
+}

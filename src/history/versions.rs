@@ -1,0 +1,164 @@
+//! Every version of one path, by the records of what leads to it: O(versions), whatever the number of checkpoints.
+//!
+//! From one kept checkpoint the next at which the path can differ is the first at or after the earliest later record of a key that the path was
+//! resolved by: the names on the way, and the inode's attributes and content, or that something below the directory changed. What lies between needs no
+//! look.
+
+use std::sync::Arc;
+
+use super::diff::{attributes_differ, same_content};
+use super::present::Trail;
+use super::timeline::Timeline;
+use super::view::{State, View};
+use crate::store::ids::{CheckpointId, Epoch, Name};
+use crate::store::record::{AttrState, Child};
+use crate::sys::{Errno, Kind, SysResult};
+
+/// How a version differs from the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Became {
+    /// The path came to be.
+    Added,
+    /// Content, attributes or extended attributes changed, or another inode of the same kind came.
+    Modified,
+    /// The path is gone.
+    Deleted,
+    /// It is of another kind.
+    TypeChanged,
+    /// It was changed while nobody served the tree, and nobody knows how.
+    Unknown,
+}
+
+/// One version of a path.
+#[derive(Clone, Debug)]
+pub struct Version {
+    /// The first state that has it: the checkpoint, or the live tree.
+    pub state: State,
+    /// How it differs from the version before.
+    pub became: Became,
+    /// Its attributes; `None` where it is gone or not known.
+    pub attr: Option<AttrState>,
+}
+
+/// What a path was in one state.
+struct Seen {
+    state: State,
+    /// What it led to; an error: nobody knows.
+    found: SysResult<Option<(Child, Arc<Trail>)>>,
+    /// The first epoch after the state in which it may have changed.
+    next: Option<Epoch>,
+}
+
+/// Whose versions are asked for, and how states are seen.
+pub struct Asked<'a, V, B> {
+    /// The history.
+    pub timeline: &'a Timeline,
+    /// Relative to the root, `/`-separated.
+    pub path: &'a [u8],
+    /// Every checkpoint kept, oldest first.
+    pub kept: &'a [CheckpointId],
+    /// Gives the view of a state.
+    pub view: V,
+    /// Whether anything at or below the path, which is a directory, differs between two states.
+    pub below: B,
+}
+
+impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked<'a, V, B> {
+    /// Every version in the kept checkpoints and the live tree, oldest first. A directory has another one when anything below it changed.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn versions(&self) -> SysResult<Vec<Version>> {
+        let names: Vec<Name> = self.path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).map(Name::new).collect();
+        let mut versions = Vec::new();
+        let mut before: Option<Seen> = None;
+        let mut state = self.kept.first().copied().map_or(State::Live, State::At);
+        loop {
+            let seen = see(self.timeline, &(self.view)(state), &names)?;
+            if let Some(became) = self.differs(before.as_ref(), &seen)? {
+                let attr = match &seen.found {
+                    Ok(Some((_, trail))) => (self.view)(state).attr(trail).ok(),
+                    _ => None,
+                };
+                versions.push(Version { state, became, attr });
+            }
+            let Some(epoch) = seen.next else { return Ok(versions) };
+            state = match self.kept.get(self.kept.partition_point(|id| id.epoch() < epoch)) {
+                Some(id) => State::At(*id),
+                None => State::Live,
+            };
+            before = Some(seen);
+        }
+    }
+
+    /// How a state differs from the version before; `None`: it does not.
+    fn differs(&self, before: Option<&Seen>, now: &Seen) -> SysResult<Option<Became>> {
+        let there = |seen: &Seen| seen.found.as_ref().ok().cloned().flatten();
+        let known = |seen: &Seen| seen.found.is_ok();
+        if !known(now) {
+            return Ok(before.is_none_or(known).then_some(Became::Unknown));
+        }
+        let unknown = before.is_some_and(|before| !known(before));
+        Ok(match (before.and_then(there), there(now)) {
+            (None, None) => unknown.then_some(Became::Deleted),
+            (None, Some(_)) => Some(if unknown { Became::Modified } else { Became::Added }),
+            (Some(_), None) => Some(Became::Deleted),
+            (Some((old, _)), Some((new, _))) if old.kind != new.kind => Some(Became::TypeChanged),
+            (Some((old, old_trail)), Some((new, new_trail))) => {
+                let (then, now) = (before.map_or(State::Live, |before| before.state), now.state);
+                let changed = old.slot != new.slot
+                    || if new.kind == Kind::Dir {
+                        (self.below)(then, now)?
+                    } else {
+                        changed(&(self.view)(then), &old_trail, &(self.view)(now), &new_trail)?
+                    };
+                changed.then_some(Became::Modified)
+            }
+        })
+    }
+}
+
+/// Resolves the path and notes by which keys.
+fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> {
+    let state = view.state();
+    let mut next: Option<Epoch> = None;
+    let mut note = |epoch: Option<Epoch>| next = next.into_iter().chain(epoch).min();
+    let mut at = (Child { slot: crate::store::ids::Slot::ROOT, kind: Kind::Dir }, Trail::root());
+    let mut found = Ok(true);
+    for name in names {
+        if let State::At(id) = state {
+            note(timeline.entry_at(at.1.slot, name, id)?.map(|recorded| recorded.epoch));
+        }
+        let step = if at.0.kind == Kind::Dir { view.step(&at.1, name) } else { Ok(None) };
+        match step {
+            Ok(Some(there)) => at = there,
+            Ok(None) | Err(Errno::ENOENT | Errno::ESTALE) => found = Ok(false),
+            Err(errno) => found = Err(errno),
+        }
+        if found != Ok(true) {
+            break;
+        }
+    }
+    if let (State::At(id), Ok(true)) = (state, found) {
+        let slot = at.1.slot;
+        note(timeline.attr_at(slot, id)?.map(|recorded| recorded.epoch));
+        note(timeline.xattrs_at(slot, id)?.map(|recorded| recorded.epoch));
+        if at.0.kind == Kind::Dir {
+            note(timeline.home_at(slot, id)?.map(|recorded| recorded.epoch));
+        } else {
+            note(timeline.data_at(slot, id)?.map(|recorded| recorded.epoch));
+        }
+        if view.attr(&at.1) == Err(Errno::EIO) {
+            found = Err(Errno::EIO);
+        }
+    }
+    Ok(Seen { state, found: found.map(|there| there.then_some(at)), next })
+}
+
+fn changed(then: &View<'_>, old: &Arc<Trail>, now: &View<'_>, new: &Arc<Trail>) -> SysResult<bool> {
+    let (before, after) = (then.attr(old)?, now.attr(new)?);
+    if attributes_differ(&before, &after) || before.stat.mtime != after.stat.mtime || then.xattrs(old)? != now.xattrs(new)? {
+        return Ok(true);
+    }
+    Ok(after.stat.kind == Kind::File && !same_content((then, old), (now, new))?)
+}
