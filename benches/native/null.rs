@@ -43,7 +43,10 @@ pub fn serve(point: &Path) {
     let service = Arc::new(Null { counts: Arc::default(), tree });
     let config = MountConfig {
         mountpoint: point.to_owned(),
-        source: "null".to_owned(),
+        source: "null".into(),
+        dev: false,
+        suid: false,
+        exec: true,
         passthrough: false,
         allow_other: true,
         read_only: false,

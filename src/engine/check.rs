@@ -73,6 +73,7 @@ fn repair_of(finding: &Finding) -> Option<&'static str> {
         | DamageKind::JournalDamaged
         | DamageKind::ObjectMissing
         | DamageKind::ObjectUnreadable
+        | DamageKind::ChangedUnseen
         | DamageKind::ForeignFile => None,
     }
 }
@@ -119,6 +120,9 @@ impl Engine {
                 let of = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;
                 let mut check = Check::begin(&store.journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
                 check.compare_index(&store.index, &store.journal);
+                if options.deep || of.is_some() {
+                    self.look_behind(of.or(self.timeline().latest()), &mut check)?;
+                }
                 check
             }
         };
@@ -133,6 +137,17 @@ impl Engine {
         let told = tell(0, &mut check);
         let run = if told.finished { options.run.unwrap_or(0) } else { self.checks.put(options.run, check) };
         Ok(Verified { run, ..told })
+    }
+
+    /// What a checkpoint cannot show because it was changed behind our back: found by a walk over the tree.
+    fn look_behind(&self, of: Option<CheckpointId>, check: &mut Check) -> VerbResult<()> {
+        let Some(id) = of else { return Ok(()) };
+        let changed = self.find_unserved(id).map_err(|errno| error::failed("the tree cannot be read", errno))?;
+        check.findings.extend(changed.into_iter().map(|change| {
+            let found = Finding::of_store(DamageKind::ChangedUnseen, "the tree", "it was changed while nothing was mounted, or past the mount");
+            Finding { path: Some(change.path.0), checkpoints: vec![id], ..found }
+        }));
+        Ok(())
     }
 
     /// The version is needed still, and not merely on its way into the layer. What is wrong with it is logged, and it is not shown any more.

@@ -211,7 +211,7 @@ impl PastHandle {
         loop {
             let (source, file) = self.open.lock().clone();
             let answer = with(file.as_deref());
-            if source != Source::Live || view.still_live(self.node.child.slot)? {
+            if source != Source::Live || view.still_live(&self.node.trail, file.as_deref())? {
                 return answer;
             }
             let (source, file) = view.open(&self.node.trail)?;

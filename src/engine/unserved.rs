@@ -1,7 +1,8 @@
-//! What was changed while nobody served the tree.
+//! What was changed behind our back.
 //!
-//! Such a change has no record, so it is found by a walk over the whole tree: only where there was an absence after the checkpoint in question, and
-//! then once for that checkpoint and mount, for nothing can be added while the tree is served.
+//! Such a change has no record, so it is found by a walk over the whole tree: where there was an absence after the checkpoint in question, and
+//! then once for that checkpoint and mount, and when `verify` is asked for it. What is changed while the tree is served, past the mount, is known
+//! when somebody meets it in a view.
 
 use std::sync::Arc;
 
@@ -15,12 +16,21 @@ use crate::store::record::Child;
 use crate::sys::{Errno, Kind, SysResult};
 
 impl Engine {
-    /// Every path that was changed while nobody served the tree, after checkpoint `id`; what it was then, nobody knows. A directory is among them
+    /// Every path that is known to have been changed behind our back, after checkpoint `id`; what it was then, nobody knows. A directory is among them
     /// if names in it came or went.
     ///
     /// # Errors
     /// Those of reading the live tree.
-    pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
+    pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
+        let mut known = (*self.changed_in_absence(id)?).clone();
+        known.extend(self.timeline().met_unseen(id).into_iter().map(|(path, kind)| unknown(&path, kind)));
+        known.sort_by(|a, b| a.path.cmp(&b.path));
+        known.dedup_by(|a, b| a.path == b.path);
+        Ok(known)
+    }
+
+    /// What was changed while nobody served the tree.
+    fn changed_in_absence(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
         if !self.timeline().was_absent_after(id) {
             return Ok(Arc::default());
         }
@@ -32,7 +42,8 @@ impl Engine {
         Ok(found)
     }
 
-    fn find_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
+    /// As [`Engine::changed_unserved`], found by a walk.
+    pub(super) fn find_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let (then, live) = (self.view(State::At(id)), self.view(State::Live));
         let mut found = Vec::new();
         let mut open: Vec<(Vec<u8>, Arc<Trail>)> = vec![(Vec::new(), Trail::root())];

@@ -182,7 +182,10 @@ impl Verbs for Engine {
         if let Some(id) = latest {
             let unserved = self.changed_unserved(id).map_err(failed)?;
             if !unserved.is_empty() {
-                warnings.push(format!("{} paths were changed while nothing was mounted: checkpoints before that cannot show them", unserved.len()));
+                warnings.push(format!(
+                    "{} paths were changed while nothing was mounted, or past the mount: checkpoints before that cannot show them",
+                    unserved.len()
+                ));
             }
             dirty.extend(unserved.iter().cloned());
             dirty.sort_by(|a, b| a.path.cmp(&b.path));

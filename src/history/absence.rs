@@ -1,11 +1,18 @@
-//! Times in which the tree was not served, so that it could be changed without a record.
+//! Changes that nobody recorded: made while the tree was not served, or past the mount by somebody who had the directory below it open.
 //!
-//! What was changed then is known by its ctime, which nobody can set: it lies between the end of one daemon and the beginning of the next. An older
-//! checkpoint cannot tell what was there before, so its view gives EIO for it, and never the new state.
+//! They are known by their ctime, which nobody can set. What was changed while nobody served the tree has one between the end of one daemon and the
+//! beginning of the next. And every change of ours is recorded before it is made, with the attributes before it: so an inode whose attributes have no
+//! record after a checkpoint was last changed before that checkpoint, and if its ctime is later, it was changed behind our back. An older checkpoint
+//! cannot tell what was there before; its view gives EIO, and never the new state.
+//!
+//! The second rule needs a clock that does not go back: a file changed before the clock was set back seems later than a checkpoint made after. Such
+//! checkpoints are known (the wall clock is compared with one that nobody sets, and with the checkpoints before), and only the first rule holds for them.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::timeline::Timeline;
 use crate::store::ids::CheckpointId;
-use crate::sys::Time;
+use crate::sys::{Kind, Time};
 
 /// A stretch of time, wall clock, nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +33,71 @@ fn nanoseconds(time: Time) -> i64 {
     time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
 }
 
+/// By how much the wall clock may go back and not be taken to be set back.
+const CLOCK_SLACK_NS: i64 = 100_000_000;
+/// Paths changed behind our back that are kept for `status`.
+const MET_MAX: usize = 10_000;
+
+/// The wall clock against one that nobody sets.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    /// The most that the wall clock was ahead of the other, nanoseconds.
+    ahead_ns: Option<i64>,
+    /// The latest time of a checkpoint.
+    latest_ns: i64,
+    /// Checkpoints made after the clock was set back.
+    unsure: BTreeSet<CheckpointId>,
+}
+
+impl Clock {
+    /// A checkpoint was read.
+    pub(super) fn read(&mut self, id: CheckpointId, created_ns: i64) {
+        if created_ns < self.latest_ns {
+            self.unsure.insert(id);
+        }
+        self.latest_ns = self.latest_ns.max(created_ns);
+    }
+
+    /// A checkpoint is made now.
+    pub(super) fn made(&mut self, id: CheckpointId, created_ns: i64, ahead_ns: i64) {
+        let most = *self.ahead_ns.get_or_insert(ahead_ns);
+        if ahead_ns < most.saturating_sub(CLOCK_SLACK_NS) {
+            self.unsure.insert(id);
+        }
+        self.ahead_ns = Some(most.max(ahead_ns));
+        self.read(id, created_ns);
+    }
+}
+
 impl Timeline {
+    /// An inode whose attributes have no record between the checkpoint and the state in which it had this ctime was changed all the same.
+    pub fn changed_unseen(&self, ctime: Time, id: CheckpointId) -> bool {
+        let inner = self.inner.read();
+        let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
+        nanoseconds(ctime) > checkpoint.created_ns && !inner.clock.unsure.contains(&id)
+    }
+
+    /// Somebody met a file that was changed behind our back: it is logged, once, and kept for `status`.
+    pub fn meet_unseen(&self, path: Vec<u8>, kind: Kind, id: CheckpointId) {
+        let mut met = self.met.lock();
+        let known = met.entry(id).or_default();
+        if known.len() >= MET_MAX || known.contains_key(&path) {
+            return;
+        }
+        tracing::warn!(path = %String::from_utf8_lossy(&path), checkpoint = id.0, "changed behind our back: what it was is not known, and its view gives EIO");
+        known.insert(path, kind);
+    }
+
+    /// Whether something changed behind our back was met in the view of a checkpoint.
+    pub fn has_met_unseen(&self, id: CheckpointId) -> bool {
+        self.met.lock().contains_key(&id)
+    }
+
+    /// What was met of that kind, by path, since the mount.
+    pub fn met_unseen(&self, id: CheckpointId) -> BTreeMap<Vec<u8>, Kind> {
+        self.met.lock().get(&id).cloned().unwrap_or_default()
+    }
+
     /// A daemon begins to serve; the absence before it ends, if there was one.
     pub fn begin_service(&self, at_ns: i64, stopped_ns: Option<i64>) {
         if let Some(from_ns) = stopped_ns {
@@ -56,6 +127,23 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn checkpoints_made_after_the_clock_was_set_back_are_known() {
+        let mut clock = Clock::default();
+        let of = |id| CheckpointId(id);
+        clock.read(of(1), 100);
+        clock.read(of(2), 90);
+        clock.read(of(3), 200);
+        assert!(clock.unsure.iter().eq([&of(2)]));
+        let second = 1_000_000_000;
+        clock.made(of(4), 300, 5 * second);
+        clock.made(of(5), 400, 5 * second - CLOCK_SLACK_NS / 2);
+        clock.made(of(6), 500, 4 * second);
+        clock.made(of(7), 600, 6 * second);
+        clock.made(of(8), 700, 5 * second);
+        assert!(clock.unsure.iter().eq([&of(2), &of(6), &of(8)]));
+    }
 
     #[test]
     fn the_ends_of_an_absence_do_not_belong_to_it() {

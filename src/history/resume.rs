@@ -46,7 +46,14 @@ impl Timeline {
         }
         let Replay { inner, aftermath, .. } = replay;
         let owed = Mutex::ranked(Rank::Owed, Vec::new());
-        let timeline = Timeline { store, inner: RwLock::ranked(Rank::Timeline, inner), owed, wake: Wake::default(), distrusted: Mutex::default() };
+        let timeline = Timeline {
+            store,
+            inner: RwLock::ranked(Rank::Timeline, inner),
+            owed,
+            wake: Wake::default(),
+            distrusted: Mutex::default(),
+            met: Mutex::default(),
+        };
         Ok((timeline, aftermath))
     }
 

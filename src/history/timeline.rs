@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
 
-use super::absence::Absence;
+use super::absence::{Absence, Clock};
 use super::select::{Known, Unselected, select};
 use super::table::Table;
 use super::view::State;
@@ -18,7 +18,7 @@ use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Key, Place, Record, Sealed, Undo};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
-use crate::sys::{Errno, SysResult};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// Undo records in one frame at most, where there can be many.
 const UNDO_ITEMS_AT_ONCE: usize = 4096;
@@ -40,6 +40,7 @@ pub(super) struct Inner {
     pub(super) absences: Vec<Absence>,
     /// Records of hashes that the index may not have yet: where they are, and whether each makes its epoch whole.
     pub(super) seals: BTreeMap<Epoch, Vec<(Address, bool)>>,
+    pub(super) clock: Clock,
 }
 
 impl Inner {
@@ -54,6 +55,7 @@ impl Inner {
             struck: HashSet::new(),
             absences: Vec::new(),
             seals: BTreeMap::new(),
+            clock: Clock::default(),
         }
     }
 
@@ -69,6 +71,7 @@ impl Inner {
         for tag in &checkpoint.tags {
             self.tags.insert(tag.clone(), checkpoint.id);
         }
+        self.clock.read(checkpoint.id, checkpoint.created_ns);
         self.checkpoints.insert(checkpoint.id, (checkpoint, address));
     }
 
@@ -127,6 +130,8 @@ pub struct Timeline {
     pub(super) wake: super::indexer::Wake,
     /// Objects that were found to hold something else than was captured. A leaf.
     pub(super) distrusted: Mutex<HashSet<ObjectId>>,
+    /// What was found to be changed behind our back since the mount, by checkpoint. A leaf.
+    pub(super) met: Mutex<BTreeMap<CheckpointId, BTreeMap<Vec<u8>, Kind>>>,
 }
 
 /// Errors of the store as the kernel shall see them; each is logged where it happens.
@@ -347,6 +352,7 @@ impl Timeline {
             }
             inner.open.add(item);
         }
+        inner.clock.made(checkpoint.id, checkpoint.created_ns, crate::sys::clock_ahead_ns());
         inner.put_checkpoint(checkpoint, address);
         drop(inner);
         self.wake.sealed();

@@ -19,6 +19,10 @@ use crate::sys::{Errno, Kind, SysResult, Xattrs};
 const MOVE_PAUSE: Duration = Duration::from_micros(100);
 /// How often.
 const MOVE_WAITS_MAX: u32 = 50_000;
+/// How often an inode is looked for again that is at none of its names: a rename may be under way.
+const STALE_TRIES: u32 = 5;
+/// How long it is waited for, each time.
+const STALE_PAUSE: Duration = Duration::from_micros(200);
 
 /// Which state of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,12 +64,21 @@ impl<'a> View<'a> {
 
     /// Asks history, then the live tree, then history again: unless nothing at all was recorded meanwhile. Says in which epoch the answer was recorded;
     /// `None`: it is of the live tree.
-    fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl FnOnce() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
+    ///
+    /// A rename of a directory above is recorded, then done, then told to the tables: in between nobody finds what is below it.
+    fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl Fn() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
         let recordings = self.timeline.recordings();
         if let Some(found) = past()? {
             return Ok((Some(found.epoch), found.before));
         }
-        let answer = live();
+        let mut answer = live();
+        for _ in 0..STALE_TRIES {
+            if !matches!(answer, Err(Errno::ESTALE)) || self.state == State::Live {
+                break;
+            }
+            std::thread::sleep(STALE_PAUSE);
+            answer = live();
+        }
         if self.timeline.recordings() == recordings {
             return answer.map(|answer| (None, answer));
         }
@@ -75,21 +88,37 @@ impl<'a> View<'a> {
         }
     }
 
-    /// An answer of EIO may mean that something was changed while nobody served the tree; if not, reading it failed.
+    /// An answer of EIO may mean that something was changed behind our back; if not, reading it failed.
     pub fn may_be_unserved(&self) -> bool {
         match self.state {
-            State::At(id) => self.timeline.was_absent_after(id),
+            State::At(id) => self.timeline.was_absent_after(id) || self.timeline.has_met_unseen(id),
             State::Live => false,
         }
     }
 
-    /// Refuses what was changed while nobody served the tree.
-    fn check_served(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<()> {
-        if self.changed_unserved(owner, id, epoch)? { Err(Errno::EIO) } else { Ok(()) }
+    /// Refuses what was changed behind our back.
+    fn check_served(&self, owner: &Arc<Trail>, kind: Kind, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<()> {
+        if self.changed_unserved(owner, id, epoch)? {
+            self.timeline.meet_unseen(owner.path(), kind, id);
+            return Err(Errno::EIO);
+        }
+        Ok(())
     }
 
-    /// Whether an inode was changed while nobody served the tree, after checkpoint `id`: as it was when it was recorded in `epoch`, or as it is.
+    /// Whether an inode was changed behind our back, after checkpoint `id`: as it was when it was recorded in `epoch`, or as it is.
     fn changed_unserved(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<bool> {
+        let first = self.timeline.attr_at(owner.slot, id)?;
+        // With a record of an earlier change it may be ours.
+        let last = match (&first, epoch) {
+            (None, None) => self.present.attr(owner).ok().map(|attr| attr.stat.ctime),
+            (Some(attr), Some(epoch)) if attr.epoch == epoch => Some(attr.before.stat.ctime),
+            _ => None,
+        };
+        // A record that came meanwhile is of a change that the answer may show.
+        if last.is_some_and(|ctime| self.timeline.changed_unseen(ctime, id)) && (first.is_some() || self.timeline.attr_at(owner.slot, id)?.is_none())
+        {
+            return Ok(true);
+        }
         if !self.timeline.was_absent_after(id) {
             return Ok(false);
         }
@@ -114,11 +143,7 @@ impl<'a> View<'a> {
     /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory was changed while nobody served it and what the
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        let State::At(id) = self.state else {
-            let child = self.present.child(dir, name)?;
-            child.map_or(Ok(()), |child| self.check_no_loop(dir, child))?;
-            return Ok(child);
-        };
+        let State::At(id) = self.state else { return self.present.child(dir, name) };
         let live = || match self.present.child(dir, name) {
             // The directory is gone, and a name that it had was removed with a record before.
             Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
@@ -127,27 +152,26 @@ impl<'a> View<'a> {
         let (epoch, child) = self.look(|| self.timeline.entry_at(dir.slot, name, id), live)?;
         if self.changed_unserved(dir, id, epoch)? {
             match child {
-                Some(child) => self.check_served(&dir.step(name, child.slot), id, epoch)?,
-                None => return Err(Errno::EIO),
+                Some(child) => self.check_served(&dir.step(name, child.slot), child.kind, id, epoch)?,
+                None => {
+                    self.timeline.meet_unseen(dir.path(), Kind::Dir, id);
+                    return Err(Errno::EIO);
+                }
             }
         }
         child.map_or(Ok(()), |child| self.check_no_loop(dir, child))?;
         Ok(child)
     }
 
-    /// Refuses a directory that leads to itself, for a walk would never end. The past has none unless somebody forged it; in the live tree, which is
-    /// read step by step, one may seem to be there while directories are moved.
+    /// Refuses a directory of the past that leads to itself, for a walk would never end: there is none unless somebody forged it. The live tree cannot
+    /// have one, and may be asked by trails of the past.
     fn check_no_loop(&self, dir: &Arc<Trail>, child: Child) -> SysResult<()> {
+        let State::At(id) = self.state else { return Ok(()) };
         if child.kind != Kind::Dir || !dir.goes_through(child.slot) {
             return Ok(());
         }
-        match self.state {
-            State::At(id) => {
-                tracing::error!(%id, dir = dir.slot.0, "a directory of the past leads to itself");
-                Err(Errno::EIO)
-            }
-            State::Live => Err(Errno::ESTALE),
-        }
+        tracing::error!(%id, dir = dir.slot.0, "a directory of the past leads to itself");
+        Err(Errno::EIO)
     }
 
     /// The inode that a name led to, with its trail.
@@ -184,7 +208,7 @@ impl<'a> View<'a> {
         };
         let epochs: std::collections::BTreeSet<Epoch> = recorded.values().map(|recorded| recorded.epoch).collect();
         for epoch in epochs.into_iter().map(Some).chain(std::iter::once(None)) {
-            self.check_served(dir, id, epoch)?;
+            self.check_served(dir, Kind::Dir, id, epoch)?;
         }
         for (name, recorded) in recorded {
             match recorded.before {
@@ -204,7 +228,7 @@ impl<'a> View<'a> {
         let (epoch, attr) = self.look(|| Ok(self.timeline.attr_at(node.slot, id)?.map(owned)), || self.present.attr(node))?;
         // A directory can be passed through, so that what is below and was not changed can be reached.
         if attr.stat.kind != Kind::Dir {
-            self.check_served(node, id, epoch)?;
+            self.check_served(node, attr.stat.kind, id, epoch)?;
         }
         Ok(attr)
     }
@@ -216,7 +240,7 @@ impl<'a> View<'a> {
     pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
         let State::At(id) = self.state else { return self.present.xattrs(node) };
         let (epoch, xattrs) = self.look(|| Ok(self.timeline.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
-        self.check_served(node, id, epoch)?;
+        self.check_served(node, Kind::File, id, epoch)?;
         Ok(xattrs)
     }
 
@@ -241,7 +265,7 @@ impl<'a> View<'a> {
     pub fn open(&self, node: &Arc<Trail>) -> SysResult<(Source, Option<File>)> {
         if let State::At(id) = self.state {
             let epoch = self.timeline.data_at(node.slot, id)?.map(|data| data.epoch);
-            self.check_served(node, id, epoch)?;
+            self.check_served(node, Kind::File, id, epoch)?;
         }
         let mut waits = 0;
         loop {
@@ -252,9 +276,11 @@ impl<'a> View<'a> {
                         self.check_whole(node.slot, object, &file)?;
                         return Ok((Source::Object(object), Some(file)));
                     }
-                    // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record.
+                    // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record. No epoch is
+                    // closed between a record and its move: of a closed one there is nothing to wait for.
+                    let moving = object.origin == ObjectOrigin::Moved && object.epoch == self.timeline.epoch();
                     if self.source(node.slot)? == Source::Object(object) {
-                        if object.origin != ObjectOrigin::Moved || waits == MOVE_WAITS_MAX {
+                        if !moving || waits == MOVE_WAITS_MAX {
                             tracing::error!(?object, "a version is missing from the store");
                             return Err(Errno::EIO);
                         }
@@ -264,6 +290,11 @@ impl<'a> View<'a> {
                 }
                 Source::Live => {
                     let opened = self.present.open(node);
+                    if matches!(opened, Err(Errno::ESTALE)) && waits < STALE_TRIES {
+                        waits += 1;
+                        std::thread::sleep(STALE_PAUSE);
+                        continue;
+                    }
                     if self.source(node.slot)? == Source::Live {
                         return Ok((Source::Live, Some(opened?)));
                     }
@@ -284,12 +315,21 @@ impl<'a> View<'a> {
         Err(Errno::EIO)
     }
 
-    /// The content is still in the live file, and unchanged.
+    /// The content is still in the live file, and unchanged: what was read from `file`, which is that file, was of the past.
     ///
     /// # Errors
-    /// EIO if a record is damaged.
-    pub fn still_live(&self, slot: Slot) -> SysResult<bool> {
-        Ok(self.source(slot)? == Source::Live)
+    /// EIO if a record is damaged, or the file was changed behind our back.
+    pub fn still_live(&self, node: &Arc<Trail>, file: Option<&File>) -> SysResult<bool> {
+        if self.source(node.slot)? != Source::Live {
+            return Ok(false);
+        }
+        let (State::At(id), Some(file)) = (self.state, file) else { return Ok(true) };
+        let ctime = crate::sys::stat_fd(file)?.ctime;
+        if self.timeline.changed_unseen(ctime, id) && self.timeline.attr_at(node.slot, id)?.is_none() {
+            self.timeline.meet_unseen(node.path(), Kind::File, id);
+            return Err(Errno::EIO);
+        }
+        Ok(true)
     }
 
     /// Walks a path; `None` if it does not exist in this state.

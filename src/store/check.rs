@@ -49,6 +49,8 @@ pub enum DamageKind {
     ObjectUnneeded,
     /// A file in a layer that is none of ours.
     ForeignFile,
+    /// A file of the tree was changed behind our back, while nothing was mounted or past the mount: what it was is not known.
+    ChangedUnseen,
 }
 
 impl DamageKind {
@@ -67,13 +69,14 @@ impl DamageKind {
             DamageKind::ObjectUnreadable => "object-unreadable",
             DamageKind::ObjectUnneeded => "object-unneeded",
             DamageKind::ForeignFile => "foreign-file",
+            DamageKind::ChangedUnseen => "changed-unseen",
         }
     }
 
     /// Something of the past is lost or cannot be trusted; the others cost nothing but care.
     pub fn is_loss(self) -> bool {
-        use DamageKind::{FormatUnreadable, JournalDamaged, ObjectChanged, ObjectMissing, ObjectSize, ObjectUnreadable};
-        matches!(self, FormatUnreadable | JournalDamaged | ObjectMissing | ObjectSize | ObjectChanged | ObjectUnreadable)
+        use DamageKind::{ChangedUnseen, FormatUnreadable, JournalDamaged, ObjectChanged, ObjectMissing, ObjectSize, ObjectUnreadable};
+        matches!(self, FormatUnreadable | JournalDamaged | ObjectMissing | ObjectSize | ObjectChanged | ObjectUnreadable | ChangedUnseen)
     }
 }
 

@@ -21,6 +21,8 @@ mod args;
 mod copy;
 mod data;
 pub mod fault;
+#[cfg(test)]
+pub mod fuzz;
 pub mod host;
 mod ledger;
 pub mod lock;
@@ -71,6 +73,6 @@ pub use os::{
     touch_at, unmount, utimens_fd, wait_readable, waits_of_thread, watched, wrap_number,
 };
 pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at, rmdir_at, symlink_at, unlink_at};
-pub use process::{ids, kill, nofile, now, pid_alive, raise_nofile, setsid, stamp_now, umask0, wait_for_tick};
+pub use process::{clock_ahead_ns, ids, kill, nofile, now, pid_alive, raise_nofile, setsid, stamp_now, umask0, wait_for_tick};
 pub use signal::{block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, wait_terminate};
 pub use types::{Errno, Kind, OwnMemory, Stat, SysResult, Time, Xattrs};

@@ -84,6 +84,14 @@ pub fn now() -> Time {
     }
 }
 
+/// By how much the wall clock is ahead of one that nobody sets, in nanoseconds: it falls when the wall clock is set back.
+pub fn clock_ahead_ns() -> i64 {
+    let steady = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = now();
+    let nanoseconds = |sec: i64, nsec: i64| sec.saturating_mul(1_000_000_000).saturating_add(nsec);
+    nanoseconds(now.sec, i64::from(now.nsec)).saturating_sub(nanoseconds(steady.tv_sec, steady.tv_nsec))
+}
+
 /// The clock that filesystems stamp with, where it is another one: it lags behind [`now`] by up to a tick of the kernel (CLOCK_REALTIME_COARSE). A
 /// change that is made later has no earlier ctime.
 pub fn stamp_now() -> Time {

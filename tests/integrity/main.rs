@@ -4,6 +4,7 @@
 mod common;
 
 mod audit;
+mod behind;
 mod flips;
 mod fsck;
 mod sealer;

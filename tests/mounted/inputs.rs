@@ -76,7 +76,7 @@ fn a_store_of_a_newer_format_is_left_alone() {
         let before = sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort");
         refused(&Mount::try_start(&dir, &opts()), 1, "2", "newer");
         assert_eq!(sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort"), before);
-        put(&format, text.replace("features -", "features time-travel"));
+        put(&format, text.replace("features ", "features time-travel "));
         refused(&Mount::try_start(&dir, &opts()), 1, "time-travel", "");
         put(&format, text);
         mount.remount();
