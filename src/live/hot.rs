@@ -276,7 +276,7 @@ impl Live {
             }
             if last {
                 cut.atomic = false;
-                return Ok(());
+                return files.iter_mut().try_for_each(|taken| self.fit(taken));
             }
         }
         Ok(())
@@ -292,6 +292,20 @@ impl Live {
         let stat = sys::stat_fd(&*taken.hot.file)?;
         taken.object = self.capture_object_in(epoch, taken.slot, &taken.hot.file, stat.size)?;
         taken.stat = Some(stat);
+        Ok(())
+    }
+
+    /// What was cloned while somebody wrote may be longer than the attributes say, which are of a moment before, or shorter: what is kept of one file
+    /// must agree.
+    fn fit(&self, taken: &mut Taken) -> SysResult<()> {
+        let (Some(object), Some(stat)) = (taken.object, &mut taken.stat) else { return Ok(()) };
+        let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
+        let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ_WRITE)?;
+        let size = sys::stat_fd(&kept)?.size;
+        if size > stat.size {
+            sys::truncate(&kept, stat.size)?;
+        }
+        stat.size = stat.size.min(size);
         Ok(())
     }
 
