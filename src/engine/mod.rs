@@ -174,6 +174,9 @@ impl Engine {
             warnings: Mutex::new(warnings),
         });
         engine.bequeath();
+        if aftermath.unclean {
+            engine.live.verify_moved(&aftermath.moved).map_err(failed)?;
+        }
         engine.begin_service(&aftermath).map_err(failed)?;
         engine.name_incomplete().map_err(failed)?;
         if aftermath.unclean {

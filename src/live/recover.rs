@@ -19,7 +19,6 @@ impl Live {
             self.finish_replacing(*slot, place, *object)?;
         }
         self.strike_unmade()?;
-        self.verify_moved(&aftermath.moved)?;
         self.watch_mapped()?;
         self.sweep_objects();
         Ok(())
@@ -109,7 +108,10 @@ impl Live {
     }
 
     /// The last renames recorded may not have happened: then the inodes are where they were.
-    fn verify_moved(&self, moved: &HashMap<Slot, (Place, Option<Place>)>) -> SysResult<()> {
+    ///
+    /// # Errors
+    /// As [`Live::recover`], before which it comes: what is to be found must be found where it is.
+    pub fn verify_moved(&self, moved: &HashMap<Slot, (Place, Option<Place>)>) -> SysResult<()> {
         for (slot, (place, before)) in moved {
             let dir = self.dir(At::from(place.parent));
             let there = dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())).and_then(|stat| self.slot_of(&stat));

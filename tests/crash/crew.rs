@@ -192,7 +192,12 @@ impl Done {
 }
 
 fn errno(result: &std::io::Result<()>) -> i32 {
-    result.as_ref().map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0)
+    match result.as_ref().map_err(|error| error.raw_os_error()) {
+        Ok(()) => 0,
+        // A directory that is not empty: rename(2) may say either, and XFS says the other.
+        Err(Some(libc::EEXIST)) => libc::ENOTEMPTY,
+        Err(errno) => errno.unwrap_or(-1),
+    }
 }
 
 /// Does in a plain directory what was answered, which must give the same answer.

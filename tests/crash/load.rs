@@ -218,8 +218,9 @@ fn replace_synced(dir: &Path, number: u64) -> io::Result<()> {
 
 /// The last numbers that are found in the application's files.
 pub fn found_synced(dir: &Path) -> [u64; 2] {
-    let log = fs::read(dir.join("log")).expect("the log is there");
+    let log = fs::read(dir.join("log")).unwrap_or_default();
     let last = log.chunks_exact(8).map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes"))).max();
-    let state = fs::read_to_string(dir.join("state")).expect("the state is there");
-    [last.unwrap_or(0), state.trim().parse().expect("the state is a number")]
+    let state = fs::read_to_string(dir.join("state")).unwrap_or_default();
+    // Nobody has synced it yet where it is empty.
+    [last.unwrap_or(0), state.trim().parse().unwrap_or(0)]
 }
