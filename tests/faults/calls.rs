@@ -36,8 +36,9 @@ fn each_call_fails_once(v: Variant) {
     let image = Image::in_memory(v.fs, 512 << 20);
     let mut run = Run::new(&image, v);
     let only = std::env::var("CKPTFS_OP").ok();
-    for op in ops::all() {
-        if only.as_ref().is_some_and(|only| op.name != only) {
+    for (index, op) in ops::all().into_iter().enumerate() {
+        let left_out = if only.is_none() { !long() && !takes(v, index) } else { only.as_deref() != Some(op.name) };
+        if left_out {
             continue;
         }
         if let Some(n) = std::env::var("CKPTFS_NTH").ok().and_then(|n| n.parse::<u64>().ok()) {
@@ -58,7 +59,17 @@ fn each_call_fails_once(v: Variant) {
     }
     let Tally { cases, refused, tolerated, remounts, half_way } = run.tally;
     eprintln!("{v:?}: {cases} cases, {refused} refused ({half_way} half-way), {tolerated} went well all the same, {remounts} remounts");
-    assert!(refused > 20 || only.is_some(), "nothing failed: the seam is not there");
+    assert!(refused > 10 || only.is_some(), "nothing failed: the seam is not there");
+}
+
+/// The short form shares the operations out: each of XFS and btrfs meets all of them in one I/O path or the other, the copying filesystems a third each.
+fn takes(v: Variant, index: usize) -> bool {
+    match (v.fs, v.io) {
+        (Fs::Xfs, Io::Daemon) | (Fs::Btrfs, Io::Passthrough) => index.is_multiple_of(2),
+        (Fs::Xfs, Io::Passthrough) | (Fs::Btrfs, Io::Daemon) => !index.is_multiple_of(2),
+        (Fs::Ext4, _) => index.is_multiple_of(3),
+        (Fs::Tmpfs, _) => index % 3 == 1,
+    }
 }
 
 struct Run {
