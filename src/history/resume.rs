@@ -137,6 +137,7 @@ impl Replay {
                 self.aftermath.unclean = false;
                 self.aftermath.stopped_ns = Some(at_ns);
             }
+            Record::Ahead { upto, .. } => self.inner.note_ahead(address, upto),
             Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
             Record::By { .. } => {}
         }

@@ -36,6 +36,8 @@ pub enum SealMode {
     /// It hashes what was captured.
     #[default]
     Hash,
+    /// And captures ahead what changed in closed epochs, where that shares extents.
+    Full,
 }
 
 /// What the sealer has done since the mount.
@@ -54,6 +56,8 @@ pub struct SealStats {
 pub(super) struct Sealer {
     wake: Wake,
     running: AtomicBool,
+    /// It captures ahead too.
+    full: AtomicBool,
     /// Every closed epoch below this one is hashed, as far as it can be.
     done_below: Mutex<Option<Epoch>>,
     objects: AtomicU64,
@@ -85,6 +89,7 @@ impl Live {
             return Ok(());
         }
         self.sealer.running.store(true, Ordering::Relaxed);
+        self.sealer.full.store(mode == SealMode::Full && self.reflink, Ordering::Relaxed);
         Wake::start("sealer", self, |live| &live.sealer.wake, Live::seal_until_stopped)
     }
 
@@ -119,6 +124,10 @@ impl Live {
     /// Hashes all that closed epochs have and that is not hashed yet.
     fn seal_closed(&self) -> SysResult<()> {
         let open = self.timeline.epoch();
+        if self.sealer.full.load(Ordering::Relaxed) {
+            self.capture_ahead(|| !self.sealer.wake.stopping())?;
+            self.found_ahead.lock().clear();
+        }
         let from = *self.sealer.done_below.lock();
         let epochs = match from {
             Some(from) => (from.0..open.0).map(Epoch).collect(),

@@ -1,0 +1,201 @@
+//! Capturing ahead, and what it is for: a change that nobody recorded is recorded after all.
+//!
+//! **Capturing.** After a checkpoint, whatever changed in the epochs that it closed and has not changed since is taken as it is: a clone of the data,
+//! attributes, extended attributes, and the names of a directory. It is taken under the locks that a change of it takes, and recorded before they are given
+//! back, so that it is older in the journal than the record of any change after. Nothing becomes dirty: it is no undo record.
+//!
+//! **Using it.** When a daemon begins to serve, what was captured ahead is compared with what is there. What differs was changed while nobody served
+//! the tree: what it was becomes an undo record of the open epoch, and the change one like any other. A directory gets a ctime of now: its names are
+//! all accounted for, and it shall not be taken for one that was changed unseen.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::Live;
+use super::find::At;
+use crate::history::ahead::{AheadNode, Changed};
+use crate::store::ids::{Epoch, Name, Slot};
+use crate::store::layout::STORE_NAME;
+use crate::store::record::{AttrState, Child, DataState, Key, Undo};
+use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult};
+
+/// Names in a directory that is captured ahead; of a larger one the names are not.
+const ENTRIES_MAX: usize = 4096;
+/// Inodes that are captured ahead after one look at the journal; what is beyond stays as it is without.
+const NODES_MAX: usize = 50_000;
+/// With less space left nothing is captured ahead.
+pub(super) const SPACE_KEPT_BYTES: u64 = 256 << 20;
+
+impl Live {
+    /// Captures ahead what changed in epochs that were closed since this was last done. `go_on` is asked before each inode.
+    ///
+    /// # Errors
+    /// ENOSPC if little space is left; EIO.
+    pub(super) fn capture_ahead(&self, mut go_on: impl FnMut() -> bool) -> SysResult<()> {
+        let (done, open) = (self.timeline.ahead_upto()?, self.timeline.epoch());
+        let Some(upto) = self.timeline.latest().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(()) };
+        let Changed { nodes, names } = self.timeline.changed_after(done)?;
+        let mut wanted: Vec<Slot> = nodes.keys().copied().collect();
+        let mut known: HashSet<Slot> = nodes.keys().copied().collect();
+        for ((dir, name), epoch) in names {
+            let Ok(child) = self.child_now(dir, &name) else { continue };
+            // A directory that was made then has no records of what is in it.
+            let is_new = nodes.get(&child.slot).copied().flatten().is_none_or(|first| first > epoch);
+            if known.insert(child.slot) || (is_new && child.kind == Kind::Dir) {
+                self.add_new(child, is_new, &mut known, &mut wanted);
+            }
+        }
+        for slot in wanted.into_iter().take(NODES_MAX) {
+            if !go_on() {
+                return Ok(());
+            }
+            if self.timeline.store().layers.free_bytes().map_err(|error| error.errno())? < SPACE_KEPT_BYTES {
+                return Err(Errno::ENOSPC);
+            }
+            match self.capture_one_ahead(slot, open, done) {
+                Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) => return Err(errno),
+                // It is gone, or cannot be read: then it is not captured ahead.
+                Err(errno) => tracing::debug!(slot = slot.0, %errno, "an inode is not captured ahead"),
+                Ok(()) => {}
+            }
+        }
+        self.timeline.add_ahead(open, Vec::new(), upto)
+    }
+
+    fn child_now(&self, dir: Slot, name: &Name) -> SysResult<Child> {
+        let _tree = self.tree.read();
+        let stat = sys::stat_at(&self.dir(dir)?, name.as_bytes())?;
+        let child = Child { slot: self.slot_of(&stat)?, kind: stat.kind };
+        // So that it is found again.
+        self.remember(dir, name, child);
+        Ok(child)
+    }
+
+    /// Notes where an inode is, if the kernel knows it not.
+    fn remember(&self, dir: Slot, name: &Name, child: Child) {
+        self.found_ahead.lock().insert(child.slot, Live::place(dir, name));
+    }
+
+    /// Adds an inode, and if it is a new directory all below it.
+    fn add_new(&self, child: Child, is_new: bool, known: &mut HashSet<Slot>, wanted: &mut Vec<Slot>) {
+        wanted.push(child.slot);
+        let mut open = if is_new && child.kind == Kind::Dir { vec![child.slot] } else { Vec::new() };
+        while let Some(dir) = open.pop() {
+            let names = {
+                let _tree = self.tree.read();
+                self.dir(dir).and_then(|fd| sys::list_dir(sys::reopen(&fd, Open::READ)?)).unwrap_or_default()
+            };
+            for entry in names.into_iter().take(NODES_MAX) {
+                let name = Name::new(&entry.name);
+                let Ok(child) = self.child_now(dir, &name) else { continue };
+                if wanted.len() < NODES_MAX && known.insert(child.slot) {
+                    wanted.push(child.slot);
+                    if child.kind == Kind::Dir {
+                        open.push(child.slot);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The inode has no record in the open epoch, and is not of it.
+    fn is_untouched(&self, slot: Slot) -> bool {
+        !self.timeline.is_born(slot) && self.timeline.needs(&Key::Attr(slot)) && self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot)
+    }
+
+    fn capture_one_ahead(&self, slot: Slot, open: Epoch, upto: Epoch) -> SysResult<()> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.read();
+        let _stripe = self.stripe(slot);
+        if self.timeline.epoch() != open || !self.is_untouched(slot) || self.is_hot_now(slot) {
+            return Ok(());
+        }
+        let (fd, stat) = {
+            let fd = self.fd(At::from(slot))?;
+            let stat = sys::stat_fd(&fd)?;
+            (fd, stat)
+        };
+        let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(&fd)?) } else { None };
+        let mut undo = vec![Undo::Attr { slot, before: AttrState { stat, target } }, Undo::Xattrs { slot, before: sys::all_xattrs(&fd)? }];
+        self.keep_homes_ahead(slot, &mut HashSet::new(), &mut undo);
+        let mut made = None;
+        match stat.kind {
+            Kind::Dir => {
+                let Some(entries) = self.entries_ahead(slot)? else { return Ok(()) };
+                undo.extend(entries);
+            }
+            Kind::File => {
+                let file = sys::reopen(&fd, Open::READ)?;
+                made = self.capture_object_in(open, slot, &file, stat.size)?;
+                undo.push(Undo::Data { slot, before: DataState { object: made, size: stat.size, provisional: false } });
+            }
+            _ => {}
+        }
+        let same = sys::stat_fd(&fd).is_ok_and(|now| is_same(&now, &stat));
+        let kept = if same { self.timeline.add_ahead(open, undo, upto) } else { Ok(()) };
+        if let Some(object) = made.filter(|_| !same || kept.is_err()) {
+            self.drop_object(object);
+        }
+        kept
+    }
+
+    fn entries_ahead(&self, dir: Slot) -> SysResult<Option<Vec<Undo>>> {
+        let (names, last) = self.read_dir(dir.into(), 0, ENTRIES_MAX + 2)?;
+        let ours = |name: &[u8]| matches!(name, b"." | b"..") || (dir == Slot::ROOT && name == STORE_NAME.as_bytes());
+        let names = names.into_iter().filter(|(entry, _)| !ours(&entry.name));
+        Ok(last.then(|| names.map(|(entry, child)| Undo::Entry { dir, name: Name::new(&entry.name), before: Some(child) }).collect()))
+    }
+
+    /// Records what was changed while nobody served the tree, where it was captured ahead. Nothing may be served yet.
+    ///
+    /// # Errors
+    /// ENOSPC or EIO of the journal; what was not recorded gives EIO in views.
+    pub fn record_unseen(&self) -> SysResult<()> {
+        for (slot, node) in self.timeline.ahead()? {
+            let Some(attr) = &node.attr else { continue };
+            let now = self.fd(At::from(slot)).and_then(|fd| Ok((sys::stat_fd(&fd)?, fd))).ok();
+            if now.as_ref().is_some_and(|(stat, _)| is_same(stat, &attr.stat)) {
+                continue;
+            }
+            let undo = self.unseen(slot, &node, attr);
+            self.timeline.record(undo, Vec::new())?;
+            self.timeline.count(1);
+            if let Some((stat, fd)) = now.filter(|(stat, _)| stat.kind == Kind::Dir) {
+                sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(stat.mtime))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an inode held before a change that nobody saw.
+    fn unseen(&self, slot: Slot, node: &AheadNode, attr: &AttrState) -> Vec<Undo> {
+        let mut undo = vec![Undo::Attr { slot, before: attr.clone() }];
+        undo.extend(node.xattrs.clone().map(|before| Undo::Xattrs { slot, before }));
+        undo.extend(node.data.map(|before| Undo::Data { slot, before }));
+        self.keep_homes(slot.into(), &mut undo);
+        if attr.stat.kind != Kind::Dir {
+            return undo;
+        }
+        let live = crate::history::present::Present::list(self, &at_place(slot)).unwrap_or_default();
+        let live: std::collections::BTreeMap<Name, Child> = live.into_iter().collect();
+        for (name, child) in &node.entries {
+            if live.get(name) != Some(child) {
+                undo.push(Undo::Entry { dir: slot, name: name.clone(), before: Some(*child) });
+            }
+        }
+        for name in live.keys().filter(|name| !node.entries.contains_key(*name)) {
+            undo.push(Undo::Entry { dir: slot, name: name.clone(), before: None });
+        }
+        undo
+    }
+}
+
+/// An inode that is found by the place that history keeps of it.
+fn at_place(slot: Slot) -> Arc<crate::history::present::Trail> {
+    Arc::new(crate::history::present::Trail { slot, name: Name::new(b""), up: None })
+}
+
+/// Nothing was changed between the two.
+fn is_same(a: &Stat, b: &Stat) -> bool {
+    a.ctime == b.ctime && a.mtime == b.mtime && a.size == b.size && a.kind == b.kind
+}
