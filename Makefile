@@ -39,8 +39,9 @@ test: ## Every test, on real filesystems; ends with counts
 test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
 	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-5400} BOUND_TOTAL=$${BOUND_TOTAL:-7200} tests/run.sh deps tools build $(call present,posix mounted)
 
-test-crash: ## The kill and power-cut tests in their long form
-	@CKPTFS_LONG=1 tests/run.sh deps build $(call present,crash cut)
+test-crash: ## The kill, power-cut and failing-call tests in their long form
+	@CKPTFS_LONG=1 BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
+		tests/run.sh deps build $(call present,crash cut faults)
 
 soak: ## Model, concurrency and endurance for SOAK_SECONDS each, with a random seed (printed)
 	@CKPTFS_LONG=1 CKPTFS_SEED=$${CKPTFS_SEED:-random} CKPTFS_SECONDS=$(SOAK_SECONDS) BOUND_model=$$(($(SOAK_SECONDS) + 600)) \

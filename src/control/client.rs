@@ -159,6 +159,15 @@ impl Client {
         }
     }
 
+    /// Makes system calls of the daemon fail; `None`: no more. How many calls counted, and how many failed, by the plan before.
+    #[cfg(debug_assertions)]
+    pub fn fault(&mut self, plan: Option<crate::sys::fault::Plan>) -> VerbResult<(u64, u64)> {
+        match self.call(Request::Fault { plan })? {
+            Response::Faults { calls, failed } => Ok((calls, failed)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Waits until the daemon has ended, for `timeout` at most; whether it has.
     pub fn wait_ended(&mut self, timeout: Duration) -> bool {
         // The daemon never closes a connection first, so the end of the stream is the end of the process.

@@ -85,6 +85,12 @@ pub enum Request {
         #[serde(default)]
         leave: bool,
     },
+    /// Make system calls fail (debug builds, for tests); absent: no more.
+    #[cfg(debug_assertions)]
+    Fault {
+        /// Which.
+        plan: Option<crate::sys::fault::Plan>,
+    },
 }
 
 impl Request {
@@ -95,6 +101,8 @@ impl Request {
             Request::Find(_) | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
             Request::Restore(options) => options.dry_run,
             Request::Checkpoint(_) | Request::Retag { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
+            #[cfg(debug_assertions)]
+            Request::Fault { .. } => false,
         }
     }
 }
@@ -123,6 +131,14 @@ pub enum Response {
     Audit(Vec<AuditEvent>),
     /// To `unmount`.
     Done,
+    /// To `fault`: what had come of the plan before.
+    #[cfg(debug_assertions)]
+    Faults {
+        /// Calls that counted.
+        calls: u64,
+        /// Calls that failed.
+        failed: u64,
+    },
 }
 
 /// How a request ended.
@@ -252,6 +268,8 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
         // A part of a verification has few findings: `verify` sees to that.
         Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => Vec::new(),
+        #[cfg(debug_assertions)]
+        Response::Faults { .. } => Vec::new(),
     };
     parts.push(response);
     parts
@@ -293,6 +311,8 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             None
         }
         Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => None,
+        #[cfg(debug_assertions)]
+        Response::Faults { .. } => None,
     };
     if let Some(list) = list {
         changes.append(list);

@@ -260,6 +260,14 @@ impl Server {
             Request::Delete { state } => verbs.delete(&actor(stream), &state).map(Response::Checkpoint),
             Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
             Request::Audit => verbs.audit().map(Response::Audit),
+            #[cfg(debug_assertions)]
+            Request::Fault { plan } => {
+                let seen = sys::fault::disarm_process();
+                if let Some(plan) = plan {
+                    sys::fault::arm_process(plan);
+                }
+                Ok(Response::Faults { calls: seen.calls, failed: seen.failed })
+            }
             Request::Unmount { lazy, leave: _ } => verbs.unmount(lazy).map(|()| Response::Done),
         }));
         answer.unwrap_or_else(|_| {

@@ -130,11 +130,7 @@ impl<'a> View<'a> {
     /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory was changed while nobody served it and what the
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        let State::At(id) = self.state else {
-            let child = self.present.child(dir, name)?;
-            child.map_or(Ok(()), |child| self.check_no_loop(dir, child))?;
-            return Ok(child);
-        };
+        let State::At(id) = self.state else { return self.present.child(dir, name) };
         let live = || match self.present.child(dir, name) {
             // The directory is gone, and a name that it had was removed with a record before.
             Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
@@ -154,19 +150,15 @@ impl<'a> View<'a> {
         Ok(child)
     }
 
-    /// Refuses a directory that leads to itself, for a walk would never end. The past has none unless somebody forged it; in the live tree, which is
-    /// read step by step, one may seem to be there while directories are moved.
+    /// Refuses a directory of the past that leads to itself, for a walk would never end: there is none unless somebody forged it. The live tree cannot
+    /// have one, and may be asked by trails of the past.
     fn check_no_loop(&self, dir: &Arc<Trail>, child: Child) -> SysResult<()> {
+        let State::At(id) = self.state else { return Ok(()) };
         if child.kind != Kind::Dir || !dir.goes_through(child.slot) {
             return Ok(());
         }
-        match self.state {
-            State::At(id) => {
-                tracing::error!(%id, dir = dir.slot.0, "a directory of the past leads to itself");
-                Err(Errno::EIO)
-            }
-            State::Live => Err(Errno::ESTALE),
-        }
+        tracing::error!(%id, dir = dir.slot.0, "a directory of the past leads to itself");
+        Err(Errno::EIO)
     }
 
     /// The inode that a name led to, with its trail.
@@ -271,9 +263,11 @@ impl<'a> View<'a> {
                         self.check_whole(node.slot, object, &file)?;
                         return Ok((Source::Object(object), Some(file)));
                     }
-                    // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record.
+                    // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record. No epoch is
+                    // closed between a record and its move: of a closed one there is nothing to wait for.
+                    let moving = object.origin == ObjectOrigin::Moved && object.epoch == self.timeline.epoch();
                     if self.source(node.slot)? == Source::Object(object) {
-                        if object.origin != ObjectOrigin::Moved || waits == MOVE_WAITS_MAX {
+                        if !moving || waits == MOVE_WAITS_MAX {
                             tracing::error!(?object, "a version is missing from the store");
                             return Err(Errno::EIO);
                         }

@@ -1,5 +1,6 @@
 //! Finding an inode by its slot, and verifying that it is the one.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -10,9 +11,6 @@ use crate::history::present::Trail;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult};
-
-/// Directories above each other that are looked for at most: deeper trees are served, but only from where the kernel still knows them.
-const DEPTH_MAX: u32 = 1000;
 
 /// An inode, and the way by which it was reached if that is known.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +30,32 @@ impl From<Slot> for At<'_> {
 impl<'a> From<&'a Arc<Trail>> for At<'a> {
     fn from(trail: &'a Arc<Trail>) -> Self {
         At { slot: trail.slot, trail: Some(trail) }
+    }
+}
+
+impl<'a> At<'a> {
+    /// The directory of one of its places.
+    fn above(self, place: &Place) -> At<'a> {
+        let up = self.trail.and_then(|trail| trail.up.as_ref());
+        At { slot: place.parent, trail: up.filter(|up| up.slot == place.parent) }
+    }
+}
+
+/// A directory that is looked for.
+struct Level<'a> {
+    at: At<'a>,
+    /// Its places that are still to be tried.
+    places: std::vec::IntoIter<Place>,
+    /// The name at the place that is being tried.
+    name: Option<Name>,
+    /// Why it may be somewhere else too, or where it could not be looked for.
+    unknown: Option<Errno>,
+}
+
+impl<'a> Level<'a> {
+    fn of(live: &Live, at: At<'a>) -> Level<'a> {
+        let (places, unknown) = live.places_known(at);
+        Level { at, places: places.into_iter(), name: None, unknown }
     }
 }
 
@@ -81,19 +105,10 @@ impl Live {
     /// # Errors
     /// ESTALE if it is at none of them; another if that cannot be told.
     pub(super) fn find(&self, at: At<'_>) -> SysResult<Found> {
-        self.find_below(at, 0)
-    }
-
-    fn find_below(&self, at: At<'_>, depth: u32) -> SysResult<Found> {
-        if depth > DEPTH_MAX {
-            return Err(Errno::ELOOP);
-        }
-        let up = at.trail.and_then(|trail| trail.up.as_ref());
         // That it is nowhere must be proven: a place that could not be looked at may be where it is.
         let (places, mut unknown) = self.places_known(at);
         for place in places {
-            let parent = At { slot: place.parent, trail: up.filter(|up| up.slot == place.parent) };
-            let dir = self.dir_below(parent, depth + 1);
+            let dir = self.dir(at.above(&place));
             match dir.and_then(|dir| Ok((sys::stat_at(&dir, place.name.as_bytes())?, dir))) {
                 Ok((stat, dir)) if self.slot_of(&stat) == Ok(at.slot) => return Ok(Found { parent: place.parent, dir, name: place.name, stat }),
                 Ok(_) => {}
@@ -108,33 +123,79 @@ impl Live {
     /// A descriptor of a directory, for use as the base of *at() calls.
     ///
     /// # Errors
-    /// ESTALE if it cannot be found, ENOTDIR if it is none.
+    /// ESTALE if it cannot be found, ENOTDIR if it is none; another if that cannot be told.
     pub fn dir<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Arc<OwnedFd>> {
-        self.dir_below(at.into(), 0)
+        let at = at.into();
+        match self.dir_at_hand(at.slot) {
+            Some(fd) => Ok(fd),
+            None => self.climb(at),
+        }
     }
 
-    fn dir_below(&self, at: At<'_>, depth: u32) -> SysResult<Arc<OwnedFd>> {
-        match at.slot {
-            Slot::ROOT => return Ok(Arc::clone(&self.root)),
-            Slot::STAGING => return Ok(Arc::clone(&self.staging)),
-            _ => {}
+    /// A directory whose descriptor need not be looked for.
+    fn dir_at_hand(&self, slot: Slot) -> Option<Arc<OwnedFd>> {
+        match slot {
+            Slot::ROOT => Some(Arc::clone(&self.root)),
+            Slot::STAGING => Some(Arc::clone(&self.staging)),
+            _ => self.dirs.get(slot).or_else(|| self.orphan(slot)),
         }
-        if let Some(fd) = self.dirs.get(at.slot) {
-            return Ok(fd);
+    }
+
+    /// Goes up from a directory to one that is at hand, and down again by names. Without recursion: a tree can be deeper than the stack.
+    fn climb(&self, at: At<'_>) -> SysResult<Arc<OwnedFd>> {
+        let (mut levels, mut above) = (vec![Level::of(self, at)], HashSet::from([at.slot]));
+        // What became of the directory above the last level; `None`: the next place of that level is to be tried.
+        let mut found: Option<SysResult<Arc<OwnedFd>>> = None;
+        while let Some(last) = levels.last_mut() {
+            let stepped = match (found.take(), last.name.take()) {
+                (Some(Ok(dir)), Some(name)) => self.step_down(last.at.slot, &dir, &name),
+                (Some(Err(errno)), _) if !is_elsewhere(errno) => Err(errno),
+                _ => Ok(None),
+            };
+            match stepped {
+                Ok(None) => {}
+                Err(errno) if errno != Errno::ENOTDIR => last.unknown = if is_elsewhere(errno) { last.unknown } else { Some(errno) },
+                settled => {
+                    found = settled.transpose();
+                    levels.pop();
+                    continue;
+                }
+            }
+            let Some(place) = last.places.next() else {
+                found = Some(Err(last.unknown.unwrap_or(Errno::ESTALE)));
+                levels.pop();
+                continue;
+            };
+            let up = last.at.above(&place);
+            last.name = Some(place.name);
+            match self.dir_at_hand(up.slot) {
+                Some(fd) => found = Some(Ok(fd)),
+                None if above.insert(up.slot) => levels.push(Level::of(self, up)),
+                // Places that are no longer true can lead in a circle.
+                None => found = Some(Err(Errno::ESTALE)),
+            }
         }
-        if let Some(orphan) = self.orphan(at.slot) {
-            return Ok(orphan);
+        found.unwrap_or(Err(Errno::ESTALE))
+    }
+
+    /// Opens a directory by name; `None` if it is not the one that is meant.
+    fn step_down(&self, slot: Slot, dir: &OwnedFd, name: &Name) -> SysResult<Option<Arc<OwnedFd>>> {
+        let stat = match sys::stat_at(dir, name.as_bytes()) {
+            Err(errno) if is_elsewhere(errno) => return Ok(None),
+            stat => stat?,
+        };
+        if self.slot_of(&stat) != Ok(slot) {
+            return Ok(None);
         }
-        let found = self.find_below(at, depth)?;
-        if found.stat.kind != Kind::Dir {
+        if stat.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        let fd = Arc::new(sys::open_path_at(&found.dir, found.name.as_bytes())?);
-        if self.slot_of(&sys::stat_fd(&fd)?)? != at.slot {
+        let fd = Arc::new(sys::open_path_at(dir, name.as_bytes())?);
+        if self.slot_of(&sys::stat_fd(&fd)?)? != slot {
             return Err(Errno::ESTALE);
         }
-        self.dirs.put(at.slot, Arc::clone(&fd));
-        Ok(fd)
+        self.dirs.put(slot, Arc::clone(&fd));
+        Ok(Some(fd))
     }
 
     pub(super) fn orphan(&self, slot: Slot) -> Option<Arc<OwnedFd>> {

@@ -119,7 +119,7 @@ impl Live {
             passthrough: AtomicBool::new(false),
             reflink,
             legacy: OnceLock::new(),
-            syncs_overtake: filesystem == "btrfs",
+            syncs_overtake: filesystem == "btrfs" && !sys::host::left_out("overtaken"),
         })
     }
 

@@ -85,6 +85,10 @@ impl Store {
     /// [`Store::open`], with a directory for the index where the system has no `/proc/self/fd`: see [`Layout::with_index_home`].
     pub fn open_with(root: impl AsFd, create: bool, index_home: Option<PathBuf>) -> StoreResult<(Store, Opened)> {
         let layout = Layout::open(root, create)?.with_index_home(index_home);
+        // The journal is there before anything is kept. Without this a history that lost it would begin anew, as if there had been none.
+        if Journal::is_missing(&layout)? && !Layers::new(&layout)?.epochs()?.is_empty() {
+            return Err(StoreError::JournalDamaged { segment: 1, offset: 0 });
+        }
         let (journal, found) = Journal::open(&layout)?;
         let reserve = Arc::new(Reserve::open(&layout));
         if reserve.is_full() {

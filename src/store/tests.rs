@@ -130,3 +130,17 @@ fn checkpoints_are_read_without_the_lock() {
     let found = read_checkpoints(File::open(dir.path()).unwrap()).unwrap();
     assert_eq!(found.iter().map(|c| (c.id.0, c.tags.len())).collect::<Vec<_>>(), [(1, 0), (2, 1)]);
 }
+
+/// A store that lost its journal began a new one without a word: all checkpoints were gone, and their versions stayed.
+#[test]
+fn a_journal_that_is_gone_is_damage_unless_nothing_was_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(&dir));
+    let (store, segment) = (|| Store::open(File::open(dir.path()).unwrap(), true), dir.path().join(".ckptfs/journal/00000001"));
+    fs::remove_file(&segment).unwrap();
+    drop(store().unwrap().0.layers.dir(Epoch(1)).unwrap());
+    assert!(segment.exists());
+    fs::remove_file(&segment).unwrap();
+    assert!(matches!(store(), Err(StoreError::JournalDamaged { segment: 1, offset: 0 })));
+    assert!(!segment.exists(), "nothing was changed");
+}

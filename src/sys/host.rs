@@ -130,6 +130,11 @@ pub fn mount_instance(_dir: impl std::os::fd::AsFd) -> Option<String> {
     None
 }
 
+/// A step that is to be left out, so that a test can show what it is for: named in `CKPTFS_UNSAFE_FOR_TESTS`, and only in a debug build.
+pub fn left_out(step: &str) -> bool {
+    cfg!(debug_assertions) && std::env::var("CKPTFS_UNSAFE_FOR_TESTS").is_ok_and(|steps| steps.split(',').any(|named| named == step))
+}
+
 /// The kernel's release, such as `6.18.1`.
 pub fn kernel_release() -> String {
     let read = std::fs::read_to_string("/proc/sys/kernel/osrelease");

@@ -84,6 +84,11 @@ static LOOP_SETUP: Mutex<()> = Mutex::new(());
 impl Image {
     /// A fresh filesystem of `bytes`; panics with the reason if it cannot be made.
     pub fn new(fs: Fs, bytes: u64) -> Image {
+        Image::with(fs, bytes, &[])
+    }
+
+    /// As [`Image::new`], with further arguments of mkfs.
+    pub fn with(fs: Fs, bytes: u64, arguments: &[&str]) -> Image {
         let run = RunDir::get();
         let slot = run.slot(fs.name());
         let point = slot.join("mnt");
@@ -93,7 +98,7 @@ impl Image {
             File::create_new(&file)
                 .and_then(|file| file.set_len(bytes))
                 .unwrap_or_else(|error| panic!("cannot make an image of {bytes} bytes: {error}"));
-            succeeds(tool(mkfs, options).arg(&file), TOOL_SECONDS);
+            succeeds(tool(mkfs, options).args(arguments).arg(&file), TOOL_SECONDS);
             file
         });
         let mut image = Image { fs, slot, point, file, mounted: false, _run: run };

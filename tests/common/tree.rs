@@ -88,14 +88,19 @@ pub fn tree_of(root: &Path) -> BTreeMap<PathBuf, NodeInfo> {
 
 /// As [`tree_of`], without these names directly below the root.
 pub fn tree_without(root: &Path, ignore: &[String]) -> BTreeMap<PathBuf, NodeInfo> {
+    try_tree_without(root, ignore).unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+/// As [`tree_without`], with the first thing that cannot be read returned as text.
+pub fn try_tree_without(root: &Path, ignore: &[String]) -> Result<BTreeMap<PathBuf, NodeInfo>, String> {
     let mut nodes = BTreeMap::new();
     let mut pending = vec![PathBuf::new()];
     while let Some(path) = pending.pop() {
-        let node = read_node(&root.join(&path)).unwrap_or_else(|error| panic!("cannot read {:?} of {}: {error}", path, root.display()));
+        let node = read_node(&root.join(&path)).map_err(|error| format!("cannot read {:?} of {}: {error}", path, root.display()))?;
         if node.kind == NodeKind::Dir {
-            let entries = fs::read_dir(root.join(&path)).unwrap_or_else(|error| panic!("cannot list {:?} of {}: {error}", path, root.display()));
-            for entry in entries {
-                let name = entry.unwrap_or_else(|error| panic!("cannot list {:?} of {}: {error}", path, root.display())).file_name();
+            let failed = |error: io::Error| format!("cannot list {:?} of {}: {error}", path, root.display());
+            for entry in fs::read_dir(root.join(&path)).map_err(failed)? {
+                let name = entry.map_err(failed)?.file_name();
                 let ignored = path.as_os_str().is_empty() && ignore.iter().any(|ignored| name == ignored.as_str());
                 if !ignored {
                     pending.push(path.join(name));
@@ -105,7 +110,7 @@ pub fn tree_without(root: &Path, ignore: &[String]) -> BTreeMap<PathBuf, NodeInf
         nodes.insert(path, node);
     }
     note_links(&mut nodes);
-    nodes
+    Ok(nodes)
 }
 
 fn read_node(path: &Path) -> io::Result<NodeInfo> {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::after::{self, Found};
 use super::common::{Mount, MountOpts, Variant, for_each_variant};
 use super::disk::Host;
-use super::load::{Load, Promised};
+use super::load::{Load, Promised, WORKERS};
 use super::random::{Random, count, seed};
 
 /// Cuts of one variant.
-const CUTS: u64 = 5;
+const CUTS: u64 = 2;
 const CUTS_LONG: u64 = 25;
 /// Between two cuts, on average.
 const APART: Duration = Duration::from_millis(400);
@@ -29,7 +29,7 @@ fn power_cuts(v: Variant) {
     let disk = host.mount(v.fs, &image);
     let dir = disk.path().join("project");
     std::fs::create_dir(&dir).unwrap();
-    Load::prepare(&dir);
+    Load::prepare(&dir, WORKERS);
     let mut opts = MountOpts::new(v.io);
     opts.limit += APART * 4 * cuts as u32;
     let mount = Mount::start(&dir, &opts);

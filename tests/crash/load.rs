@@ -16,7 +16,7 @@ use super::ops::random_op;
 use super::random::Random;
 
 /// Threads that change what they like, each in its own directory.
-const WORKERS: u64 = 4;
+pub const WORKERS: u64 = 4;
 
 /// Everything that a tree shows.
 pub type Tree = BTreeMap<PathBuf, NodeInfo>;
@@ -81,8 +81,8 @@ impl Load {
     }
 
     /// Prepares a tree for the workers. Its directory is plain yet.
-    pub fn prepare(root: &Path) {
-        for worker in 0..WORKERS {
+    pub fn prepare(root: &Path, workers: u64) {
+        for worker in 0..workers {
             let dir = root.join(format!("w{worker}"));
             for name in ["", "a", "b", "a/x", "b/y"] {
                 fs::create_dir(dir.join(name)).unwrap();

@@ -139,3 +139,7 @@ fn store(file: &File, fill: u8) -> io::Result<()> {
         Ok(synced?)
     }
 }
+/// The daemon is gone: whether the operation happened is not known.
+pub fn is_dead(error: &io::Error) -> bool {
+    [libc::ENOTCONN, libc::ECONNABORTED].contains(&error.raw_os_error().unwrap_or(0))
+}

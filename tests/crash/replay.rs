@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::after::{self, Found};
 use super::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
 use super::disk::Host;
-use super::load::{Load, Promised};
+use super::load::{Load, Promised, WORKERS};
 use super::random::{Random, count, seed};
 use super::recorder::{Event, Log, Recorder};
 
@@ -82,7 +82,7 @@ fn reordered(v: Variant) {
 fn prepare(host: &Host, v: Variant, image: &Path) {
     let disk = host.mount(v.fs, image);
     std::fs::create_dir(disk.path().join("project")).unwrap();
-    Load::prepare(&disk.path().join("project"));
+    Load::prepare(&disk.path().join("project"), WORKERS);
 }
 
 /// Has everybody work on the recorded disk, and notes all the while what is promised.

@@ -10,13 +10,13 @@ use super::served::{Served, Tree, differing, without_times};
 for_each_variant! { all => each_call_fails_once }
 
 /// The short form takes one call in so many, another one for each operation and errno; `CKPTFS_LONG=1` takes all.
-const STRIDE: u64 = 6;
+const STRIDE: u64 = 9;
 
 /// Beyond this an operation makes no more calls.
 const CALLS_MAX: u64 = 2000;
 
-fn long() -> bool {
-    std::env::var_os("CKPTFS_LONG").is_some()
+pub fn long() -> bool {
+    std::env::var("CKPTFS_LONG").is_ok_and(|long| long == "1")
 }
 
 /// What the calls of an operation have come to.
@@ -52,7 +52,7 @@ fn each_call_fails_once(v: Variant) {
     }
     let Tally { cases, refused, tolerated, remounts } = run.tally;
     eprintln!("{v:?}: {cases} cases, {refused} refused, {tolerated} went well all the same, {remounts} remounts");
-    assert!(refused > 50 || only.is_some(), "nothing failed: the seam is not there");
+    assert!(refused > 30 || only.is_some(), "nothing failed: the seam is not there");
 }
 
 struct Run {
@@ -130,7 +130,9 @@ impl Run {
                     let now = self.served.plain(&dir);
                     // The change was made, and how the inode looks since cannot be told: the one error that comes too late.
                     let told_late = seen.first == Some(Call::Stat) && without_times(&now) == *reference;
-                    let differs = if told_late { Vec::new() } else { differing(&now, &before) };
+                    // The live file's own write, which wrote half: write(2) says so to whoever asks, and not more.
+                    let half = plan.half && seen.first == Some(Call::Write);
+                    let differs = if told_late || half { Vec::new() } else { differing(&now, &before) };
                     assert_eq!(differs, Vec::<String>::new(), "{what}: the live tree is another");
                 }
                 self.again(&what, op, &dir, id);

@@ -8,6 +8,10 @@ mod common;
 
 #[cfg(debug_assertions)]
 mod calls;
+mod device;
+mod full;
+#[cfg(debug_assertions)]
+mod mounted;
 #[cfg(debug_assertions)]
 mod ops;
 #[cfg(debug_assertions)]

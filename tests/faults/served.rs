@@ -8,18 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Status, TreePath, VerbResult, Verbs};
 use ckptfs::engine::request::{Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow};
-use ckptfs::engine::{Config, Engine, IoChoice};
-use ckptfs::live::SealMode;
-use ckptfs::store::record::Actor;
+use ckptfs::engine::{Config, Engine, IoChoice, SealMode};
 use ckptfs::sys::{self, Errno, Kind, SysResult};
 
 pub const ROOT: NodeId = NodeId(1);
-const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0, again: false, request: 0 };
+const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0, request: 0, again: false };
 const SNAPSHOTS: &str = ".snapshots";
-
-fn somebody() -> Actor {
-    Actor { uid: 0, gid: 0, pid: 1, process: String::new() }
-}
 
 /// One inode as it can be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,17 +61,16 @@ impl Served {
             hint: None,
         })?;
         let io = if self.passthrough { IoChoice::Auto } else { IoChoice::Daemon };
-        let (backing, mount) = (self.dir.clone(), self.dir.clone());
         let config = Config {
             root,
-            backing,
-            mount,
+            backing: self.dir.clone(),
+            mount: self.dir.clone(),
             io,
             strict_writes: false,
             snapdir_visible: false,
+            succession: None,
             seal: SealMode::Off,
             snapdir_mode: None,
-            succession: None,
         };
         let engine = Engine::open(config)?;
         assert_eq!(engine.wants_passthrough(), self.passthrough);
@@ -260,16 +253,16 @@ impl Served {
     }
 
     pub fn checkpoint_with(&self, sync: bool) -> VerbResult<u64> {
-        Ok(self.engine().checkpoint(&somebody(), &CheckpointOptions { sync, ..CheckpointOptions::default() })?.id.0)
+        Ok(self.engine().checkpoint(&CALLER.actor(), &CheckpointOptions { sync, ..CheckpointOptions::default() })?.id.0)
     }
 
     pub fn restore(&self, id: u64, path: &str) -> VerbResult<()> {
         let paths = if path.is_empty() { Vec::new() } else { vec![TreePath(path.as_bytes().to_vec())] };
-        self.engine().restore(&somebody(), &RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false }).map(drop)
+        self.engine().restore(&CALLER.actor(), &RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false }).map(drop)
     }
 
     pub fn delete(&self, id: u64) -> VerbResult<()> {
-        self.engine().delete(&somebody(), &StateName(id.to_string())).map(drop)
+        self.engine().delete(&CALLER.actor(), &StateName(id.to_string())).map(drop)
     }
 
     pub fn checkpoints(&self) -> Vec<u64> {

@@ -41,9 +41,20 @@ mkdir .snapshots/again
 test "$(cat .snapshots/again/b)" = b
 rmdir .snapshots/again
 cd "$HOME"
-pid=$($ckptfs -C "$dir" status --json | sed 's/.*"pid":\([0-9]*\).*/\1/')
+number() { $ckptfs -C "$dir" status --json | sed "s/.*\"$1\":\([0-9]*\).*/\1/"; }
+pid=$(number pid)
 test "$(stat -c %u /proc/$pid)" = "$(id -u)"
+exec 8<>"$dir/open"
+echo before >&8
 kill -9 $pid
+echo after >&8
+test "$(cat "$dir/open")" = "$(printf 'before\nafter')"
+exec 8>&-
+rm "$dir/open"
+test "$(cat "$dir/.snapshots/1/b")" = b
+test "$(number takeovers)" = 1
+pid=$(number pid) holder=$(number holder)
+kill -9 $holder $pid
 while kill -0 $pid 2>/dev/null; do sleep 0.01; done
 $ckptfs mount "$dir" 2>/dev/null
 test "$(cat "$dir/.snapshots/1/b")" = b

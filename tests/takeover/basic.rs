@@ -9,7 +9,8 @@ use crate::common::{MountOpts, Variant, for_each_variant};
 
 for_each_variant! { reflink =>
     open_files_go_on, an_unlinked_open_file_keeps_its_bytes, views_stay_readable, without_a_holder_the_mount_dies,
-    a_file_that_was_written_before_is_captured_after, the_holder_may_die
+    a_file_that_was_written_before_is_captured_after, the_holder_may_die, a_second_name_leads_to_the_same_file,
+    a_mapping_without_a_handle_is_captured
 }
 
 /// Reads and writes through handles that a worker gave out which is dead.
@@ -148,4 +149,40 @@ fn the_holder_may_die(v: Variant) {
     assert!(fs::write(rig.path().join("g"), "y").is_err());
     rig.mount.remount();
     assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
+}
+
+/// Every worker tells the kernel the same generation of an inode, or the kernel takes the one it has for dead: EIO through every handle.
+fn a_second_name_leads_to_the_same_file(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
+        fs::write(dir.join("first"), "one").unwrap();
+        fs::hard_link(dir.join("first"), dir.join("second")).unwrap();
+    });
+    let mut file = OpenOptions::new().read(true).write(true).open(rig.path().join("first")).unwrap();
+    rig.mount.replace_worker();
+    // Nobody has looked this name up before.
+    assert_eq!(fs::metadata(rig.path().join("second")).unwrap().ino(), file.metadata().unwrap().ino());
+    file.write_all(b"ONE").unwrap();
+    assert_eq!(fs::read(rig.path().join("second")).unwrap(), b"ONE");
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "ONE");
+}
+
+/// A mapping lives on without a handle; the next worker must know that stores may come, also to a file that has no past yet.
+fn a_mapping_without_a_handle_is_captured(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("map");
+    fs::write(&path, [b'a'; 4096]).unwrap();
+    let map = crate::map::Map::new(OpenOptions::new().read(true).write(true).open(&path).unwrap(), 4096);
+    map.store(0, 1);
+    rig.mount.replace_worker();
+    let first = rig.mount.checkpoint();
+    map.store(0, 2);
+    rig.mount.replace_worker();
+    let second = rig.mount.checkpoint();
+    map.store(0, 3);
+    let stored = |id| u64::from_ne_bytes(fs::read(rig.view(id).join("map")).unwrap()[..8].try_into().unwrap());
+    assert_eq!((stored(first), stored(second)), (1, 2));
+    assert_eq!(rig.mount.dirty(), ["map"]);
 }

@@ -7,5 +7,6 @@ mod basic;
 #[allow(dead_code)]
 #[path = "../cut/map.rs"]
 mod map;
+mod others;
 mod programs;
 mod verbs;

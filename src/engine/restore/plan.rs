@@ -1,10 +1,11 @@
 //! The plan of a restore: which names of which directories lead to what, now and then.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
-use crate::history::diff::{join, same_content};
+use crate::history::diff::same_content;
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::history::view::{Source, State, View};
@@ -66,6 +67,10 @@ struct Planner<'a> {
     view: View<'a>,
     touched: Touched,
     paths: &'a [Vec<u8>],
+    /// Where the paths are in the live tree.
+    roots: HashSet<Place>,
+    /// Directories of the live tree, and whether they are inside of what is restored.
+    inside: RefCell<HashMap<Slot, bool>>,
     plan: Plan,
 }
 
@@ -81,7 +86,11 @@ impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
     pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>], touched: Touched) -> SysResult<Plan> {
         let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new(), found: HashMap::new() };
-        let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, plan };
+        let mut roots = HashSet::new();
+        for path in paths {
+            roots.extend(live_place(engine, path)?);
+        }
+        let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, roots, inside: RefCell::default(), plan };
         if paths.is_empty() {
             planner.plan.alive_dirs.insert(Slot::ROOT);
             let wanted = planner.dir(Trail::root(), Some(Trail::root()))?;
@@ -111,6 +120,14 @@ impl Plan {
                 && dir.names.iter().any(|name| name.name == place.name && name.want.as_ref().map(|(child, _)| child.slot) != Some(slot))
         })
     }
+}
+
+/// The place that a path names in the live tree, if the directory is there.
+fn live_place(engine: &Engine, path: &[u8]) -> SysResult<Option<Place>> {
+    let end = path.iter().rposition(|byte| *byte == b'/');
+    let (dir, name) = (path.get(..end.unwrap_or(0)).unwrap_or_default(), path.get(end.map_or(0, |end| end + 1)..).unwrap_or_default());
+    let found = engine.view(State::Live).walk(dir)?.filter(|(child, _)| child.kind == Kind::Dir);
+    Ok(found.map(|(child, _)| Place { parent: child.slot, name: Name::new(name) }))
 }
 
 impl Planner<'_> {
@@ -234,24 +251,28 @@ impl Planner<'_> {
         Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside)
     }
 
+    /// A place of the live tree is at or below one of the paths. What was found out about a directory is remembered: a deep tree would be climbed
+    /// for each of its directories.
     fn is_below_paths(&self, place: &Place) -> SysResult<bool> {
-        let Some(path) = self.live_path(place)? else { return Ok(false) };
-        Ok(self.paths.iter().any(|allowed| path == *allowed || (path.starts_with(allowed) && path.get(allowed.len()) == Some(&b'/'))))
-    }
-
-    /// The path of a place in the live tree; `None` if it is not in it.
-    fn live_path(&self, place: &Place) -> SysResult<Option<Vec<u8>>> {
-        let mut names = vec![place.name.clone()];
-        let mut at = place.parent;
-        while at != Slot::ROOT {
-            let up = match self.engine.live.locate(At::from(at), Kind::Dir) {
-                Err(Errno::ESTALE) => return Ok(None),
+        let (mut at, mut climbed) = (place.clone(), Vec::new());
+        let below = loop {
+            if self.roots.contains(&at) {
+                break true;
+            }
+            if at.parent == Slot::ROOT {
+                break false;
+            }
+            if let Some(known) = self.inside.borrow().get(&at.parent) {
+                break *known;
+            }
+            climbed.push(at.parent);
+            at = match self.engine.live.locate(At::from(at.parent), Kind::Dir) {
+                Err(Errno::ESTALE) => break false,
                 up => up?,
             };
-            names.push(up.name);
-            at = up.parent;
-        }
-        Ok(Some(names.iter().rev().fold(Vec::new(), |path, name| join(&path, name))))
+        };
+        self.inside.borrow_mut().extend(climbed.into_iter().map(|slot| (slot, below)));
+        Ok(below)
     }
 
     fn content(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {

@@ -165,6 +165,11 @@ impl Journal {
         Journal::open_with(layout, SEGMENT_BYTES)
     }
 
+    /// There is no segment at all.
+    pub(super) fn is_missing(layout: &Layout) -> StoreResult<bool> {
+        Ok(segment::list(layout.journal_dir())?.is_empty())
+    }
+
     pub(super) fn open_with(layout: &Layout, segment_bytes: u32) -> StoreResult<(Journal, Opening)> {
         let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());

@@ -68,7 +68,7 @@ fn chunks(at: Address, bytes: &[u8]) -> impl Iterator<Item = (Address, &[u8])> {
 impl Tail {
     /// The tail of the journal in `dir`, whose old tail files have been read and are of no more use once `names` are removed by the next sync.
     pub(super) fn new(dir: OwnedFd, names: Vec<String>) -> Tail {
-        Tail { dir, current: None, names, unsupported: false }
+        Tail { dir, current: None, names, unsupported: sys::host::left_out("tail") }
     }
 
     /// Puts what is appended at `at`; `false`: it cannot, and the append must be synced to be as safe.

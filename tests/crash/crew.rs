@@ -1,0 +1,227 @@
+//! Processes that work on a mount until it dies or they are told to pause: this binary, started again with orders.
+//!
+//! Each works in its own directory and writes down every operation before it asks for it, and that it was answered. So the test knows what must be
+//! there: what was answered, and perhaps the one operation that was not. It does the same on a plain directory and compares.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::common::tree::{TreeOpts, compare};
+use super::load::tree;
+use super::ops::{Op, is_dead, random_op};
+use super::random::Random;
+
+/// Processes that work at once.
+pub const WORKERS: u64 = 8;
+const VARIABLE: &str = "CKPTFS_CRASH_ORDERS";
+/// In the control file: whether to pause, then for each worker whether it does.
+const WORK: u8 = 0;
+const PAUSE: u8 = 1;
+const END: u8 = 2;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a process is to do.
+#[derive(Debug, Serialize, Deserialize)]
+struct Orders {
+    tree: PathBuf,
+    log: PathBuf,
+    control: PathBuf,
+    index: u64,
+    seed: u64,
+}
+
+/// The name of a worker's directory.
+pub fn part(index: u64) -> String {
+    format!("w{index}")
+}
+
+/// All processes of a round.
+pub struct Crew {
+    children: Vec<Child>,
+    control: File,
+    dir: PathBuf,
+}
+
+impl Crew {
+    /// Starts them, paused. Logs and control file are in `dir`, which is outside of the mount.
+    pub fn start(tree: &Path, dir: &Path, seed: u64) -> Crew {
+        let control = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(dir.join("control")).expect("a control file");
+        control.write_all_at(&[PAUSE], 0).expect("a control file");
+        control.write_all_at(&[WORK; WORKERS as usize], 1).expect("a control file");
+        let start = |index| {
+            let orders =
+                Orders { tree: tree.join(part(index)), log: log_of(dir, index), control: dir.join("control"), index, seed: seed * 1000 + index };
+            fs::write(&orders.log, "").expect("a log");
+            let mut command = Command::new(std::env::current_exe().expect("this binary has a path"));
+            command.args(["crew::one_of_the_crew", "--exact", "--nocapture", "--test-threads=1"]);
+            command.env(VARIABLE, serde_json::to_string(&orders).expect("orders are plain data")).current_dir("/");
+            let log = File::create(dir.join(format!("said-{index}"))).expect("a log");
+            command.stdin(Stdio::null()).stdout(log.try_clone().expect("a copy")).stderr(log).spawn().expect("this binary can be started again")
+        };
+        let crew = Crew { children: (0..WORKERS).map(start).collect(), control, dir: dir.to_owned() };
+        crew.wait_paused();
+        crew
+    }
+
+    /// Has everybody end the operation under way and wait. Those that met the death of the daemon have ended.
+    pub fn pause(&self) {
+        self.control.write_all_at(&[PAUSE], 0).expect("a control file");
+        self.wait_paused();
+    }
+
+    /// Has everybody go on.
+    pub fn work(&self) {
+        self.control.write_all_at(&[WORK], 0).expect("a control file");
+    }
+
+    fn wait_paused(&self) {
+        let began = Instant::now();
+        let mut states = [0; WORKERS as usize];
+        loop {
+            self.control.read_exact_at(&mut states, 1).expect("a control file");
+            if states.iter().all(|state| *state != WORK) {
+                return;
+            }
+            assert!(began.elapsed() < LIMIT, "workers that do not pause: {states:?}");
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Has everybody end, and says what each has done.
+    ///
+    /// # Errors
+    /// What a worker said that failed.
+    pub fn end(mut self) -> Result<Vec<Done>, String> {
+        self.control.write_all_at(&[END], 0).expect("a control file");
+        let began = Instant::now();
+        for (index, child) in self.children.iter_mut().enumerate() {
+            let status = loop {
+                if let Some(status) = child.try_wait().expect("a child") {
+                    break status;
+                }
+                if began.elapsed() > LIMIT {
+                    return Err(format!("worker {index} does not end"));
+                }
+                thread::sleep(Duration::from_millis(1));
+            };
+            if !status.success() {
+                return Err(format!("worker {index}: {}", fs::read_to_string(self.dir.join(format!("said-{index}"))).unwrap_or_default()));
+            }
+        }
+        Ok(done(&self.dir))
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            if child.try_wait().is_ok_and(|status| status.is_none()) {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+/// What each has done so far.
+pub fn done(dir: &Path) -> Vec<Done> {
+    (0..WORKERS).map(|index| Done::read(&log_of(dir, index))).collect()
+}
+
+fn log_of(dir: &Path, index: u64) -> PathBuf {
+    dir.join(format!("log-{index}"))
+}
+
+/// What a worker did.
+#[derive(Debug, Default)]
+pub struct Done {
+    /// Operations that were answered.
+    pub answered: Vec<Op>,
+    /// The one that was not.
+    pub under_way: Option<Op>,
+}
+
+impl Done {
+    fn read(log: &Path) -> Done {
+        let (mut done, text) = (Done::default(), fs::read_to_string(log).expect("a log"));
+        for line in text.lines() {
+            if line == "ok" {
+                done.answered.extend(done.under_way.take());
+            } else {
+                done.under_way = Some(serde_json::from_str(line).expect("the log has operations"));
+            }
+        }
+        done
+    }
+
+    /// Does the same in a plain directory, and compares that with the live one.
+    ///
+    /// # Errors
+    /// The differences from what must be there.
+    pub fn compare(&self, plain: &Path, live: &Path) -> Result<(), String> {
+        for op in &self.answered {
+            // What failed there fails here: the errors are those of a filesystem.
+            let _ = op.carry_out(plain);
+        }
+        let opts = TreeOpts { mtime: false, dir_mtime: false, ..TreeOpts::default() };
+        let live = tree(live);
+        let without = compare(&live, &tree(plain), &opts);
+        if without.is_empty() {
+            return Ok(());
+        }
+        if let Some(op) = &self.under_way {
+            let _ = op.carry_out(plain);
+            if compare(&live, &tree(plain), &opts).is_empty() {
+                return Ok(());
+            }
+        }
+        Err(format!("not what was answered (under way: {:?}):\n  {}", self.under_way, without.join("\n  ")))
+    }
+}
+
+fn work(orders: &Orders) {
+    let control = OpenOptions::new().read(true).write(true).open(&orders.control).expect("the control file");
+    let mut log = OpenOptions::new().append(true).open(&orders.log).expect("the log");
+    let mut random = Random::new(orders.seed);
+    let state = |state: u8| control.write_all_at(&[state], 1 + orders.index).expect("the control file");
+    loop {
+        let mut order = [0];
+        control.read_exact_at(&mut order, 0).expect("the control file");
+        match order[0] {
+            END => return state(END),
+            PAUSE => {
+                state(PAUSE);
+                thread::sleep(Duration::from_micros(300));
+                continue;
+            }
+            _ => state(WORK),
+        }
+        // Asked again: between the first look and the note nobody could tell that it works.
+        control.read_exact_at(&mut order, 0).expect("the control file");
+        if order[0] != WORK {
+            continue;
+        }
+        let op = random_op(&mut random);
+        let line = serde_json::to_string(&op).expect("an operation is plain data");
+        log.write_all(format!("{line}\n").as_bytes()).expect("the log");
+        match op.carry_out(&orders.tree) {
+            Err(error) if is_dead(&error) => return state(END),
+            _ => log.write_all(b"ok\n").expect("the log"),
+        }
+    }
+}
+
+/// One process of the crew; without orders there is nothing to do.
+#[test]
+fn one_of_the_crew() {
+    if let Ok(orders) = std::env::var(VARIABLE) {
+        work(&serde_json::from_str(&orders).expect("orders are what the crew wrote"));
+    }
+}

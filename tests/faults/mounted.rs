@@ -1,0 +1,178 @@
+//! The same through real mounts: the daemon is told over its socket which call is to fail.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use ckptfs::control::Client;
+use ckptfs::sys::Errno;
+use ckptfs::sys::fault::{Call, Plan};
+
+use super::calls::long;
+use super::common::mount::wait_until;
+use super::common::tree::assert_tree_is;
+use super::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
+
+for_each_variant! { reflink => calls_of_the_daemon_fail }
+for_each_variant! { one => a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints }
+
+/// A mount beside the directory that it serves, and the socket of its daemon.
+struct Beside {
+    mount: Mount,
+    backing: PathBuf,
+    _image: Image,
+}
+
+impl Beside {
+    fn new(v: Variant) -> Beside {
+        let image = Image::of(v.fs);
+        let (backing, point) = (image.dir("project"), image.dir("here"));
+        let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io) });
+        Beside { mount, backing, _image: image }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.mount.path().join(name)
+    }
+
+    /// Arms the daemon, or disarms it: how many calls counted before, and how many failed.
+    fn fault(&self, plan: Option<Plan>) -> (u64, u64) {
+        let store = File::open(self.backing.join(".ckptfs")).unwrap();
+        Client::connect(store).unwrap().fault(plan).unwrap()
+    }
+
+    fn warnings(&self) -> String {
+        self.mount.status_json()["warnings"].to_string()
+    }
+
+    fn plain(&self) -> std::collections::BTreeMap<PathBuf, super::common::NodeInfo> {
+        super::common::tree::tree_without(&self.backing, &[".ckptfs".to_owned()])
+    }
+}
+
+fn write(path: &Path, offset: u64, data: &[u8]) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all_at(data, offset)
+}
+
+/// An operation and what must be there before it.
+type Case = (&'static str, fn(&Path) -> io::Result<()>);
+
+const CASES: [Case; 9] = [
+    ("write", |dir| write(&dir.join("small"), 1, b"XX")),
+    ("append", |dir| write(&dir.join("large"), 100_000, b"XX")),
+    ("truncate", |dir| OpenOptions::new().write(true).open(dir.join("small"))?.set_len(2)),
+    ("create", |dir| File::create_new(dir.join("new")).map(drop)),
+    ("rename over", |dir| fs::rename(dir.join("small"), dir.join("other"))),
+    ("unlink", |dir| fs::remove_file(dir.join("small"))),
+    ("mkdir", |dir| fs::create_dir(dir.join("new"))),
+    ("link", |dir| fs::hard_link(dir.join("small"), dir.join("new"))),
+    ("chmod", |dir| fs::set_permissions(dir.join("small"), fs::Permissions::from_mode(0o600))),
+];
+
+fn fill(dir: &Path) {
+    fs::create_dir(dir).unwrap();
+    fs::write(dir.join("small"), "as it was").unwrap();
+    fs::write(dir.join("other"), "other").unwrap();
+    fs::write(dir.join("large"), vec![7; 100_000]).unwrap();
+}
+
+fn calls_of_the_daemon_fail(v: Variant) {
+    let mut rig = Beside::new(v);
+    let stride = if long() { 1 } else { 7 };
+    let (mut number, mut failed, mut refused) = (0, 0, 0);
+    for (index, (name, run)) in CASES.iter().enumerate() {
+        for errno in [Errno::EIO, Errno::ENOSPC] {
+            for n in (1 + index as u64 % stride..).step_by(stride as usize) {
+                number += 1;
+                let dir = rig.path(&format!("d{number}"));
+                fill(&dir);
+                let id = rig.mount.checkpoint();
+                let kept = tree_of(&dir);
+                rig.fault(Some(Plan::nth(n, errno)));
+                let done = run(&dir);
+                let (_, fired) = rig.fault(None);
+                let what = format!("{name}, call {n}, {errno:?}: {done:?}");
+                let view = rig.mount.view(id).join(format!("d{number}"));
+                assert_tree_is(&view, &kept, &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+                if done.is_err() {
+                    refused += 1;
+                    assert!(fired > 0, "{what} although nothing failed");
+                    if rig.warnings() != "[]" {
+                        rig.mount.umount();
+                        rig.mount.remount();
+                    }
+                    // The one error that comes too late: what was done cannot be looked at. Then it is done.
+                    let again = run(&dir);
+                    assert!(again.is_ok() || matches!(*name, "truncate" | "chmod"), "{what}; again: {again:?}");
+                }
+                let (now, behind) = (tree_of(&dir), tree_of(&rig.backing.join(format!("d{number}"))));
+                assert!(now == behind, "{what}: the mount shows another tree than there is");
+                assert_tree_is(&view, &kept, &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+                failed += fired;
+                if fired == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    eprintln!("{v:?}: {number} cases, {failed} calls failed, {refused} operations refused");
+    assert!(refused > 10);
+}
+
+fn a_failed_sync_ends_the_keeping(v: Variant) {
+    let mut rig = Beside::new(v);
+    fs::write(rig.path("f"), "as it was").unwrap();
+    let id = rig.mount.checkpoint();
+    fs::create_dir(rig.path("new")).unwrap();
+    fs::write(rig.path("new/born"), "born").unwrap();
+    rig.fault(Some(Plan::nth(1, Errno::EIO).only(Call::Sync)));
+    // The journal is synced within a second, for something was written to it.
+    wait_until("the journal's sync has failed", 60, || rig.warnings().contains("cannot be written"));
+    assert_eq!(rig.fault(None).1, 1, "one sync failed, and no more");
+    for _ in 0..2 {
+        assert_eq!(write(&rig.path("f"), 0, b"XX").unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert!(!rig.mount.run(&["checkpoint", "--sync"]).status.success(), "a sync that is tried again proves nothing");
+    }
+    assert_eq!(fs::read(rig.path("f")).unwrap(), b"as it was", "it can be read, and was left alone");
+    assert!(rig.warnings().contains("unmount"), "it says how to go on: {}", rig.warnings());
+    fs::write(rig.path("new/born"), "what no checkpoint can see can be written").unwrap();
+    fs::write(rig.path("new/more"), "more").unwrap();
+    assert_eq!(fs::read(rig.mount.view(id).join("f")).unwrap(), b"as it was");
+    let before = rig.plain();
+    rig.mount.umount();
+    rig.mount.remount();
+    assert!(rig.plain() == before);
+    assert_eq!(rig.warnings(), "[]");
+    write(&rig.path("f"), 0, b"XX").unwrap();
+    assert_eq!(fs::read(rig.mount.view(id).join("f")).unwrap(), b"as it was");
+    rig.mount.checkpoint();
+}
+
+fn an_index_that_fails_refuses_checkpoints(v: Variant) {
+    let mut rig = Beside::new(v);
+    fs::write(rig.path("f"), "1").unwrap();
+    let first = rig.mount.checkpoint();
+    rig.fault(Some(Plan::nth(1, Errno::EIO).only(Call::Index).lasting()));
+    write(&rig.path("f"), 0, b"2").unwrap();
+    let second = rig.mount.checkpoint();
+    wait_until("the index has failed", 120, || rig.warnings().contains("the index failed"));
+    let refused = rig.mount.run(&["checkpoint"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("the index failed") && said.contains("mount again"), "{said}");
+    assert_eq!(fs::create_dir(rig.path(".snapshots/no")).unwrap_err().raw_os_error(), Some(libc::EIO));
+    // The live tree goes on, and what it changes is kept.
+    write(&rig.path("f"), 0, b"3").unwrap();
+    fs::write(rig.path("g"), "new").unwrap();
+    fs::rename(rig.path("g"), rig.path("h")).unwrap();
+    fs::remove_file(rig.path("h")).unwrap();
+    assert_eq!(fs::read(rig.mount.view(second).join("f")).unwrap(), b"2", "the newest is in memory");
+    rig.fault(None);
+    rig.mount.umount();
+    rig.mount.remount();
+    assert_eq!(rig.warnings(), "[]", "the index was made anew");
+    for (id, content) in [(first, b"1"), (second, b"2")] {
+        assert_eq!(fs::read(rig.mount.view(id).join("f")).unwrap(), content);
+    }
+    rig.mount.checkpoint();
+}
