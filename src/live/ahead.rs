@@ -7,6 +7,8 @@
 //! **Using it.** When a daemon begins to serve, what was captured ahead is compared with what is there. What differs was changed while nobody served
 //! the tree: what it was becomes an undo record of the open epoch, and the change one like any other. A directory gets a ctime of now: its names are
 //! all accounted for, and it shall not be taken for one that was changed unseen.
+//!
+//! What is taken under locks is taken by a thread of ordinary priority: an idle one could be kept from running while it holds them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use std::sync::Arc;
 use super::Live;
 use super::find::At;
 use crate::history::ahead::{AheadNode, Changed};
-use crate::store::ids::{Epoch, Name, Slot};
+use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};
 use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult};
@@ -34,32 +36,79 @@ impl Live {
     pub(super) fn capture_ahead(&self, mut go_on: impl FnMut() -> bool) -> SysResult<()> {
         let (done, open) = (self.timeline.ahead_upto()?, self.timeline.epoch());
         let Some(upto) = self.timeline.latest().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(()) };
-        let Changed { nodes, names } = self.timeline.changed_after(done)?;
-        let mut wanted: Vec<Slot> = nodes.keys().copied().collect();
-        let mut known: HashSet<Slot> = nodes.keys().copied().collect();
-        for ((dir, name), epoch) in names {
-            let Ok(child) = self.child_now(dir, &name) else { continue };
-            // A directory that was made then has no records of what is in it.
-            let is_new = nodes.get(&child.slot).copied().flatten().is_none_or(|first| first > epoch);
-            if known.insert(child.slot) || (is_new && child.kind == Kind::Dir) {
-                self.add_new(child, is_new, &mut known, &mut wanted);
-            }
-        }
-        for slot in wanted.into_iter().take(NODES_MAX) {
+        self.drop_unbelieved();
+        let changed = self.timeline.changed_after(done)?;
+        for slot in self.slots_of(&changed) {
             if !go_on() {
                 return Ok(());
             }
             if self.timeline.store().layers.free_bytes().map_err(|error| error.errno())? < SPACE_KEPT_BYTES {
                 return Err(Errno::ENOSPC);
             }
+            self.flush_ahead(slot);
             match self.capture_one_ahead(slot, open, done) {
                 Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) => return Err(errno),
                 // It is gone, or cannot be read: then it is not captured ahead.
                 Err(errno) => tracing::debug!(slot = slot.0, %errno, "an inode is not captured ahead"),
                 Ok(()) => {}
             }
+            self.drop_superseded(slot)?;
         }
         self.timeline.add_ahead(open, Vec::new(), upto)
+    }
+
+    /// Writes a file back before anybody has to wait for it: a clone must do that first.
+    fn flush_ahead(&self, slot: Slot) {
+        let file = {
+            let _tree = self.tree.read();
+            self.open_file(At::from(slot), Open::READ)
+        };
+        if let Ok((file, _)) = file
+            && sys::dirty_pages(&file).is_ok_and(|dirty| dirty > 0)
+        {
+            // What fails here fails again when it is cloned.
+            let _ = sys::start_writeback(&file).and_then(|()| sys::finish_writeback(&file));
+        }
+    }
+
+    /// Removes what was captured ahead of a file and is of no use any more: a record has an object of its own, or a later one was captured.
+    fn drop_superseded(&self, slot: Slot) -> SysResult<()> {
+        let Some(mut objects) = self.ahead_objects.lock().remove(&slot) else { return Ok(()) };
+        let newest = objects.last().copied();
+        let mut kept = Vec::new();
+        for object in objects.drain(..) {
+            let before = CheckpointId(object.epoch.0.saturating_sub(1));
+            match self.timeline.data_at(slot, before)?.map(|data| data.before.object) {
+                None if Some(object) == newest => kept.push(object),
+                // It became the record's.
+                Some(recorded) if recorded == Some(object) => {}
+                None | Some(_) => self.drop_object(object),
+            }
+        }
+        if !kept.is_empty() {
+            self.ahead_objects.lock().insert(slot, kept);
+        }
+        Ok(())
+    }
+
+    /// Removes what was captured ahead and is not believed any more, because no checkpoint is kept that is older.
+    fn drop_unbelieved(&self) {
+        let oldest = self.timeline.checkpoints().first().map_or(Epoch(u64::MAX), |checkpoint| checkpoint.id.epoch());
+        let slots: Vec<Slot> = {
+            let ahead = self.ahead_objects.lock();
+            ahead.iter().filter(|(_, objects)| objects.iter().any(|object| object.epoch <= oldest)).map(|(slot, _)| *slot).collect()
+        };
+        for slot in slots {
+            let Some(objects) = self.ahead_objects.lock().remove(&slot) else { continue };
+            for object in objects {
+                let before = CheckpointId(object.epoch.0.saturating_sub(1));
+                match self.timeline.data_at(slot, before) {
+                    Ok(Some(data)) if data.before.object == Some(object) => {}
+                    Ok(_) if object.epoch <= oldest => self.drop_object(object),
+                    Ok(_) | Err(_) => self.ahead_objects.lock().entry(slot).or_default().push(object),
+                }
+            }
+        }
     }
 
     fn child_now(&self, dir: Slot, name: &Name) -> SysResult<Child> {
@@ -76,26 +125,40 @@ impl Live {
         self.found_ahead.lock().insert(child.slot, Live::place(dir, name));
     }
 
-    /// Adds an inode, and if it is a new directory all below it.
-    fn add_new(&self, child: Child, is_new: bool, known: &mut HashSet<Slot>, wanted: &mut Vec<Slot>) {
-        wanted.push(child.slot);
-        let mut open = if is_new && child.kind == Kind::Dir { vec![child.slot] } else { Vec::new() };
-        while let Some(dir) = open.pop() {
-            let names = {
-                let _tree = self.tree.read();
-                self.dir(dir).and_then(|fd| sys::list_dir(sys::reopen(&fd, Open::READ)?)).unwrap_or_default()
-            };
-            for entry in names.into_iter().take(NODES_MAX) {
-                let name = Name::new(&entry.name);
+    /// The inodes that changed and are there still, and all below directories that were made then: of what is in those there are no records.
+    fn slots_of(&self, changed: &Changed) -> Vec<Slot> {
+        let mut wanted: HashSet<Slot> = changed.nodes.keys().copied().collect();
+        let is_new = |child: Child, epoch: Epoch| {
+            child.kind == Kind::Dir && changed.nodes.get(&child.slot).copied().flatten().is_none_or(|first| first > epoch)
+        };
+        let mut walked = HashSet::new();
+        let mut open = Vec::new();
+        for ((dir, name), epoch) in &changed.names {
+            let Ok(child) = self.child_now(*dir, name) else { continue };
+            wanted.insert(child.slot);
+            if is_new(child, *epoch) && walked.insert(child.slot) {
+                open.push((child.slot, *epoch));
+            }
+        }
+        while let Some((dir, epoch)) = open.pop() {
+            for name in self.names_now(dir) {
                 let Ok(child) = self.child_now(dir, &name) else { continue };
-                if wanted.len() < NODES_MAX && known.insert(child.slot) {
-                    wanted.push(child.slot);
-                    if child.kind == Kind::Dir {
-                        open.push(child.slot);
+                if wanted.len() < NODES_MAX {
+                    wanted.insert(child.slot);
+                    if is_new(child, epoch) && walked.insert(child.slot) {
+                        open.push((child.slot, epoch));
                     }
                 }
             }
         }
+        wanted.into_iter().take(NODES_MAX).collect()
+    }
+
+    fn names_now(&self, dir: Slot) -> Vec<Name> {
+        let _tree = self.tree.read();
+        let (names, _) = self.read_dir(dir.into(), 0, NODES_MAX).unwrap_or_default();
+        let names = names.into_iter().filter(|(entry, _)| !matches!(entry.name.as_slice(), b"." | b".."));
+        names.map(|(entry, _)| Name::new(&entry.name)).collect()
     }
 
     /// The inode has no record in the open epoch, and is not of it.
@@ -133,8 +196,10 @@ impl Live {
         }
         let same = sys::stat_fd(&fd).is_ok_and(|now| is_same(&now, &stat));
         let kept = if same { self.timeline.add_ahead(open, undo, upto) } else { Ok(()) };
-        if let Some(object) = made.filter(|_| !same || kept.is_err()) {
-            self.drop_object(object);
+        match made {
+            Some(object) if !same || kept.is_err() => self.drop_object(object),
+            Some(object) => self.ahead_objects.lock().entry(slot).or_default().push(object),
+            None => {}
         }
         kept
     }
@@ -152,6 +217,9 @@ impl Live {
     /// ENOSPC or EIO of the journal; what was not recorded gives EIO in views.
     pub fn record_unseen(&self) -> SysResult<()> {
         for (slot, node) in self.timeline.ahead()? {
+            if let Some(object) = node.data.and_then(|data| data.object) {
+                self.ahead_objects.lock().entry(slot).or_default().push(object);
+            }
             let Some(attr) = &node.attr else { continue };
             let now = self.fd(At::from(slot)).and_then(|fd| Ok((sys::stat_fd(&fd)?, fd))).ok();
             if now.as_ref().is_some_and(|(stat, _)| is_same(stat, &attr.stat)) {

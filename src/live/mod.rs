@@ -74,6 +74,8 @@ pub struct Live {
     watch: mapped::Watch,
     undurable: durable::Undurable,
     sealer: sealer::Sealer,
+    /// Objects that were captured ahead and may be superseded. A leaf.
+    ahead_objects: Mutex<HashMap<Slot, Vec<crate::store::ids::ObjectId>>>,
     /// Where inodes were found that are to be captured ahead and that the kernel may not know. A leaf.
     found_ahead: Mutex<HashMap<Slot, crate::store::record::Place>>,
     passthrough: AtomicBool,
@@ -115,6 +117,7 @@ impl Live {
             watch: mapped::Watch::default(),
             undurable: durable::Undurable::default(),
             sealer: sealer::Sealer::default(),
+            ahead_objects: Mutex::default(),
             found_ahead: Mutex::default(),
             passthrough: AtomicBool::new(false),
             reflink,

@@ -6,7 +6,9 @@
 //!
 //! Only objects of closed epochs are hashed: those of the open one can still be taken back.
 //!
-//! Locking: none but the timeline's, for a moment.
+//! With `--seal=full` it also captures ahead (module `ahead`), before it hashes.
+//!
+//! Locking: to hash, none but the timeline's, for a moment; to capture ahead, those of a change, for one inode at a time.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +19,7 @@ use crate::history::indexer::Wake;
 use crate::store::ids::{Epoch, ObjectId};
 use crate::store::record::Sealed;
 use crate::sys::lock::Mutex;
-use crate::sys::{Errno, SysResult};
+use crate::sys::{self, Errno, SysResult};
 
 /// Bytes that are read in a second at most.
 pub const HASH_BYTES_PER_S: u64 = 128 << 20;
@@ -27,6 +29,9 @@ const RECORD_OBJECTS_MAX: usize = 512;
 const RECORD_BYTES_MAX: u64 = 1 << 30;
 /// With less space left the sealer writes nothing, not even its few records: what is left is for captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
+
+/// Between two inodes that are captured ahead: others want the locks too.
+const AHEAD_PAUSE: Duration = Duration::from_micros(200);
 
 /// What the sealer does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,8 +130,7 @@ impl Live {
     fn seal_closed(&self) -> SysResult<()> {
         let open = self.timeline.epoch();
         if self.sealer.full.load(Ordering::Relaxed) {
-            self.capture_ahead(|| !self.sealer.wake.stopping())?;
-            self.found_ahead.lock().clear();
+            self.capture_ahead_awake()?;
         }
         let from = *self.sealer.done_below.lock();
         let epochs = match from {
@@ -143,6 +147,26 @@ impl Live {
         }
         *self.sealer.done_below.lock() = Some(open);
         Ok(())
+    }
+
+    /// Captures ahead, as a thread that is not idle: it takes locks that everybody waits for. A user without privileges cannot go back from idle, and
+    /// has nothing captured ahead.
+    fn capture_ahead_awake(&self) -> SysResult<()> {
+        if let Err(errno) = sys::set_thread_normal(sys::own_thread()) {
+            tracing::warn!(%errno, "nothing is captured ahead: the sealer's priority cannot be raised");
+            self.sealer.full.store(false, Ordering::Relaxed);
+            return Ok(());
+        }
+        let captured = self.capture_ahead(|| {
+            self.sealer.wake.pause(AHEAD_PAUSE);
+            !self.sealer.wake.stopping()
+        });
+        self.found_ahead.lock().clear();
+        // Whoever waits for its end has made it normal, and it stays so.
+        if !self.sealer.wake.stopping() && sys::set_thread_idle().is_ok() && self.sealer.wake.stopping() {
+            let _ = sys::set_thread_normal(sys::own_thread());
+        }
+        captured
     }
 
     fn seal_epoch(&self, epoch: Epoch) -> SysResult<()> {

@@ -10,6 +10,7 @@ use super::story::{caught_up, check, kinds, objects};
 for_each_variant! { reflink =>
     with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_back,
     without_it_the_same_changes_are_eio,
+    what_was_captured_ahead_and_is_of_no_use_any_more_is_removed,
 }
 
 /// A tree with everything in it, made through the mount, over three checkpoints.
@@ -85,6 +86,29 @@ fn with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_
     }
     rig.mount.restore(3);
     assert_same_tree(&root, &copies[2], &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+}
+
+fn what_was_captured_ahead_and_is_of_no_use_any_more_is_removed(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io).arg("--seal=full"), |_| {});
+    let root = rig.path().to_owned();
+    let count = || super::common::command::sh(&root, "find .ckptfs/layers/ -name '*.c' | wc -l").trim().parse::<usize>().unwrap();
+    rig.mount.checkpoint();
+    fs::write(root.join("f"), "one".repeat(10_000)).unwrap();
+    rig.mount.checkpoint();
+    caught_up(&rig.mount);
+    assert_eq!(count(), 1, "the file as it is");
+    for round in 0..3 {
+        fs::write(root.join("f"), format!("{round}").repeat(10_000)).unwrap();
+        rig.mount.checkpoint();
+        caught_up(&rig.mount);
+        assert_eq!(count(), round + 2, "each version once, and the file as it is");
+    }
+    for id in 1..=4 {
+        fs::remove_dir(root.join(format!(".snapshots/{id}"))).unwrap();
+    }
+    assert_eq!(count(), 1);
+    let (status, report) = check(&root, &["verify", "--deep"]);
+    assert_eq!(status, 0, "{report}");
 }
 
 /// The negative control.
