@@ -176,6 +176,8 @@ fn log_to_stderr(otherwise: Option<&str>) {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 

@@ -25,4 +25,6 @@ pub const SOCKET_NAME: &str = "control.sock";
 pub const STORE_NAME: &str = ".ckptfs";
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -399,7 +399,7 @@ fn read_and_renew_format(dir: &OwnedFd) -> StoreResult<StoreId> {
 
 /// What the file `format` says.
 #[derive(Debug)]
-struct Format {
+pub(super) struct Format {
     features: Vec<String>,
     id: StoreId,
 }
@@ -412,7 +412,7 @@ fn read_format(dir: &OwnedFd) -> StoreResult<Format> {
     parse_format(&bytes)
 }
 
-fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
+pub(super) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
     let mut lines = std::str::from_utf8(bytes).map_err(|_| StoreError::NotAStore)?.lines();
     if lines.next() != Some(MAGIC) {
         return Err(StoreError::NotAStore);

@@ -203,4 +203,6 @@ pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Checkpoint>> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -21,6 +21,8 @@ mod args;
 mod copy;
 mod data;
 pub mod fault;
+#[cfg(test)]
+pub mod fuzz;
 pub mod host;
 mod ledger;
 pub mod lock;

@@ -306,12 +306,13 @@ fn killed_at_any_moment(v: Variant) {
         let life = Duration::from_millis(20 + random.below(LIFE_MS));
         let dead = AtomicBool::new(false);
         let crew = Crew::start(rig.path(), notes.path(), seed * 1000 + round);
-        let pid = rig.mount.pid();
+        let (holder, pid) = (rig.mount.holder_pid(), rig.mount.pid());
         thread::scope(|scope| {
             let killer = scope.spawn(|| {
                 thread::sleep(life);
                 dead.store(true, Ordering::SeqCst);
-                super::common::process::kill(pid);
+                // Nobody is to take over: what is left is what the daemon left.
+                holder.into_iter().chain([pid]).for_each(super::common::process::kill);
             });
             let replayed = vec![0; WORKERS as usize];
             let mut life = Life { world: &mut world, mount: &rig.mount, dead: &dead, random: random.clone(), replayed, dir: notes.path() };

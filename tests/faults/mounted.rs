@@ -26,7 +26,7 @@ struct Beside {
 
 impl Beside {
     fn new(v: Variant) -> Beside {
-        let image = Image::of(v.fs);
+        let image = Image::in_memory(v.fs, 512 << 20);
         let (backing, point) = (image.dir("project"), image.dir("here"));
         let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io) });
         Beside { mount, backing, _image: image }

@@ -557,4 +557,6 @@ fn checkpoint_after(key: &[u8], stored: Option<Vec<u8>>, change: &CheckpointChan
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -423,4 +423,6 @@ impl fmt::Debug for Journal {
 }
 
 #[cfg(test)]
+pub(in crate::store) mod fuzz;
+#[cfg(test)]
 mod tests;

@@ -1,0 +1,106 @@
+//! Properties of the control protocol: what is asked arrives, and whatever else is sent is an error.
+
+use std::io::BufReader;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+use super::protocol::{Call, encode, receive_up_to};
+use super::*;
+use crate::engine::api::*;
+use crate::sys::fuzz::{config, peak_of, spelled};
+
+/// Bytes of memory that one byte of a message may take: a path of three bytes in JSON is a struct in a list that doubles.
+const MEMORY_PER_BYTE: usize = 200;
+/// And what any takes.
+const MEMORY: usize = 64 << 10;
+
+fn text() -> impl Strategy<Value = String> {
+    vec(any::<char>(), 0..20).prop_map(String::from_iter)
+}
+
+fn state() -> impl Strategy<Value = StateName> {
+    text().prop_map(StateName)
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let path = prop_oneof![vec(any::<u8>(), 0..40), text().prop_map(String::into_bytes)].prop_map(TreePath);
+    prop_oneof![
+        (text(), vec(text(), 0..4), any::<bool>()).prop_map(|(note, tags, sync)| Request::Checkpoint(CheckpointOptions {
+            note,
+            tags,
+            sync,
+            if_changed: !sync
+        })),
+        Just(Request::Status),
+        Just(Request::Log),
+        state().prop_map(|state| Request::Show { state }),
+        (state(), option::of(state())).prop_map(|(from, to)| Request::Diff { from, to, sizes: true }),
+        (state(), vec(path, 0..5), any::<bool>()).prop_map(|(to, paths, dry_run)| Request::Restore(RestoreOptions { to, paths, dry_run })),
+        state().prop_map(|state| Request::Delete { state }),
+        any::<(bool, bool)>().prop_map(|(lazy, leave)| Request::Unmount { lazy, leave }),
+    ]
+}
+
+fn frame(request: &Request) -> Vec<u8> {
+    encode(&Call { version: PROTOCOL, request: request.clone() }).expect("within the limit")
+}
+
+fn decode(frame: &[u8]) -> Option<Request> {
+    let (request, peak) = peak_of(|| Call::decode(frame).ok());
+    assert!(peak <= MEMORY + MEMORY_PER_BYTE * frame.len(), "{peak} bytes for {}", frame.len());
+    request
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn every_request_arrives(request in request()) {
+        let sent = frame(&request);
+        prop_assert_eq!(sent.iter().filter(|byte| **byte == b'\n').count(), 1, "a frame is one line");
+        prop_assert_eq!(decode(&sent[..sent.len() - 1]), Some(request));
+    }
+
+    #[test]
+    fn any_bytes_are_a_request_or_an_error(bytes in prop_oneof![vec(any::<u8>(), 0..300), spelled(b"[]{}\",:0123456789ok\\u ", 200)]) {
+        decode(&bytes);
+        let _ = Reply::decode(&bytes);
+    }
+
+    #[test]
+    fn changed_requests_are_requests_or_errors(request in request(), at in any::<usize>(), byte in any::<u8>(), cut in any::<bool>()) {
+        let mut sent = frame(&request);
+        let at = at % sent.len();
+        if cut { sent.truncate(at) } else { sent[at] = byte }
+        decode(&sent);
+        let _ = Reply::decode(&sent);
+    }
+
+    /// However the bytes come in, the same frames are read, none is longer than the limit, and the end is told.
+    #[test]
+    fn frames_are_lines(bytes in vec(prop_oneof![Just(b'\n'), any::<u8>()], 0..200), room in 1..50_usize, limit in 1..60_usize) {
+        let mut reader = BufReader::with_capacity(room, &bytes[..]);
+        let (mut frame, mut rest) = (Vec::new(), &bytes[..]);
+        loop {
+            match receive_up_to(&mut reader, &mut frame, limit) {
+                Ok(true) => {
+                    prop_assert!(frame.len() < limit && !frame.contains(&b'\n'));
+                    prop_assert_eq!(&rest[..=frame.len()], &[&frame[..], b"\n"].concat()[..]);
+                    rest = &rest[frame.len() + 1..];
+                }
+                Ok(false) => {
+                    prop_assert!(rest.is_empty());
+                    break;
+                }
+                Err(error) => {
+                    let long = rest.len() >= limit && !rest[..limit].contains(&b'\n');
+                    prop_assert_eq!(error.kind() == std::io::ErrorKind::InvalidData, long);
+                    prop_assert!(long || !rest.contains(&b'\n'));
+                    break;
+                }
+            }
+        }
+    }
+}

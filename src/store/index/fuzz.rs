@@ -1,0 +1,64 @@
+//! Properties of the index's keys and values.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::journal::fuzz::checkpoint;
+use crate::sys::fuzz::config;
+
+fn key() -> impl Strategy<Value = Key> {
+    prop_oneof![
+        (0..3_u64, vec(0..3_u8, 0..4)).prop_map(|(slot, name)| Key::Entry(Slot(slot), Name::new(&name))),
+        (any::<u64>(), vec(any::<u8>(), 0..40)).prop_map(|(slot, name)| Key::Entry(Slot(slot), Name::new(&name))),
+        any::<u64>().prop_map(|slot| Key::Attr(Slot(slot))),
+        any::<u64>().prop_map(|slot| Key::Data(Slot(slot))),
+    ]
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn keys_sort_as_what_they_are_made_of_and_come_back(a in key(), b in key(), epochs in any::<(u64, u64)>()) {
+        let (one, other) = (keys::undo_key(&a, Epoch(epochs.0)), keys::undo_key(&b, Epoch(epochs.1)));
+        if let (Key::Entry(dir, name), Key::Entry(other_dir, other_name)) = (&a, &b) {
+            prop_assert_eq!(one.cmp(&other), (dir, name, epochs.0).cmp(&(other_dir, other_name, epochs.1)));
+            prop_assert_eq!(keys::parse_entry(&one), Some((name.clone(), Epoch(epochs.0))));
+        }
+        prop_assert_eq!(keys::parse_epoch(&one), Some(Epoch(epochs.0)));
+        prop_assert_eq!(one == other, a == b && epochs.0 == epochs.1);
+    }
+
+    #[test]
+    fn values_come_back_and_changed_ones_do_not(key in vec(any::<u8>(), 0..60), value in vec(any::<u8>(), 0..60), at in any::<usize>(), bit in 0..8) {
+        let sealed = keys::seal(&key, value.clone());
+        prop_assert_eq!(keys::unseal(&key, &sealed), Some(&value[..]));
+        let mut changed = sealed.clone();
+        let at = at % changed.len();
+        changed[at] ^= 1_u8 << bit;
+        prop_assert_eq!(keys::unseal(&key, &changed), None);
+        prop_assert_eq!(keys::unseal(&[&key[..], b"x"].concat(), &sealed), None);
+    }
+
+    #[test]
+    fn any_bytes_are_an_entry_or_an_error(key in vec(any::<u8>(), 0..80), value in vec(any::<u8>(), 0..80)) {
+        let _ = keys::parse_entry(&key);
+        let _ = keys::parse_checkpoint(&key);
+        let _ = keys::parse_absence(&key);
+        let _ = keys::parse_undo(&key, &value);
+        let _ = keys::take_address(&value);
+        let _ = keys::unseal(&key, &value);
+        let _ = KnownCheckpoint::parse(&value);
+        let _ = codec::decode_place(&value);
+    }
+
+    #[test]
+    fn checkpoints_come_back(checkpoint in checkpoint(), deleted in any::<bool>(), at in any::<(u32, u32)>(), cut in any::<usize>()) {
+        let at = Address { segment: at.0, offset: at.1 };
+        let bytes = KnownCheckpoint { deleted, at, checkpoint: checkpoint.clone() }.bytes().expect("within the limits");
+        let known = KnownCheckpoint::parse(&bytes).expect("what was written");
+        prop_assert_eq!((known.deleted, known.at, known.checkpoint), (deleted, at, checkpoint));
+        prop_assert!(KnownCheckpoint::parse(&bytes[..cut % bytes.len()]).is_none());
+    }
+}

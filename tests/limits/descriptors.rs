@@ -1,0 +1,89 @@
+//! A daemon that may have 1,024 descriptors, as many have by default.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use super::common::{Fs, Image, Io, Mount, MountOpts, Variant, skip, succeeds, tool};
+use super::support::{errno, get, put, sh};
+use super::{rss, size};
+
+const DESCRIPTORS: u32 = 1024;
+
+/// Mounts with that limit.
+fn limited(dir: &Path, io: Io) -> Mount {
+    let mut mount = Mount::start(dir, &MountOpts::new(io));
+    mount.umount();
+    let limit = format!("--nofile={DESCRIPTORS}:{DESCRIPTORS}");
+    succeeds(tool("prlimit", &[&limit, "--", env!("CARGO_BIN_EXE_ckptfs"), "mount", "--io", io.name()]).arg(dir), 60);
+    mount.adopt();
+    mount
+}
+
+fn with_few(io: Io) {
+    let v = Variant { fs: Fs::Xfs, io };
+    if let Some(reason) = v.unavailable() {
+        return skip(&reason);
+    }
+    let image = Image::of(v.fs);
+    let dir = image.dir("project");
+    let (dirs, files) = size_of_tree();
+    sh(&dir, &format!("for d in $(seq {dirs}); do mkdir d$d; (cd d$d; seq -s ' ' {files} | xargs touch; echo $d > 1); done"));
+    let mount = limited(&dir, io);
+    let root = mount.path();
+    // The kernel knows every file and directory.
+    let known = sh(root, "find . -size +0 | wc -l; find . -type f | wc -l");
+    assert_eq!(known.lines().last().and_then(|line| line.trim().parse().ok()), Some(dirs * files), "{known}");
+    let before = rss(&mount, "with every file known");
+    let id = mount.checkpoint();
+    for number in 1..=dirs {
+        put(root.join(format!("d{number}/1")), "changed");
+    }
+    assert_eq!(mount.dirty().len(), dirs);
+    assert_eq!(get(mount.view(id).join(format!("d{dirs}/1"))), format!("{dirs}\n"));
+    // A client opens until it is refused. What is open goes on, the past is kept, and the daemon answers.
+    let mut log = OpenOptions::new().append(true).create(true).open(root.join("log")).expect("open");
+    let mut open = Vec::new();
+    let refused = loop {
+        match File::open(root.join(format!("d{}/1", open.len() % dirs + 1))) {
+            Ok(file) => open.push(file),
+            Err(error) => break error,
+        }
+        assert!(open.len() < DESCRIPTORS as usize * 4, "never refused");
+    };
+    eprintln!("{} files open: {refused}", open.len());
+    assert!(refused.raw_os_error() == Some(libc::EMFILE) && open.len() > 100, "{refused}");
+    log.write_all(b"1").expect("what is open is written");
+    // While every descriptor is taken the verbs are asked from the backing side's table of the kernel only: the CLI opens the store's link.
+    let second = mount.checkpoint();
+    log.write_all(b"2").expect("and captured first");
+    assert_eq!(errno(File::create(root.join("new"))), libc::EMFILE);
+    fs::create_dir(root.join("directories")).expect("need none");
+    drop(open);
+    put(root.join("new"), "there is room again");
+    drop(log);
+    assert_eq!((get(mount.view(second).join("log")), get(root.join("log"))), ("1".to_owned(), "12".to_owned()));
+    let held = sh(root, &format!("ls -l /proc/{}/fd | sed 's/.*-> //; s#.*/ckptfs-test[^/]*/[^/]*/mnt/##; s/[0-9]/N/g' | sort | uniq -c | sort -rn | head -20", mount.pid()));
+    eprintln!("{held}");
+    let restored = mount.run(&["restore", &id.to_string()]);
+    let held = sh(root, &format!("ls -l /proc/{}/fd | sed 's/.*-> //; s#.*/ckptfs-test[^/]*/[^/]*/mnt/##; s/[0-9]/N/g' | sort | uniq -c | sort -rn | head -20", mount.pid()));
+    eprintln!("{held}");
+    assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    assert_eq!(get(root.join("d1/1")), "1\n");
+    assert!(rss(&mount, "after a restore") < before + (128 << 20));
+}
+
+/// Directories, and files in each: more directories than there are descriptors.
+fn size_of_tree() -> (usize, usize) {
+    (size(1_200, 2_000), size(4, 50))
+}
+
+#[test]
+fn few_descriptors_and_a_large_tree_daemon() {
+    with_few(Io::Daemon);
+}
+
+#[test]
+fn few_descriptors_and_a_large_tree_passthrough() {
+    with_few(Io::Passthrough);
+}
