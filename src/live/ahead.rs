@@ -30,31 +30,37 @@ pub(super) const SPACE_KEPT_BYTES: u64 = 256 << 20;
 
 impl Live {
     /// Captures ahead what changed in epochs that were closed since this was last done. `go_on` is asked before each inode.
+    /// `false`: something could not be taken just now, and all of it is to be tried again.
     ///
     /// # Errors
     /// ENOSPC if little space is left; EIO.
-    pub(super) fn capture_ahead(&self, mut go_on: impl FnMut() -> bool) -> SysResult<()> {
-        let (done, open) = (self.timeline.ahead_upto()?, self.timeline.epoch());
-        let Some(upto) = self.timeline.latest().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(()) };
+    pub(super) fn capture_ahead(&self, mut go_on: impl FnMut() -> bool) -> SysResult<bool> {
+        let done = self.timeline.ahead_upto()?;
+        let Some(upto) = self.timeline.latest().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(true) };
         self.drop_unbelieved();
         let changed = self.timeline.changed_after(done)?;
+        let mut all = true;
         for slot in self.slots_of(&changed) {
             if !go_on() {
-                return Ok(());
+                return Ok(false);
             }
             if self.timeline.store().layers.free_bytes().map_err(|error| error.errno())? < SPACE_KEPT_BYTES {
                 return Err(Errno::ENOSPC);
             }
             self.flush_ahead(slot);
-            match self.capture_one_ahead(slot, open, done) {
+            match self.capture_one_ahead(slot, done) {
                 Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) => return Err(errno),
                 // It is gone, or cannot be read: then it is not captured ahead.
                 Err(errno) => tracing::debug!(slot = slot.0, %errno, "an inode is not captured ahead"),
-                Ok(()) => {}
+                Ok(taken) => all &= taken,
             }
             self.drop_superseded(slot)?;
         }
-        self.timeline.add_ahead(open, Vec::new(), upto)
+        if all {
+            // What has a record in the open epoch by now is looked at again when that is closed.
+            self.timeline.add_ahead(self.timeline.epoch(), Vec::new(), upto)?;
+        }
+        Ok(all)
     }
 
     /// Writes a file back before anybody has to wait for it: a clone must do that first.
@@ -166,12 +172,18 @@ impl Live {
         !self.timeline.is_born(slot) && self.timeline.needs(&Key::Attr(slot)) && self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot)
     }
 
-    fn capture_one_ahead(&self, slot: Slot, open: Epoch, upto: Epoch) -> SysResult<()> {
+    /// `false`: it may be changing just now.
+    fn capture_one_ahead(&self, slot: Slot, upto: Epoch) -> SysResult<bool> {
         let _gate = self.gate.read();
         let _tree = self.tree.read();
         let _stripe = self.stripe(slot);
-        if self.timeline.epoch() != open || !self.is_untouched(slot) || self.is_hot_now(slot) {
-            return Ok(());
+        // A checkpoint may have come since the journal was read: it is the epoch that is open now that must have no record.
+        let open = self.timeline.epoch();
+        if !self.is_untouched(slot) {
+            return Ok(true);
+        }
+        if self.is_hot_now(slot) {
+            return Ok(false);
         }
         let (fd, stat) = {
             let fd = self.fd(At::from(slot))?;
@@ -184,7 +196,7 @@ impl Live {
         let mut made = None;
         match stat.kind {
             Kind::Dir => {
-                let Some(entries) = self.entries_ahead(slot)? else { return Ok(()) };
+                let Some(entries) = self.entries_ahead(slot)? else { return Ok(true) };
                 undo.extend(entries);
             }
             Kind::File => {
@@ -201,7 +213,7 @@ impl Live {
             Some(object) => self.ahead_objects.lock().entry(slot).or_default().push(object),
             None => {}
         }
-        kept
+        kept.map(|()| same)
     }
 
     fn entries_ahead(&self, dir: Slot) -> SysResult<Option<Vec<Undo>>> {

@@ -30,6 +30,10 @@ const RECORD_BYTES_MAX: u64 = 1 << 30;
 /// With less space left the sealer writes nothing, not even its few records: what is left is for captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
 
+/// Before what could not be taken is tried again.
+const AGAIN_PAUSE: Duration = Duration::from_millis(200);
+/// How often, after one checkpoint.
+const AGAIN_MAX: u32 = 10;
 /// Between two inodes that are captured ahead: others want the locks too.
 const AHEAD_PAUSE: Duration = Duration::from_micros(200);
 
@@ -119,19 +123,26 @@ impl Live {
     }
 
     fn seal_until_stopped(&self) {
+        let mut again = 0;
         while self.sealer.wake.wait() {
-            if let Err(errno) = self.seal_closed() {
-                tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint");
+            match self.seal_closed() {
+                Ok(false) if again < AGAIN_MAX => {
+                    again += 1;
+                    self.sealer.wake.pause(AGAIN_PAUSE);
+                    self.sealer.wake.sealed();
+                }
+                Ok(_) => again = 0,
+                Err(errno) => tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint"),
             }
         }
     }
 
     /// Hashes all that closed epochs have and that is not hashed yet.
-    fn seal_closed(&self) -> SysResult<()> {
+    ///
+    /// `false`: it is to be done again.
+    fn seal_closed(&self) -> SysResult<bool> {
         let open = self.timeline.epoch();
-        if self.sealer.full.load(Ordering::Relaxed) {
-            self.capture_ahead_awake()?;
-        }
+        let captured = !self.sealer.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
         let from = *self.sealer.done_below.lock();
         let epochs = match from {
             Some(from) => (from.0..open.0).map(Epoch).collect(),
@@ -142,20 +153,22 @@ impl Live {
                 self.seal_epoch(epoch)?;
             }
             if self.sealer.wake.stopping() {
-                return Ok(());
+                return Ok(true);
             }
         }
-        *self.sealer.done_below.lock() = Some(open);
-        Ok(())
+        if captured {
+            *self.sealer.done_below.lock() = Some(open);
+        }
+        Ok(captured)
     }
 
     /// Captures ahead, as a thread that is not idle: it takes locks that everybody waits for. A user without privileges cannot go back from idle, and
     /// has nothing captured ahead.
-    fn capture_ahead_awake(&self) -> SysResult<()> {
+    fn capture_ahead_awake(&self) -> SysResult<bool> {
         if let Err(errno) = sys::set_thread_normal(sys::own_thread()) {
             tracing::warn!(%errno, "nothing is captured ahead: the sealer's priority cannot be raised");
             self.sealer.full.store(false, Ordering::Relaxed);
-            return Ok(());
+            return Ok(true);
         }
         let captured = self.capture_ahead(|| {
             self.sealer.wake.pause(AHEAD_PAUSE);
