@@ -63,10 +63,22 @@ fn with_few(io: Io) {
     put(root.join("new"), "there is room again");
     drop(log);
     assert_eq!((get(mount.view(second).join("log")), get(root.join("log"))), ("1".to_owned(), "12".to_owned()));
-    let held = sh(root, &format!("ls -l /proc/{}/fd | sed 's/.*-> //; s#.*/ckptfs-test[^/]*/[^/]*/mnt/##; s/[0-9]/N/g' | sort | uniq -c | sort -rn | head -20", mount.pid()));
+    let held = sh(
+        root,
+        &format!(
+            "ls -l /proc/{}/fd | sed 's/.*-> //; s#.*/ckptfs-test[^/]*/[^/]*/mnt/##; s/[0-9]/N/g' | sort | uniq -c | sort -rn | head -20",
+            mount.pid()
+        ),
+    );
     eprintln!("{held}");
     let restored = mount.run(&["restore", &id.to_string()]);
-    let held = sh(root, &format!("ls -l /proc/{}/fd | sed 's/.*-> //; s#.*/ckptfs-test[^/]*/[^/]*/mnt/##; s/[0-9]/N/g' | sort | uniq -c | sort -rn | head -20", mount.pid()));
+    let held = sh(
+        root,
+        &format!(
+            "ls -l /proc/{}/fd | sed 's/.*-> //; s#.*/ckptfs-test[^/]*/[^/]*/mnt/##; s/[0-9]/N/g' | sort | uniq -c | sort -rn | head -20",
+            mount.pid()
+        ),
+    );
     eprintln!("{held}");
     assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
     assert_eq!(get(root.join("d1/1")), "1\n");

@@ -64,6 +64,7 @@ fn a_path_as_long_as_can_be_said_and_one_longer(v: Variant) {
     assert_eq!(get(&fits), "then");
     assert_eq!(read(), "now");
     succeeds(rig.mount.command(&["restore", &id_text, &deeper]).current_dir(root), 60);
-    let left: Vec<String> = rig.mount.dirty().iter().map(|path| format!("{} bytes, ...{}", path.len(), &path[path.len().saturating_sub(12)..])).collect();
+    let left: Vec<String> =
+        rig.mount.dirty().iter().map(|path| format!("{} bytes, ...{}", path.len(), &path[path.len().saturating_sub(12)..])).collect();
     assert_eq!(left, [] as [String; 0]);
 }
