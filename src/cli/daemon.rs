@@ -203,6 +203,7 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
         seal: match args.serving.seal {
             Seal::Off => SealMode::Off,
             Seal::Hash => SealMode::Hash,
+            Seal::Full => SealMode::Full,
         },
         snapdir_mode: args.serving.snapdir_mode,
     })

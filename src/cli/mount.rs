@@ -131,6 +131,8 @@ pub enum Seal {
     /// Captured versions are hashed
     #[default]
     Hash,
+    /// And what changed in closed epochs is captured ahead, where files can share extents: changes made while nothing is mounted do not touch its past
+    Full,
 }
 
 impl Serving {

@@ -65,7 +65,13 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         Record::RestoreEnd => plain(AuditKind::Restored, at_ns),
         Record::Mounted { at_ns, stopped_ns } => AuditEvent { unserved_since: stopped_ns.and_then(time), ..plain(AuditKind::Mount, Some(at_ns)) },
         Record::Unmounted { at_ns } => plain(AuditKind::Unmount, Some(at_ns)),
-        Record::Undo { .. } | Record::Void { .. } | Record::Moved { .. } | Record::Replacing { .. } | Record::By { .. } | Record::Sealed { .. } => {
+        Record::Undo { .. }
+        | Record::Void { .. }
+        | Record::Moved { .. }
+        | Record::Replacing { .. }
+        | Record::By { .. }
+        | Record::Sealed { .. }
+        | Record::Ahead { .. } => {
             return None;
         }
     })

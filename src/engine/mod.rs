@@ -182,6 +182,9 @@ impl Engine {
         if aftermath.unclean {
             engine.live.recover(&aftermath).map_err(failed)?;
         }
+        if engine.timeline().was_absent() {
+            engine.live.record_unseen().map_err(failed)?;
+        }
         match engine.finish_restore(&aftermath) {
             Ok(stale) => *engine.stale.lock() = stale,
             Err(errno) => {

@@ -127,6 +127,7 @@ impl Engine {
         let mode = match self.config.seal {
             SealMode::Off => "off",
             SealMode::Hash => "hash",
+            SealMode::Full => "full",
         };
         SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes }
     }

@@ -105,6 +105,11 @@ impl Timeline {
         }
     }
 
+    /// Whether the tree was ever left alone.
+    pub fn was_absent(&self) -> bool {
+        !self.inner.read().absences.is_empty()
+    }
+
     /// Whether the tree was ever left alone after this checkpoint. Nearly always not, and then nothing needs to be checked.
     pub fn was_absent_after(&self, id: CheckpointId) -> bool {
         let inner = self.inner.read();

@@ -1,6 +1,7 @@
 //! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of them.
 
 pub mod absence;
+pub mod ahead;
 mod collect;
 pub mod diff;
 pub mod indexer;

@@ -137,6 +137,14 @@ impl Replay {
                 self.aftermath.unclean = false;
                 self.aftermath.stopped_ns = Some(at_ns);
             }
+            Record::Ahead { undo, upto, .. } => {
+                for item in undo {
+                    if let Undo::Home { slot, before } = item {
+                        self.inner.open.put_place(slot, before);
+                    }
+                }
+                self.inner.note_ahead(address, upto);
+            }
             Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
             Record::By { .. } => {}
         }

@@ -41,6 +41,8 @@ pub(super) struct Inner {
     /// Records of hashes that the index may not have yet: where they are, and whether each makes its epoch whole.
     pub(super) seals: BTreeMap<Epoch, Vec<(Address, bool)>>,
     pub(super) clock: Clock,
+    /// Records of what was captured ahead that the index may not have yet, and how far that is.
+    pub(super) ahead: (Vec<Address>, Epoch),
 }
 
 impl Inner {
@@ -56,6 +58,7 @@ impl Inner {
             absences: Vec::new(),
             seals: BTreeMap::new(),
             clock: Clock::default(),
+            ahead: (Vec::new(), Epoch(0)),
         }
     }
 
@@ -241,7 +244,7 @@ impl Timeline {
     }
 
     /// Appends records, behind those that the journal is owed.
-    fn write(&self, records: &[Record]) -> SysResult<Vec<Address>> {
+    pub(super) fn write(&self, records: &[Record]) -> SysResult<Vec<Address>> {
         let append = |records: &[Record]| self.store.reserve.with_room(|| self.store.journal.append(records), StoreError::errno).map_err(fault);
         let mut owed = self.owed.lock();
         if owed.is_empty() {

@@ -94,6 +94,8 @@ impl Live {
                     places.push(place);
                 }
             }
+            let found = self.found_ahead.lock().get(&at.slot).cloned();
+            places.extend(found.filter(|place| !places.contains(place)));
         }
         (places, unknown)
     }

@@ -320,7 +320,7 @@ impl Live {
     }
 
     /// As [`Live::keep_homes`], for the next epoch: what is recorded in the open one does not count.
-    fn keep_homes_ahead(&self, slot: Slot, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
+    pub(super) fn keep_homes_ahead(&self, slot: Slot, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
         let mut open = vec![slot];
         while let Some(slot) = open.pop() {
             if slot == Slot::ROOT || !known.insert(slot) {

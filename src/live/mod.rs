@@ -9,6 +9,7 @@
 //! 3. a stripe by slot: held while an inode is captured and changed;
 //! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `undurable`.
 
+mod ahead;
 mod attrs;
 mod capture;
 mod data;
@@ -73,6 +74,10 @@ pub struct Live {
     watch: mapped::Watch,
     undurable: durable::Undurable,
     sealer: sealer::Sealer,
+    /// Objects that were captured ahead and may be superseded. A leaf.
+    ahead_objects: Mutex<HashMap<Slot, Vec<crate::store::ids::ObjectId>>>,
+    /// Where inodes were found that are to be captured ahead and that the kernel may not know. A leaf.
+    found_ahead: Mutex<HashMap<Slot, crate::store::record::Place>>,
     passthrough: AtomicBool,
     reflink: bool,
     /// What is left to the worker that takes over, if one would.
@@ -112,6 +117,8 @@ impl Live {
             watch: mapped::Watch::default(),
             undurable: durable::Undurable::default(),
             sealer: sealer::Sealer::default(),
+            ahead_objects: Mutex::default(),
+            found_ahead: Mutex::default(),
             passthrough: AtomicBool::new(false),
             reflink,
             legacy: OnceLock::new(),

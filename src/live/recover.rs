@@ -127,7 +127,11 @@ impl Live {
     /// Objects of the open epoch that no record names: captured, but the record never came.
     fn sweep_objects(&self) {
         let epoch = self.timeline.epoch();
-        let named: HashSet<ObjectId> = self.timeline.data_records().into_iter().filter_map(|(_, data)| data.object).collect();
+        let mut named: HashSet<ObjectId> = self.timeline.data_records().into_iter().filter_map(|(_, data)| data.object).collect();
+        match self.timeline.ahead_in_memory() {
+            Ok(ahead) => named.extend(ahead),
+            Err(_) => return,
+        }
         let Ok(objects) = self.timeline.store().layers.list(epoch) else { return };
         for object in objects {
             // A moved inode is the only copy of what it holds: it is never removed on suspicion.

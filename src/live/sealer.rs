@@ -6,7 +6,9 @@
 //!
 //! Only objects of closed epochs are hashed: those of the open one can still be taken back.
 //!
-//! Locking: none but the timeline's, for a moment.
+//! With `--seal=full` it also captures ahead (module `ahead`), before it hashes.
+//!
+//! Locking: to hash, none but the timeline's, for a moment; to capture ahead, those of a change, for one inode at a time.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +19,7 @@ use crate::history::indexer::Wake;
 use crate::store::ids::{Epoch, ObjectId};
 use crate::store::record::Sealed;
 use crate::sys::lock::Mutex;
-use crate::sys::{Errno, SysResult};
+use crate::sys::{self, Errno, SysResult};
 
 /// Bytes that are read in a second at most.
 pub const HASH_BYTES_PER_S: u64 = 128 << 20;
@@ -28,6 +30,13 @@ const RECORD_BYTES_MAX: u64 = 1 << 30;
 /// With less space left the sealer writes nothing, not even its few records: what is left is for captures.
 const SPACE_KEPT_BYTES: u64 = 64 << 20;
 
+/// Before what could not be taken is tried again.
+const AGAIN_PAUSE: Duration = Duration::from_millis(200);
+/// How often, after one checkpoint.
+const AGAIN_MAX: u32 = 10;
+/// Between two inodes that are captured ahead: others want the locks too.
+const AHEAD_PAUSE: Duration = Duration::from_micros(200);
+
 /// What the sealer does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SealMode {
@@ -36,6 +45,8 @@ pub enum SealMode {
     /// It hashes what was captured.
     #[default]
     Hash,
+    /// And captures ahead what changed in closed epochs, where that shares extents.
+    Full,
 }
 
 /// What the sealer has done since the mount.
@@ -54,6 +65,8 @@ pub struct SealStats {
 pub(super) struct Sealer {
     wake: Wake,
     running: AtomicBool,
+    /// It captures ahead too.
+    full: AtomicBool,
     /// Every closed epoch below this one is hashed, as far as it can be.
     done_below: Mutex<Option<Epoch>>,
     objects: AtomicU64,
@@ -85,6 +98,7 @@ impl Live {
             return Ok(());
         }
         self.sealer.running.store(true, Ordering::Relaxed);
+        self.sealer.full.store(mode == SealMode::Full && self.reflink, Ordering::Relaxed);
         Wake::start("sealer", self, |live| &live.sealer.wake, Live::seal_until_stopped)
     }
 
@@ -109,16 +123,26 @@ impl Live {
     }
 
     fn seal_until_stopped(&self) {
+        let mut again = 0;
         while self.sealer.wake.wait() {
-            if let Err(errno) = self.seal_closed() {
-                tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint");
+            match self.seal_closed() {
+                Ok(false) if again < AGAIN_MAX => {
+                    again += 1;
+                    self.sealer.wake.pause(AGAIN_PAUSE);
+                    self.sealer.wake.sealed();
+                }
+                Ok(_) => again = 0,
+                Err(errno) => tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint"),
             }
         }
     }
 
     /// Hashes all that closed epochs have and that is not hashed yet.
-    fn seal_closed(&self) -> SysResult<()> {
+    ///
+    /// `false`: it is to be done again.
+    fn seal_closed(&self) -> SysResult<bool> {
         let open = self.timeline.epoch();
+        let captured = !self.sealer.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
         let from = *self.sealer.done_below.lock();
         let epochs = match from {
             Some(from) => (from.0..open.0).map(Epoch).collect(),
@@ -129,11 +153,33 @@ impl Live {
                 self.seal_epoch(epoch)?;
             }
             if self.sealer.wake.stopping() {
-                return Ok(());
+                return Ok(true);
             }
         }
-        *self.sealer.done_below.lock() = Some(open);
-        Ok(())
+        if captured {
+            *self.sealer.done_below.lock() = Some(open);
+        }
+        Ok(captured)
+    }
+
+    /// Captures ahead, as a thread that is not idle: it takes locks that everybody waits for. A user without privileges cannot go back from idle, and
+    /// has nothing captured ahead.
+    fn capture_ahead_awake(&self) -> SysResult<bool> {
+        if let Err(errno) = sys::set_thread_normal(sys::own_thread()) {
+            tracing::warn!(%errno, "nothing is captured ahead: the sealer's priority cannot be raised");
+            self.sealer.full.store(false, Ordering::Relaxed);
+            return Ok(true);
+        }
+        let captured = self.capture_ahead(|| {
+            self.sealer.wake.pause(AHEAD_PAUSE);
+            !self.sealer.wake.stopping()
+        });
+        self.found_ahead.lock().clear();
+        // Whoever waits for its end has made it normal, and it stays so.
+        if !self.sealer.wake.stopping() && sys::set_thread_idle().is_ok() && self.sealer.wake.stopping() {
+            let _ = sys::set_thread_normal(sys::own_thread());
+        }
+        captured
     }
 
     fn seal_epoch(&self, epoch: Epoch) -> SysResult<()> {

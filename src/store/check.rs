@@ -250,6 +250,10 @@ impl Reading {
             Record::Deleted { id } => {
                 self.checkpoints.remove(&id);
             }
+            Record::Ahead { undo, .. } => self.recorded.extend(undo.iter().filter_map(|item| match item {
+                Undo::Data { before, .. } => before.object,
+                _ => None,
+            })),
             Record::Sealed { objects, .. } => self.sealed.extend(objects.into_iter().map(|sealed| (sealed.object, sealed))),
             Record::Unmounted { .. } => self.unfinished.clear(),
             Record::Moved { .. }

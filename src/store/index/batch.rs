@@ -81,6 +81,7 @@ impl Batch {
             Record::Tags { id, tags } => self.checkpoints.entry(*id).or_default().tags = Some(tags.clone()),
             Record::Deleted { id } => self.checkpoints.entry(*id).or_default().deleted = true,
             Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Unmounted { .. } | Record::By { .. } => {}
+            Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
             Record::Sealed { epoch, whole, .. } => {
                 self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));
             }
@@ -118,6 +119,24 @@ impl Batch {
             Some(checkpoint)
         });
         whole.collect()
+    }
+
+    /// What was taken ahead of a key last counts, and where an inode was then is where it was seen last.
+    fn add_ahead(&mut self, at: Address, undo: &[Undo], upto: Epoch) -> StoreResult<()> {
+        for (item, undo) in undo.iter().enumerate() {
+            let item = u16::try_from(item).map_err(|_| CodecError::Limit)?;
+            let (key, value) = match undo {
+                Undo::Home { slot, before } => {
+                    let mut value = Vec::with_capacity(64);
+                    codec::encode_place(before, &mut value)?;
+                    (keys::place_key(*slot), value)
+                }
+                other => (keys::ahead_key(&other.key()), keys::undo_value(at, item)),
+            };
+            self.changes.insert(key, Change::Put(value));
+        }
+        self.changes.insert(keys::META_AHEAD.to_vec(), Change::Put(upto.0.to_le_bytes().to_vec()));
+        Ok(())
     }
 
     fn add_undo(&mut self, at: Address, epoch: Epoch, undo: &[Undo]) -> StoreResult<()> {

@@ -12,6 +12,8 @@ pub(super) const VERSION: u32 = 2;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
+/// Up to which epoch everything that changed was looked at to be captured ahead.
+pub(super) const META_AHEAD: &[u8] = b"mh";
 
 const TAG_ATTR: u8 = b'A';
 const TAG_CHECKPOINT: u8 = b'C';
@@ -19,6 +21,7 @@ const TAG_DATA: u8 = b'D';
 const TAG_ABSENCE: u8 = b'B';
 const TAG_ENTRY: u8 = b'E';
 const TAG_HOME: u8 = b'H';
+const TAG_AHEAD: u8 = b'F';
 const TAG_PLACE: u8 = b'P';
 const TAG_SEAL: u8 = b'S';
 const TAG_XATTRS: u8 = b'X';
@@ -56,6 +59,24 @@ pub(super) fn undo_key(key: &Key, epoch: Epoch) -> Vec<u8> {
 pub(super) fn with_epoch(mut prefix: Vec<u8>, epoch: Epoch) -> Vec<u8> {
     prefix.extend_from_slice(&epoch.0.to_be_bytes());
     prefix
+}
+
+/// The key of what was captured ahead of an undo record.
+pub(super) fn ahead_key(key: &Key) -> Vec<u8> {
+    let mut bytes = vec![TAG_AHEAD];
+    bytes.extend_from_slice(&undo_prefix(key));
+    bytes
+}
+
+/// All keys of what was captured ahead begin with this.
+pub(super) fn ahead_prefix() -> [u8; 1] {
+    [TAG_AHEAD]
+}
+
+/// Where what was captured ahead is: its frame and its number there.
+pub(super) fn parse_item(value: &[u8]) -> Option<(Address, u16)> {
+    let (at, item) = take_address(value)?;
+    Some((at, u16::from_le_bytes(item.try_into().ok()?)))
 }
 
 /// All keys of entries of a directory begin with this.

@@ -25,6 +25,8 @@
 //! 'P' slot                                       place (`codec`)          where an inode with a past was seen last
 //! 'C' id                                         u8 deleted, address, checkpoint (`codec`)
 //! 'B' end                                        i64 begin               when nobody served the tree, ns since 1970
+//! 'F' key of an undo record without its epoch    address, u16 item        what was captured ahead of it
+//! "mh"                                           u64 epoch               up to which what changed was looked at for that
 //! 'S' epoch, u32 segment, u32 offset             u8 whole                a record of hashes of that epoch's objects, by where it is
 //!
 //! address   u32 segment, u32 offset
@@ -286,6 +288,26 @@ impl Index {
                 seals.push((keys::parse_seal(&key).ok_or(StoreError::IndexDamaged)?, whole.ok_or(StoreError::IndexDamaged)? != 0));
             }
             Ok(seals)
+        })
+    }
+
+    /// Where everything is that was captured ahead: frame, and number in its list. It may be superseded.
+    pub fn ahead(&self) -> StoreResult<Vec<(Address, u16)>> {
+        self.with("list", |db| {
+            let mut found = Vec::new();
+            for entry in db.scan_prefix(keys::ahead_prefix()) {
+                let (key, value) = entry?;
+                found.push(keys::unseal(&key, &value).and_then(keys::parse_item).ok_or(StoreError::IndexDamaged)?);
+            }
+            Ok(found)
+        })
+    }
+
+    /// Up to which epoch what changed was looked at to be captured ahead.
+    pub fn ahead_upto(&self) -> StoreResult<Epoch> {
+        self.with("look up", |db| match get(db, keys::META_AHEAD)? {
+            Some(value) => value.try_into().map(|bytes| Epoch(u64::from_le_bytes(bytes))).map_err(|_| StoreError::IndexDamaged),
+            None => Ok(Epoch(0)),
         })
     }
 

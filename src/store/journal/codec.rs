@@ -26,7 +26,7 @@
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
 //! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`;
 //! 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Sealed `uint epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash),
-//! bool whole`.
+//! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
@@ -57,7 +57,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 13;
+pub(super) const KIND_MAX: u16 = 14;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -67,8 +67,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
     let mut w = Writer(out);
     let kind = match record {
         Record::Undo { epoch, undo } => {
-            w.uint(epoch.0);
-            w.list(undo, UNDO_ITEMS_MAX, Writer::undo)?;
+            w.undos(*epoch, undo)?;
             1
         }
         Record::Void { epoch, slot } => {
@@ -87,8 +86,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             4
         }
         Record::Tags { id, tags } => {
-            w.uint(id.0);
-            w.tags(tags)?;
+            w.tags_of(*id, tags)?;
             5
         }
         Record::Deleted { id } => {
@@ -108,8 +106,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
         }
         Record::RestoreEnd => 9,
         Record::Mounted { at_ns, stopped_ns } => {
-            w.int(*at_ns);
-            w.int_option(*stopped_ns);
+            w.mounted(*at_ns, *stopped_ns);
             10
         }
         Record::Unmounted { at_ns } => {
@@ -123,6 +120,11 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
         Record::Sealed { epoch, objects, whole } => {
             w.sealed(*epoch, objects, *whole)?;
             13
+        }
+        Record::Ahead { epoch, undo, upto } => {
+            w.undos(*epoch, undo)?;
+            w.uint(upto.0);
+            14
         }
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
@@ -163,6 +165,7 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
             let epoch = Epoch(r.uint()?);
             Record::Sealed { epoch, objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?, whole: r.bool()? }
         }
+        14 => Record::Ahead { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?, upto: Epoch(r.uint()?) },
         _ => return Err(CodecError::Unknown),
     };
     r.end()?;
@@ -222,11 +225,22 @@ impl Writer<'_> {
         self.uint(((value << 1) ^ (value >> 63)) as u64);
     }
 
-    fn int_option(&mut self, value: Option<i64>) {
-        self.byte(u8::from(value.is_some()));
-        if let Some(value) = value {
-            self.int(value);
+    fn mounted(&mut self, at_ns: i64, stopped_ns: Option<i64>) {
+        self.int(at_ns);
+        self.byte(u8::from(stopped_ns.is_some()));
+        if let Some(stopped_ns) = stopped_ns {
+            self.int(stopped_ns);
         }
+    }
+
+    fn undos(&mut self, epoch: Epoch, undo: &[Undo]) -> Coded<()> {
+        self.uint(epoch.0);
+        self.list(undo, UNDO_ITEMS_MAX, Writer::undo)
+    }
+
+    fn tags_of(&mut self, id: CheckpointId, tags: &[String]) -> Coded<()> {
+        self.uint(id.0);
+        self.tags(tags)
     }
 
     fn bytes(&mut self, bytes: &[u8], limit: usize) -> Coded<()> {

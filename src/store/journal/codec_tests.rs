@@ -86,6 +86,7 @@ fn records() -> Vec<Record> {
         Record::Unmounted { at_ns: i64::MAX },
         Record::By { at_ns: -7, actor: Actor { uid: 0, gid: u32::MAX, pid: 4711, process: "größe".into() } },
         Record::Sealed { epoch: Epoch(7), objects: vec![], whole: true },
+        Record::Ahead { epoch: Epoch(7), undo: undos(), upto: Epoch(6) },
         Record::Sealed {
             epoch: Epoch(7),
             objects: [ObjectOrigin::Cloned, ObjectOrigin::Moved]

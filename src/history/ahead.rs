@@ -1,0 +1,173 @@
+//! What was captured ahead of need: what files and directories hold that changed in a closed epoch, so that the past does not depend on the live tree.
+//!
+//! An undo record says what a key held before it changed. What is captured ahead says what it holds, and becomes an undo record when a change is found
+//! that nobody recorded: made while nothing was mounted. It stands as long as no undo record of its key was made after it, and is believed only while some
+//! checkpoint is kept that is older than it: without any, changes are not recorded, and it would not be known to be stale.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::timeline::{Inner, Timeline, fault};
+use crate::store::Address;
+use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
+use crate::store::record::{AttrState, Child, DataState, Key, Record, Undo};
+use crate::sys::{SysResult, Xattrs};
+
+/// What was captured ahead of one inode, as far as it stands.
+#[derive(Clone, Debug, Default)]
+pub struct AheadNode {
+    /// Its attributes; of a directory only if its entries are all here.
+    pub attr: Option<AttrState>,
+    /// Its extended attributes.
+    pub xattrs: Option<Xattrs>,
+    /// Its content.
+    pub data: Option<DataState>,
+    /// Its entries.
+    pub entries: BTreeMap<Name, Child>,
+}
+
+/// What changed in a stretch of the journal.
+#[derive(Debug, Default)]
+pub struct Changed {
+    /// Inodes of which anything was recorded, with the first epoch in which their attributes were.
+    pub nodes: HashMap<Slot, Option<Epoch>>,
+    /// Names that were recorded, each in which epoch last.
+    pub names: HashMap<(Slot, Name), Epoch>,
+}
+
+impl Inner {
+    pub(super) fn note_ahead(&mut self, at: Address, upto: Epoch) {
+        self.ahead.0.push(at);
+        self.ahead.1 = self.ahead.1.max(upto);
+    }
+}
+
+impl Timeline {
+    /// Records what was captured ahead.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn add_ahead(&self, epoch: Epoch, undo: Vec<Undo>, upto: Epoch) -> SysResult<()> {
+        let at = self.write(&[Record::Ahead { epoch, undo, upto }])?;
+        let mut inner = self.inner.write();
+        at.into_iter().for_each(|at| inner.note_ahead(at, upto));
+        Ok(())
+    }
+
+    /// Up to which epoch what changed was looked at.
+    ///
+    /// # Errors
+    /// EIO if the index cannot be read.
+    pub fn ahead_upto(&self) -> SysResult<Epoch> {
+        let memory = self.inner.read().ahead.1;
+        Ok(memory.max(self.store.index.ahead_upto().map_err(fault)?))
+    }
+
+    /// Objects that were captured ahead of which the index may not know.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn ahead_in_memory(&self) -> SysResult<HashSet<ObjectId>> {
+        let places = self.inner.read().ahead.0.clone();
+        let mut objects = HashSet::new();
+        for at in places {
+            if let Record::Ahead { undo, .. } = self.store.journal.read(at).map_err(fault)? {
+                objects.extend(undo.into_iter().filter_map(|item| match item {
+                    Undo::Data { before, .. } => before.object,
+                    _ => None,
+                }));
+            }
+        }
+        Ok(objects)
+    }
+
+    /// All that was captured ahead and stands.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn ahead(&self) -> SysResult<HashMap<Slot, AheadNode>> {
+        let oldest = self.inner.read().checkpoints.first_key_value().map(|(id, _)| *id);
+        let mut frames: BTreeMap<Address, Option<HashSet<u16>>> = BTreeMap::new();
+        for (at, item) in self.store.index.ahead().map_err(fault)? {
+            frames.entry(at).or_insert_with(|| Some(HashSet::new())).get_or_insert_default().insert(item);
+        }
+        // Those of the tail are read whole: which of their items count is seen from their order.
+        for at in self.inner.read().ahead.0.iter() {
+            frames.insert(*at, None);
+        }
+        let mut latest: HashMap<Key, (Epoch, Undo)> = HashMap::new();
+        for (at, items) in frames {
+            let Record::Ahead { epoch, undo, .. } = self.store.journal.read(at).map_err(fault)? else { continue };
+            if oldest.is_none_or(|oldest| oldest.epoch() >= epoch) {
+                continue;
+            }
+            for (number, item) in (0_u16..).zip(undo) {
+                if items.as_ref().is_none_or(|items| items.contains(&number)) {
+                    latest.insert(item.key(), (epoch, item));
+                }
+            }
+        }
+        let mut nodes: HashMap<Slot, AheadNode> = HashMap::new();
+        for (key, (epoch, item)) in latest {
+            if self.stands(&key, epoch)? {
+                put(&mut nodes, item);
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// No undo record of the key was made since `epoch` began.
+    fn stands(&self, key: &Key, epoch: Epoch) -> SysResult<bool> {
+        let before = CheckpointId(epoch.0.saturating_sub(1));
+        Ok(match key {
+            Key::Entry(dir, name) => self.entry_at(*dir, name, before)?.is_none(),
+            Key::Attr(slot) => self.attr_at(*slot, before)?.is_none(),
+            Key::Xattrs(slot) => self.xattrs_at(*slot, before)?.is_none(),
+            Key::Data(slot) => self.data_at(*slot, before)?.is_none(),
+            Key::Home(_) => false,
+        })
+    }
+
+    /// What changed in the closed epochs after `after`, as far as the journal is read: from the newest checkpoint kept before, to the newest of all.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn changed_after(&self, after: Epoch) -> SysResult<Changed> {
+        let (from, to) = {
+            let inner = self.inner.read();
+            let from = inner.checkpoints.range(..=after.checkpoint()).next_back().map(|(_, (_, at))| *at);
+            (from.unwrap_or(self.store.journal.start()), inner.checkpoints.last_key_value().map(|(_, (_, at))| *at))
+        };
+        let mut changed = Changed::default();
+        for frame in self.store.journal.scan(from, Some(to.unwrap_or(from))) {
+            let Record::Undo { epoch, undo } = frame.map_err(fault)?.1 else { continue };
+            for item in undo {
+                match item {
+                    Undo::Entry { dir, name, .. } => {
+                        changed.nodes.entry(dir).or_default();
+                        changed.names.insert((dir, name), epoch);
+                    }
+                    Undo::Attr { slot, .. } => {
+                        changed.nodes.entry(slot).or_default().get_or_insert(epoch);
+                    }
+                    Undo::Xattrs { slot, .. } | Undo::Data { slot, .. } => {
+                        changed.nodes.entry(slot).or_default();
+                    }
+                    Undo::Home { .. } => {}
+                }
+            }
+        }
+        Ok(changed)
+    }
+}
+
+fn put(nodes: &mut HashMap<Slot, AheadNode>, item: Undo) {
+    match item {
+        Undo::Entry { dir, name, before: Some(child) } => {
+            nodes.entry(dir).or_default().entries.insert(name, child);
+        }
+        Undo::Attr { slot, before } => nodes.entry(slot).or_default().attr = Some(before),
+        Undo::Xattrs { slot, before } => nodes.entry(slot).or_default().xattrs = Some(before),
+        Undo::Data { slot, before } => nodes.entry(slot).or_default().data = Some(before),
+        Undo::Entry { before: None, .. } | Undo::Home { .. } => {}
+    }
+}
