@@ -54,7 +54,7 @@ pub struct Serving {
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub snapdir: Snapdir,
-    /// What is done ahead of need when the machine is idle: `hash` lets `verify --deep` find every changed bit of what was captured
+    /// What is done ahead of need when the machine is idle: `hash` lets a deep `verify` find every changed bit of what was captured
     #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
     pub seal: Seal,
     /// Permission bits of .snapshots (octal), and so who may see the past; those of the root directory if not given

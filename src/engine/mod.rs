@@ -266,9 +266,13 @@ impl Engine {
         Ok(())
     }
 
+    /// When the last daemon last wrote to the journal.
     fn journal_written_ns(&self) -> crate::sys::SysResult<i64> {
-        let journal = self.timeline().store().layout.journal_dir();
-        let mut last = i64::MIN;
+        let store = self.timeline().store();
+        if let Some(written_ns) = store.journal.tail_written_ns() {
+            return Ok(written_ns);
+        }
+        let (journal, mut last) = (store.layout.journal_dir(), i64::MIN);
         for entry in sys::list_dir(journal)? {
             last = last.max(nanoseconds(sys::stat_at(journal, &entry.name)?.mtime));
         }

@@ -10,8 +10,8 @@ use super::table::Table;
 use super::timeline::Timeline;
 use crate::store::ids::Epoch;
 use crate::store::{Address, Batch, StoreError};
+use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno};
 
 /// Keys that are put into the index at once.
 const PIECE_KEYS_MAX: usize = 64;
@@ -234,10 +234,9 @@ impl Timeline {
         }
     }
 
-    /// An error of the index, as the kernel shall see it: what it says is not believed any more.
-    pub(super) fn index_fault(&self, error: StoreError) -> Errno {
+    /// The index failed: what it says is not believed any more, and the journal is read instead.
+    pub(super) fn index_fault(&self, error: StoreError) {
         self.wake.fail(describe(&error), self.store.reserve.is_full());
-        error.errno()
     }
 
     /// Waits until there is room, and makes the index anew; `false`: it is not for want of space that it failed, or the thread shall end.

@@ -42,12 +42,16 @@ impl Timeline {
     }
 
     fn in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
-        match self.store.index.first_after(key, after).map_err(|error| self.index_fault(error))? {
-            Some(found) => {
+        match self.store.index.first_after(key, after) {
+            Ok(Some(found)) => {
                 let before = self.store.undo_at(found.at, found.item).map_err(fault)?;
                 Ok(Some(Recorded { epoch: found.epoch, before }))
             }
-            None => Ok(None),
+            Ok(None) => Ok(None),
+            Err(error) => {
+                self.index_fault(error);
+                self.in_journal(key, after)
+            }
         }
     }
 
@@ -102,7 +106,17 @@ impl Timeline {
                 return Ok(found);
             }
         }
-        for (name, undo) in self.store.index.entries_after(dir, at).map_err(|error| self.index_fault(error))? {
+        let indexed = match self.store.index.entries_after(dir, at) {
+            Ok(indexed) => indexed,
+            Err(error) => {
+                self.index_fault(error);
+                for (name, recorded) in self.entries_in_journal(dir, at)? {
+                    found.insert(name, recorded.map(entry)?);
+                }
+                return Ok(found);
+            }
+        };
+        for (name, undo) in indexed {
             let before = entry(self.store.undo_at(undo.at, undo.item).map_err(fault)?).ok_or(Errno::EIO)?;
             found.insert(name, Recorded { epoch: undo.epoch, before });
         }

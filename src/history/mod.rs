@@ -8,6 +8,7 @@ pub mod lookup;
 pub mod present;
 mod resume;
 pub mod select;
+mod slow;
 pub mod table;
 pub mod timeline;
 pub mod touched;

@@ -513,7 +513,7 @@ impl Timeline {
     /// As [`Timeline::place`].
     ///
     /// # Errors
-    /// EIO if the index cannot be asked.
+    /// EIO if neither the index nor the journal can be read.
     pub fn place_or_fault(&self, slot: Slot) -> SysResult<Option<Place>> {
         let memory = {
             let inner = self.inner.read();
@@ -522,7 +522,10 @@ impl Timeline {
         };
         match memory {
             Some(place) => Ok(Some(place)),
-            None => self.store.index.place(slot).map_err(|error| self.index_fault(error)),
+            None => self.store.index.place(slot).or_else(|error| {
+                self.index_fault(error);
+                self.place_in_journal(slot)
+            }),
         }
     }
 

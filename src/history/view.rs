@@ -19,6 +19,10 @@ use crate::sys::{Errno, Kind, SysResult, Xattrs};
 const MOVE_PAUSE: Duration = Duration::from_micros(100);
 /// How often.
 const MOVE_WAITS_MAX: u32 = 50_000;
+/// How often an inode is looked for again that is at none of its names: a rename may be under way.
+const STALE_TRIES: u32 = 5;
+/// How long it is waited for, each time.
+const STALE_PAUSE: Duration = Duration::from_micros(200);
 
 /// Which state of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,12 +64,21 @@ impl<'a> View<'a> {
 
     /// Asks history, then the live tree, then history again: unless nothing at all was recorded meanwhile. Says in which epoch the answer was recorded;
     /// `None`: it is of the live tree.
-    fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl FnOnce() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
+    ///
+    /// A rename of a directory above is recorded, then done, then told to the tables: in between nobody finds what is below it.
+    fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl Fn() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
         let recordings = self.timeline.recordings();
         if let Some(found) = past()? {
             return Ok((Some(found.epoch), found.before));
         }
-        let answer = live();
+        let mut answer = live();
+        for _ in 0..STALE_TRIES {
+            if !matches!(answer, Err(Errno::ESTALE)) || self.state == State::Live {
+                break;
+            }
+            std::thread::sleep(STALE_PAUSE);
+            answer = live();
+        }
         if self.timeline.recordings() == recordings {
             return answer.map(|answer| (None, answer));
         }
@@ -277,6 +290,11 @@ impl<'a> View<'a> {
                 }
                 Source::Live => {
                     let opened = self.present.open(node);
+                    if matches!(opened, Err(Errno::ESTALE)) && waits < STALE_TRIES {
+                        waits += 1;
+                        std::thread::sleep(STALE_PAUSE);
+                        continue;
+                    }
                     if self.source(node.slot)? == Source::Live {
                         return Ok((Source::Live, Some(opened?)));
                     }

@@ -111,7 +111,7 @@ pub struct Layout {
 pub const STAGING_NAME: &[u8] = b"restore";
 
 impl Layout {
-    /// Opens the store of a directory, and makes it if there is none and `create` says so. Takes the lock and empties `tmp/`.
+    /// Opens the store of a directory, and makes it if there is none and `create` says so: then it is going to be served. Takes the lock and empties `tmp/`.
     ///
     /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`, `Io`. A store that was made is durable on return.
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
@@ -127,7 +127,7 @@ impl Layout {
                 return Err(StoreError::NoStore);
             }
         }
-        let (lock, same_mount) = take_lock(&dir)?;
+        let (lock, same_mount) = take_lock(&dir, create)?;
         rustix::fs::fchmod(&dir, Mode::RWXU).map_err(StoreError::io("set the mode of", STORE_NAME))?;
         let (id, created) = if has_format(&dir)? { (read_and_renew_format(&dir)?, false) } else { (make(&dir)?, true) };
         let (journal, layers, tmp) = (own_dir(&dir, "journal")?, own_dir(&dir, "layers")?, own_dir(&dir, "tmp")?);
@@ -183,7 +183,7 @@ impl Layout {
     /// Errors: as [`Layout::open`].
     pub fn open_to_check(root: impl AsFd) -> StoreResult<Layout> {
         let layout = Layout::open_existing_readonly(root)?;
-        let (lock, _) = take_lock(&layout.dir)?;
+        let (lock, _) = take_lock(&layout.dir, false)?;
         Ok(Layout { _lock: Some(lock), ..layout })
     }
 
@@ -336,7 +336,9 @@ const LOCK_BYTES_MAX: u64 = 256;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// Takes the lock, and says whether the last process that had it had it on this mount of the filesystem.
-fn take_lock(dir: &OwnedFd) -> StoreResult<(File, bool)> {
+///
+/// Only who is going to `serve` notes that it had it: what a power cut left is told by that at the next mount.
+fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
     let lock = at::open_file(dir, "lock", OFlags::RDWR | OFlags::CREATE).map_err(StoreError::io("open", "lock"))?;
     let started = Instant::now();
     loop {
@@ -352,6 +354,9 @@ fn take_lock(dir: &OwnedFd) -> StoreResult<(File, bool)> {
     let (mut last, here) = (String::new(), crate::sys::host::mount_instance(dir));
     let read = (&lock).take(LOCK_BYTES_MAX).read_to_string(&mut last);
     let same = read.is_ok() && here.as_deref().is_some_and(|here| last.lines().nth(1) == Some(here));
+    if !serve {
+        return Ok((lock, same));
+    }
     let text = format!("{}\n{}\n", std::process::id(), here.unwrap_or_default());
     let noted = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0));
     if let Err(error) = noted {

@@ -70,7 +70,7 @@ fn tags_come_go_and_move() {
     sandbox.ckptfs_in("p", &["rename", "middle", "latest"]).is(
         1,
         "",
-        "Error: \"latest\" cannot be a tag\nHint: a tag has 1 to 100 bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live'\n",
+        "Error: \"latest\" cannot be a tag\nHint: a tag has 1 to 100 bytes, no '/', does not begin with '-', is no number, and is neither 'latest' nor 'live' nor ours ('!incomplete-')\n",
     );
     assert!(sandbox.path.join("p/.snapshots/middle/a.txt").exists() && !sandbox.path.join("p/.snapshots/mid").exists());
     sandbox.ckptfs_in("p", &["untag", "second", "middle"]).is(0, "checkpoint 2 has no tag\ncheckpoint 1 is tagged first, v1\n", "");

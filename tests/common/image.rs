@@ -74,6 +74,8 @@ pub struct Image {
     slot: PathBuf,
     point: PathBuf,
     file: Option<PathBuf>,
+    /// The tmpfs that the image file lies on, if it does.
+    memory: Option<PathBuf>,
     mounted: bool,
     _run: Arc<RunDir>,
 }
@@ -89,19 +91,34 @@ impl Image {
 
     /// As [`Image::new`], with further arguments of mkfs.
     pub fn with(fs: Fs, bytes: u64, arguments: &[&str]) -> Image {
+        Image::make(fs, bytes, arguments, false)
+    }
+
+    /// As [`Image::new`], with the image file in memory: for tests that sync often and do not ask whether that reached a disk.
+    pub fn in_memory(fs: Fs, bytes: u64) -> Image {
+        Image::make(fs, bytes, &[], true)
+    }
+
+    fn make(fs: Fs, bytes: u64, arguments: &[&str], in_memory: bool) -> Image {
         let run = RunDir::get();
         let slot = run.slot(fs.name());
         let point = slot.join("mnt");
         fs::create_dir(&point).expect("the slot is empty");
+        let memory = (in_memory && fs != Fs::Tmpfs).then(|| {
+            let memory = slot.join("memory");
+            fs::create_dir(&memory).expect("the slot is empty");
+            succeeds(tool("mount", &["-t", "tmpfs", "-o", &format!("size={}", bytes + (64 << 20)), "ckptfs-test"]).arg(&memory), TOOL_SECONDS);
+            memory
+        });
         let file = fs.mkfs().map(|(mkfs, options)| {
-            let file = slot.join("disk.img");
+            let file = memory.as_ref().unwrap_or(&slot).join("disk.img");
             File::create_new(&file)
                 .and_then(|file| file.set_len(bytes))
                 .unwrap_or_else(|error| panic!("cannot make an image of {bytes} bytes: {error}"));
             succeeds(tool(mkfs, options).args(arguments).arg(&file), TOOL_SECONDS);
             file
         });
-        let mut image = Image { fs, slot, point, file, mounted: false, _run: run };
+        let mut image = Image { fs, slot, point, file, memory, mounted: false, _run: run };
         match fs {
             Fs::Tmpfs => image.mount_with(&format!("size={bytes}")),
             _ => image.mount_with(""),
@@ -195,6 +212,11 @@ impl Drop for Image {
         if let Err(error) = fs::remove_dir(&self.point) {
             eprintln!("harness: {} stays: {error}", self.point.display());
             return;
+        }
+        if let Some(memory) = &self.memory
+            && !unmount_patiently(memory)
+        {
+            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), memory.as_os_str()]), 20);
         }
         if let Err(error) = fs::remove_dir_all(&self.slot) {
             eprintln!("harness: {} stays: {error}", self.slot.display());

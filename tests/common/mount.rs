@@ -232,6 +232,11 @@ impl Mount {
         }
     }
 
+    /// The process that would start another daemon, if there is one.
+    pub fn holder_pid(&self) -> Option<u32> {
+        self.holder.map(|(pid, _)| pid)
+    }
+
     /// Kills the daemon alone, and does not wait: another takes over.
     pub fn kill_worker(&self) {
         process::kill(self.pid());

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::common::tree::{TreeOpts, compare};
+use super::common::tree::{TreeOpts, compare, try_tree_without};
 use super::common::{Fs, Mount, MountOpts};
 use super::disk::Host;
 use super::load::{Known, Promised, Tree, found_synced, tree};
@@ -36,7 +36,8 @@ pub fn is_named(entry: &serde_json::Value) -> bool {
 }
 
 fn differences(view: &Path, expected: &Tree) -> Vec<String> {
-    compare(&tree(view), expected, &TreeOpts::default())
+    let shown = try_tree_without(view, &TreeOpts::default().ignore);
+    shown.map_or_else(|problem| vec![problem], |shown| compare(&shown, expected, &TreeOpts::default()))
 }
 
 /// Mounts what a power cut left, and looks at all of it.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::common::tree::{TreeOpts, compare};
 use super::load::tree;
-use super::ops::{Op, is_dead, random_op};
+use super::ops::{Op, is_dead, random_op, written_of};
 use super::random::Random;
 
 /// Processes that work at once.
@@ -142,8 +142,8 @@ fn log_of(dir: &Path, index: u64) -> PathBuf {
 /// What a worker did.
 #[derive(Debug, Default)]
 pub struct Done {
-    /// Operations that were answered.
-    pub answered: Vec<Op>,
+    /// Operations that were answered, with the error number of the answer.
+    pub answered: Vec<(Op, i32)>,
     /// The one that was not.
     pub under_way: Option<Op>,
 }
@@ -152,8 +152,9 @@ impl Done {
     fn read(log: &Path) -> Done {
         let (mut done, text) = (Done::default(), fs::read_to_string(log).expect("a log"));
         for line in text.lines() {
-            if line == "ok" {
-                done.answered.extend(done.under_way.take());
+            if let Some(errno) = line.strip_prefix("answer ") {
+                let errno = errno.parse().expect("an error number");
+                done.answered.extend(done.under_way.take().map(|op| (op, errno)));
             } else {
                 done.under_way = Some(serde_json::from_str(line).expect("the log has operations"));
             }
@@ -166,9 +167,8 @@ impl Done {
     /// # Errors
     /// The differences from what must be there.
     pub fn compare(&self, plain: &Path, live: &Path) -> Result<(), String> {
-        for op in &self.answered {
-            // What failed there fails here: the errors are those of a filesystem.
-            let _ = op.carry_out(plain);
+        for answered in &self.answered {
+            again(answered, plain)?;
         }
         let opts = TreeOpts { mtime: false, dir_mtime: false, ..TreeOpts::default() };
         let live = tree(live);
@@ -182,8 +182,26 @@ impl Done {
                 return Ok(());
             }
         }
-        Err(format!("not what was answered (under way: {:?}):\n  {}", self.under_way, without.join("\n  ")))
+        let named = |op: &Op| {
+            let text = format!("{op:?}");
+            without.iter().any(|line| line.split(':').next().is_some_and(|path| text.contains(path)))
+        };
+        let concerned: Vec<String> = self.answered.iter().filter(|(op, _)| named(op)).map(|answered| format!("{answered:?}")).collect();
+        Err(format!("not what was answered (under way: {:?}):\n  {}\nof:\n  {}", self.under_way, without.join("\n  "), concerned.join("\n  ")))
     }
+}
+
+fn errno(result: &std::io::Result<()>) -> i32 {
+    result.as_ref().map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0)
+}
+
+/// Does in a plain directory what was answered, which must give the same answer.
+///
+/// # Errors
+/// Both answers.
+pub fn again((op, answered): &(Op, i32), plain: &Path) -> Result<(), String> {
+    let here = errno(&op.carry_out(plain));
+    if here == *answered { Ok(()) } else { Err(format!("{op:?} was answered with error {answered}, and on the plain directory with {here}")) }
 }
 
 fn work(orders: &Orders) {
@@ -213,7 +231,17 @@ fn work(orders: &Orders) {
         log.write_all(format!("{line}\n").as_bytes()).expect("the log");
         match op.carry_out(&orders.tree) {
             Err(error) if is_dead(&error) => return state(END),
-            _ => log.write_all(b"ok\n").expect("the log"),
+            Err(error) if written_of(&error).is_some() => {
+                // The part that was written was answered, the rest was not.
+                let Op::Write { path, offset, length, fill } = op else { panic!("{op:?}: {error}") };
+                let written = written_of(&error).expect("it was asked for");
+                for (offset, length, answer) in [(offset, written, "answer 0\n"), (offset + written, length - written, "")] {
+                    let part = serde_json::to_string(&Op::Write { path: path.clone(), offset, length, fill }).expect("plain data");
+                    log.write_all(format!("{part}\n{answer}").as_bytes()).expect("the log");
+                }
+                return state(END);
+            }
+            result => log.write_all(format!("answer {}\n", errno(&result)).as_bytes()).expect("the log"),
         }
     }
 }

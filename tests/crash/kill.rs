@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::common::tree::{TreeOpts, compare, copy_tree, try_tree_without};
 use super::common::{Mount, MountOpts, Rig, Variant, for_each_variant, scratch};
-use super::crew::{Crew, Done, WORKERS, part};
+use super::crew::{Crew, Done, WORKERS, again, part};
 use super::load::{Load, Tree, tree};
 use super::random::{Random, count, seed};
 
@@ -48,6 +48,8 @@ struct World {
     /// Plain directories that have what was answered.
     plain: PathBuf,
     copies: u64,
+    /// The verbs, for a test that fails.
+    history: Vec<String>,
 }
 
 /// Says whether a verb was answered; the daemon's death is no answer.
@@ -61,7 +63,7 @@ fn answer(output: &Output) -> Option<serde_json::Value> {
 impl World {
     fn new(root: &Path, plain: PathBuf) -> World {
         copy_tree(root, &plain);
-        World { known: BTreeMap::new(), under_way: UnderWay::Nothing, last: 0, tags: 0, plain, copies: 0 }
+        World { known: BTreeMap::new(), under_way: UnderWay::Nothing, last: 0, tags: 0, plain, copies: 0, history: Vec::new() }
     }
 
     fn copy(&mut self) -> PathBuf {
@@ -126,15 +128,16 @@ impl Life<'_> {
         for (index, done) in super::crew::done(self.dir).into_iter().enumerate() {
             let plain = self.world.plain.join(part(index as u64));
             for op in &done.answered[self.replayed[index]..] {
-                let _ = op.carry_out(&plain);
+                again(op, &plain).unwrap_or_else(|problem| panic!("{problem}"));
             }
             self.replayed[index] = done.answered.len();
         }
     }
 
     fn verb(&mut self, under_way: UnderWay, arguments: &[&str]) -> Option<serde_json::Value> {
-        self.world.under_way = under_way;
+        self.world.under_way = under_way.clone();
         let answer = answer(&self.mount.run(&[arguments, &["--json"]].concat()));
+        self.world.history.push(format!("{under_way:?}: {}", answer.as_ref().map_or("no answer".to_owned(), |answer| answer["id"].to_string())));
         if answer.is_some() {
             self.world.under_way = UnderWay::Nothing;
         }
@@ -288,7 +291,7 @@ fn exact_dirty(rig: &Rig, id: u64, then: &Tree) -> Result<(), String> {
     if missing.is_empty() && wrong.is_empty() {
         return Ok(());
     }
-    Err(format!("dirty against {id}: missing {missing:?}, wrong {wrong:?}: {}", status["dirty"]))
+    Err(format!("dirty against {id}: missing {missing:?}, wrong {wrong:?}, warnings {}", status["warnings"]))
 }
 
 fn killed_at_any_moment(v: Variant) {
@@ -306,12 +309,13 @@ fn killed_at_any_moment(v: Variant) {
         let life = Duration::from_millis(20 + random.below(LIFE_MS));
         let dead = AtomicBool::new(false);
         let crew = Crew::start(rig.path(), notes.path(), seed * 1000 + round);
-        let pid = rig.mount.pid();
+        let (holder, pid) = (rig.mount.holder_pid(), rig.mount.pid());
         thread::scope(|scope| {
             let killer = scope.spawn(|| {
                 thread::sleep(life);
                 dead.store(true, Ordering::SeqCst);
-                super::common::process::kill(pid);
+                // Nobody is to take over: what is left is what the daemon left.
+                holder.into_iter().chain([pid]).for_each(super::common::process::kill);
             });
             let replayed = vec![0; WORKERS as usize];
             let mut life = Life { world: &mut world, mount: &rig.mount, dead: &dead, random: random.clone(), replayed, dir: notes.path() };
@@ -331,7 +335,9 @@ fn killed_at_any_moment(v: Variant) {
         }
         rig.mount.remount();
         let checked = settle(&rig, &mut world, &done).and_then(|()| check(&rig, &mut world));
-        checked.unwrap_or_else(|problem| panic!("round {round}, CKPTFS_SEED={seed}: {problem}"));
+        world.history.push(format!("killed, round {round}"));
+        let last = || world.history.iter().rev().take(30).cloned().collect::<Vec<_>>().join("\n  ");
+        checked.unwrap_or_else(|problem| panic!("round {round}, CKPTFS_SEED={seed}: {problem}\nthe last verbs, backwards:\n  {}", last()));
     }
     println!("{v:?}: {kills} kills, {} checkpoints", world.last);
 }

@@ -71,6 +71,8 @@ fn killed_at(v: Variant, root: &Path, operation: &Operation, nth: u32) -> bool {
     }
     sh(root, "echo after > x.after");
     let before = tree(root);
+    // Nobody is to take over: what is left is what the daemon left.
+    mount.kill_holder();
     if !operation_killed(&mount, operation, nth) {
         return false;
     }

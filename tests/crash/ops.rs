@@ -79,7 +79,7 @@ impl Op {
             Op::Write { path, offset, length, fill } => whole(&open(root, path)?, &vec![*fill; *length as usize], *offset),
             Op::Append { path, length, fill } => {
                 let file = OpenOptions::new().append(true).custom_flags_nofollow().open(root.join(path))?;
-                io::Write::write(&mut &file, &vec![*fill; *length as usize]).map(drop)
+                io::Write::write_all(&mut &file, &vec![*fill; *length as usize])
             }
             Op::Store { path, fill } => store(&OpenOptions::new().read(true).write(true).custom_flags_nofollow().open(root.join(path))?, *fill),
             Op::Truncate { path, length } => open(root, path)?.set_len(*length),
@@ -112,11 +112,28 @@ fn open(root: &Path, path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags_nofollow().open(root.join(path))
 }
 
+/// The daemon died between two requests of one write, which said how far it came.
+#[derive(Debug)]
+pub struct Short(pub u64);
+
+impl std::fmt::Display for Short {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "only {} bytes were written", self.0)
+    }
+}
+
+impl std::error::Error for Short {}
+
+/// How far a write came that was cut short.
+pub fn written_of(error: &io::Error) -> Option<u64> {
+    error.get_ref()?.downcast_ref::<Short>().map(|short| short.0)
+}
+
 /// One write, which takes all or fails.
 fn whole(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     match file.write_at(bytes, offset)? {
         written if written == bytes.len() => Ok(()),
-        written => Err(io::Error::other(format!("{written} of {} bytes were written", bytes.len()))),
+        written => Err(io::Error::other(Short(written as u64))),
     }
 }
 

@@ -130,7 +130,7 @@ fn without_the_reserve_it_does_not() {
     if let Some(reason) = (Variant { fs: Fs::Xfs, io: Io::Daemon }).unavailable() {
         return skip(&reason);
     }
-    let full = Full::new(Image::new(Fs::Xfs, 320 << 20), Io::Daemon);
+    let full = Full::new(Image::in_memory(Fs::Xfs, 320 << 20), Io::Daemon);
     populate(full.mount.path());
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);
@@ -148,7 +148,7 @@ fn without_the_reserve_it_does_not() {
 }
 
 fn what_keeps_the_past_goes_on(v: Variant) {
-    let mut full = Full::new(Image::new(v.fs, 320 << 20), v.io);
+    let mut full = Full::new(Image::in_memory(v.fs, 320 << 20), v.io);
     populate(full.mount.path());
     let id = full.mount.checkpoint();
     let was = tree_without(&full.backing, &[".ckptfs".to_owned()]);

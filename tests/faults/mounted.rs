@@ -26,7 +26,7 @@ struct Beside {
 
 impl Beside {
     fn new(v: Variant) -> Beside {
-        let image = Image::of(v.fs);
+        let image = Image::in_memory(v.fs, 512 << 20);
         let (backing, point) = (image.dir("project"), image.dir("here"));
         let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io) });
         Beside { mount, backing, _image: image }
@@ -44,6 +44,14 @@ impl Beside {
 
     fn warnings(&self) -> String {
         self.mount.status_json()["warnings"].to_string()
+    }
+
+    /// What keeps the past may be in trouble, and then says so; the next mount mends it.
+    fn mend(&mut self) {
+        if self.warnings() != "[]" {
+            self.mount.umount();
+            self.mount.remount();
+        }
     }
 
     fn plain(&self) -> std::collections::BTreeMap<PathBuf, super::common::NodeInfo> {
@@ -98,10 +106,7 @@ fn calls_of_the_daemon_fail(v: Variant) {
                 if done.is_err() {
                     refused += 1;
                     assert!(fired > 0, "{what} although nothing failed");
-                    if rig.warnings() != "[]" {
-                        rig.mount.umount();
-                        rig.mount.remount();
-                    }
+                    rig.mend();
                     // The one error that comes too late: what was done cannot be looked at. Then it is done.
                     let again = run(&dir);
                     assert!(again.is_ok() || matches!(*name, "truncate" | "chmod"), "{what}; again: {again:?}");
@@ -109,6 +114,8 @@ fn calls_of_the_daemon_fail(v: Variant) {
                 let (now, behind) = (tree_of(&dir), tree_of(&rig.backing.join(format!("d{number}"))));
                 assert!(now == behind, "{what}: the mount shows another tree than there is");
                 assert_tree_is(&view, &kept, &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+                // The fault may have met a thread of the daemon's own.
+                rig.mend();
                 failed += fired;
                 if fired == 0 {
                     break;
@@ -117,7 +124,7 @@ fn calls_of_the_daemon_fail(v: Variant) {
         }
     }
     eprintln!("{v:?}: {number} cases, {failed} calls failed, {refused} operations refused");
-    assert!(refused > 10);
+    assert!(refused > 5);
 }
 
 fn a_failed_sync_ends_the_keeping(v: Variant) {
@@ -166,7 +173,9 @@ fn an_index_that_fails_refuses_checkpoints(v: Variant) {
     fs::write(rig.path("g"), "new").unwrap();
     fs::rename(rig.path("g"), rig.path("h")).unwrap();
     fs::remove_file(rig.path("h")).unwrap();
-    assert_eq!(fs::read(rig.mount.view(second).join("f")).unwrap(), b"2", "the newest is in memory");
+    for (id, content) in [(first, b"1"), (second, b"2")] {
+        assert_eq!(fs::read(rig.mount.view(id).join("f")).unwrap(), content, "the journal has what the index has not");
+    }
     rig.fault(None);
     rig.mount.umount();
     rig.mount.remount();

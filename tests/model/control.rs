@@ -61,6 +61,7 @@ impl World {
                 Ok(())
             }
             Verb::RestorePaths => self.restore_paths(op),
+            Verb::KillWorker => self.replace_worker(),
             Verb::Remount | Verb::Kill => self.mount_again(op.verb == Verb::Kill, op.number(0).is_multiple_of(2), op.number(1).is_multiple_of(4)),
             Verb::ListSnapshots => self.list_snapshots(),
             Verb::CheckViews => self.check_views(),
@@ -125,6 +126,14 @@ impl World {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             other => Err(format!("the view of a deleted checkpoint: {other:?}")),
         }
+    }
+
+    /// Kills the worker alone; another takes over, and all that is open stays open.
+    fn replace_worker(&mut self) -> Result<(), String> {
+        let Some(mounted) = &mut self.mounted else { return Ok(()) };
+        mounted.client = None;
+        mounted.mount.replace_worker();
+        self.handles.iter().flatten().try_for_each(|handle| self.check_handle(handle))
     }
 
     /// Unmounts or kills, and mounts again. In a passthrough mount mappings live through a kill: the kernel does their work.

@@ -101,6 +101,7 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (2, Verb::Delete),
     (2, Verb::Remount),
     (2, Verb::Kill),
+    (4, Verb::KillWorker),
     (1, Verb::Idle),
     (2, Verb::ListSnapshots),
     (2, Verb::DryRestore),
@@ -152,7 +153,7 @@ impl Generator {
         let views = match verb {
             Verb::Checkpoint | Verb::NamedCheckpoint => !self.random.one_in(4),
             Verb::Restore | Verb::RestorePaths | Verb::Delete => self.random.one_in(2),
-            Verb::Remount | Verb::Kill => self.random.one_in(3),
+            Verb::Remount | Verb::Kill | Verb::KillWorker => self.random.one_in(3),
             _ => false,
         };
         let live = matches!(verb, Verb::Restore | Verb::RestorePaths) && self.random.one_in(2);

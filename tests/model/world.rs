@@ -140,6 +140,7 @@ impl World {
             | Verb::ListSnapshots
             | Verb::DryRestore
             | Verb::Kill
+            | Verb::KillWorker
             | Verb::CheckViews
             | Verb::CheckStatus
             | Verb::CheckDiff => {

@@ -152,8 +152,7 @@ fn compare(plain: &Results, mounted: &Results) -> Verdicts {
 fn start(v: Variant, setting: &Setting) -> (Results, Mount, Image) {
     let image = Image::of(v.fs);
     let plain = setting.run_all(&image.dir("plain"));
-    // The plain filesystem beside it has both.
-    let mut opts = MountOpts::new(v.io).arg("-o").arg("dev,suid");
+    let mut opts = MountOpts::new(v.io).arg("-odev,suid");
     opts.limit += Duration::from_secs(ROUNDS_LONG * 30);
     let mount = Mount::start(&image.dir("project"), &opts);
     (plain, mount, image)

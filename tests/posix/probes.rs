@@ -28,7 +28,7 @@ fn every_probe(v: Variant) {
     let image = Image::of(v.fs);
     let (plain_dir, project) = (image.dir("plain"), image.dir("project"));
     let plain: Vec<String> = PROBES.iter().map(|(name, probe)| outcome(&plain_dir, name, *probe)).collect();
-    let mount = Mount::start(&project, &MountOpts::new(v.io).arg("-o").arg("dev,suid"));
+    let mount = Mount::start(&project, &MountOpts::new(v.io).arg("-odev,suid"));
     let mut verdicts = Verdicts::default();
     for ((name, probe), plain) in PROBES.iter().zip(&plain) {
         let here = outcome(mount.path(), name, *probe);

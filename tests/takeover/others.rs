@@ -10,6 +10,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 
 use crate::common::command::sh;
+use crate::common::mount::wait_until;
 use crate::common::{Variant, for_each_variant, process};
 
 for_each_variant! { reflink => watches_and_locks_stay, git_and_sqlite_go_on }
@@ -50,8 +51,8 @@ const GIT: &str = r#"
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null HOME=/nonexistent
 export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@example.invalid GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t@example.invalid
 git init -q -b main work; cd work; i=0
-while [ ! -e ../stop ]; do
-    i=$((i + 1)); mkdir -p d$((i % 5)); echo $i > d$((i % 5))/f$i; echo $i >> log
+while [ $i -lt 4 ] || [ ! -e ../stop ]; do
+    i=$((i + 1)); if [ $i = 2 ]; then touch ../going; fi; mkdir -p d$((i % 5)); echo $i > d$((i % 5))/f$i; echo $i >> log
     git add -A; git commit -q -m $i
     if [ $((i % 4)) = 0 ]; then git checkout -q -b b$i; git mv d$((i % 5))/f$i moved$i; git commit -q -m moved; git checkout -q main; git merge -q b$i; fi
 done
@@ -64,8 +65,10 @@ db = sqlite3.connect("db", isolation_level=None, timeout=60)
 db.execute("PRAGMA journal_mode=" + sys.argv[1])
 db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, note TEXT)")
 i = 0
-while not os.path.exists("stop"):
+while i < 20 or not os.path.exists("stop"):
     i += 1
+    if i == 10:
+        open("going", "w").close()
     db.execute("BEGIN IMMEDIATE")
     db.execute("INSERT INTO t VALUES(?, ?)", (i, "x" * (i % 500)))
     if i % 10 == 0:
@@ -89,6 +92,9 @@ fn git_and_sqlite_go_on(v: Variant) {
     };
     let git = root.join("git");
     let programs = [thread::spawn(move || sh(&git, GIT)), python("wal"), python("delete")];
+    for name in ["git", "wal", "delete"] {
+        wait_until("every program is at work", 60, || root.join(name).join("going").exists());
+    }
     for _ in 0..3 {
         thread::sleep(Duration::from_millis(400));
         rig.mount.replace_worker();

@@ -16,7 +16,7 @@ for_each_variant! { reflink => programs_go_on_while_workers_die }
 
 /// Kills of one run; the long form has more.
 fn kills() -> u32 {
-    if std::env::var_os("CKPTFS_LONG").is_some() { 20 } else { 3 }
+    if std::env::var_os("CKPTFS_LONG").is_some() { 20 } else { 2 }
 }
 
 /// Time between two kills, from the moment that one has been made good.

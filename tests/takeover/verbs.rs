@@ -14,7 +14,7 @@ use crate::common::{Mount, Variant, for_each_variant};
 for_each_variant! { reflink => verbs_and_workers_that_die }
 
 fn kills() -> u32 {
-    if std::env::var_os("CKPTFS_LONG").is_some() { 20 } else { 4 }
+    if std::env::var_os("CKPTFS_LONG").is_some() { 20 } else { 3 }
 }
 
 /// Checkpoints of a file that counts up, and restores of a directory that somebody watches, as fast as it goes. Either may fail when its worker dies.

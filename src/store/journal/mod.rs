@@ -136,6 +136,7 @@ pub struct Journal {
     segment_bytes: u32,
     first: u32,
     witness: Address,
+    tail_written_ns: Option<i64>,
     latched: AtomicBool,
     syncing: Mutex<()>,
     writer: Mutex<Writer>,
@@ -201,6 +202,7 @@ impl Journal {
             segment_bytes,
             first: found.first,
             witness: found.witness.unwrap_or(end).min(end),
+            tail_written_ns: found.tail_written_ns,
             latched: AtomicBool::new(false),
             syncing: Mutex::ranked(Rank::Syncing, ()),
             writer: Mutex::ranked(Rank::Writer, writer),
@@ -301,6 +303,12 @@ impl Journal {
     /// nothing was done then (on btrfs: but what applications had synced). See `tail`.
     pub fn witness(&self) -> Address {
         self.witness
+    }
+
+    /// When the last daemon last appended something, nanoseconds since 1970, if there was a tail when the journal was opened. Other than the times of
+    /// segments, which a power cut may have left behind, it is not before any change that was recorded.
+    pub fn tail_written_ns(&self) -> Option<i64> {
+        self.tail_written_ns
     }
 
     /// A write or sync failed: nothing is appended any more.

@@ -38,6 +38,8 @@ pub(super) struct Found {
     pub torn: bool,
     /// Up to where the tree that is on disk goes, by the tail.
     pub witness: Option<Address>,
+    /// When the tail was last changed.
+    pub tail_written_ns: Option<i64>,
     /// Tail files, whose frames are on disk now.
     pub tails: Vec<String>,
 }
@@ -47,7 +49,16 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
     let search = Search { dir, identity, segments: segment::list(dir)? };
     let Some(&first) = search.segments.first() else {
         let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
-        return Ok(Found { first: 1, file, end: Address::START, link: identity.genesis(), torn: false, witness: None, tails: Vec::new() });
+        return Ok(Found {
+            first: 1,
+            file,
+            end: Address::START,
+            link: identity.genesis(),
+            torn: false,
+            witness: None,
+            tail_written_ns: None,
+            tails: Vec::new(),
+        });
     };
     // Pairs, and no counting up: the last number that there is has none after it.
     for (one, next) in search.segments.iter().zip(search.segments.iter().skip(1)) {
@@ -62,14 +73,14 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
         (end, link) = search.walk(start)?;
     }
     let rest = search.survey(end, link)?;
-    let witness = tail.witness;
+    let (witness, tail_written_ns) = (tail.witness, tail.written_ns);
     if !write {
-        return Ok(Found { first, file: None, end, link, torn: rest.torn(), witness, tails: Vec::new() });
+        return Ok(Found { first, file: None, end, link, torn: rest.torn(), witness, tail_written_ns, tails: Vec::new() });
     }
     search.repair(end, &rest)?;
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
-    Ok(Found { first, file: Some(file), end, link, torn: rest.torn(), witness, tails: tail.names })
+    Ok(Found { first, file: Some(file), end, link, torn: rest.torn(), witness, tail_written_ns, tails: tail.names })
 }
 
 /// As [`open`] of a store that is read-only, for a check: follows the whole chain from the beginning to where it breaks or ends, and gives the damage
@@ -84,6 +95,7 @@ pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(
         link: identity.genesis(),
         torn: false,
         witness: None,
+        tail_written_ns: None,
         tails: Vec::new(),
     };
     let gap = (first..).zip(&search.segments).find(|(expected, number)| expected != *number);

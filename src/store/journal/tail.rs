@@ -154,6 +154,8 @@ pub(super) struct Found {
     pub(super) names: Vec<String>,
     /// Up to where the tree that is on disk goes, if there is a tail.
     pub(super) witness: Option<Address>,
+    /// When the last of them was changed, nanoseconds since 1970. Each append changes an attribute and so the ctime, in one with what it was made for.
+    pub(super) written_ns: Option<i64>,
     /// Bytes of the journal by where they begin.
     chunks: Vec<(Address, Vec<u8>)>,
 }
@@ -167,6 +169,9 @@ pub(super) fn read(dir: impl AsFd) -> StoreResult<Found> {
     for (made, name) in names {
         found.witness = found.witness.max(Some(made));
         let file = at::open_file(&dir, &name, OFlags::RDONLY).map_err(StoreError::io("open", &name))?;
+        let ctime = sys::stat_fd(&file).map_err(|errno| StoreError::io("stat", &name)(std::io::Error::from(errno)))?.ctime;
+        let ctime_ns = ctime.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(ctime.nsec));
+        found.written_ns = found.written_ns.max(Some(ctime_ns));
         let attributes = sys::all_xattrs(&file).map_err(|errno| StoreError::io("read", &name)(std::io::Error::from(errno)))?;
         for (attribute, bytes) in attributes {
             let Some(digits) = attribute.strip_prefix(NAME_PREFIX).filter(|digits| digits.len() == 16) else { continue };
