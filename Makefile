@@ -19,7 +19,7 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-compare check-macos install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-compare check-macos deny install uninstall image
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -43,7 +43,10 @@ test-crash: ## The kill, power-cut and failing-call tests in their long form
 	@CKPTFS_LONG=1 BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
 		tests/run.sh deps build $(call present,crash cut faults takeover)
 
-soak: ## Model, concurrency and endurance for SOAK_SECONDS each, with a random seed (printed)
+soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and limits in their long form, with a random seed (printed)
+	@CKPTFS_LONG=1 CKPTFS_FUZZ_CASES=$$(($(SOAK_SECONDS) * 20)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 10 + 1)) CKPTFS_SEED=$$RANDOM BOUND_unit=$$(($(SOAK_SECONDS) + 1800)) \
+		BOUND_hostile=$$(($(SOAK_SECONDS) + 1800)) BOUND_limits=$$(($(SOAK_SECONDS) + 3600)) BOUND_TOTAL=$$(($(SOAK_SECONDS) * 3 + 9000)) \
+		tests/run.sh deps build unit $(call present,hostile limits)
 	@CKPTFS_LONG=1 CKPTFS_SEED=$${CKPTFS_SEED:-random} CKPTFS_SECONDS=$(SOAK_SECONDS) BOUND_model=$$(($(SOAK_SECONDS) + 600)) \
 		BOUND_TOTAL=$$(($(SOAK_SECONDS) + 3600)) tests/run.sh deps build model
 	@CKPTFS_LONG=1 CKPTFS_SEED=$$RANDOM CKPTFS_SECONDS=$$(($(SOAK_SECONDS) / 10 + 1)) BOUND_concurrent=$$(($(SOAK_SECONDS) * 3 + 1200)) \
@@ -71,6 +74,9 @@ bench-store: ## Store and history alone: what an append, a look-up, a batch, a l
 
 bench-compare: ## The same on two revisions, with the change of each: make bench-compare BASE=REV
 	@benches/compare.sh "$(BASE)"
+
+deny: ## Check dependencies: licences, sources, bans, known vulnerabilities (installs cargo-deny: minutes)
+	@tests/deny.sh
 
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh

@@ -25,7 +25,7 @@ const FILE_LINES_MAX: usize = 800;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Everything that may be at the top level.
-const TOP_LEVEL: [&str; 18] = [
+const TOP_LEVEL: [&str; 20] = [
     ".ci",
     ".gitignore",
     "CHANGELOG.md",
@@ -36,8 +36,10 @@ const TOP_LEVEL: [&str; 18] = [
     "LICENSE-MIT",
     "Makefile",
     "README.md",
+    "SECURITY.md",
     "benches",
     "clippy.toml",
+    "deny.toml",
     "docker",
     "docs",
     "mount",

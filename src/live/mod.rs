@@ -21,6 +21,7 @@ mod lately;
 mod mapped;
 mod names;
 mod nodes;
+mod orphans;
 mod present;
 mod recover;
 mod remove;
@@ -67,6 +68,7 @@ pub struct Live {
     nodes: Mutex<nodes::Nodes>,
     dirs: dirs::Dirs,
     handles: data::Handles,
+    orphans: orphans::Orphans,
     hot: Mutex<HashMap<Slot, hot::Hot>>,
     /// Hot files without a writer that were found in use all the same: to be tried again.
     unsettled: Mutex<VecDeque<Slot>>,
@@ -111,6 +113,7 @@ impl Live {
             nodes: Mutex::ranked(Rank::Nodes, nodes),
             dirs: dirs::Dirs::new(sys::nofile()),
             handles: data::Handles::default(),
+            orphans: orphans::Orphans::new(sys::nofile()),
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
             unsettled: Mutex::new(VecDeque::new()),
             lately: lately::Lately::default(),

@@ -320,7 +320,7 @@ impl Live {
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: here.clone(), object });
         }
-        let held = self.hold(target)?;
+        let held = self.hold(target, fate)?;
         self.timeline.record(undo, more)?;
         self.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());

@@ -146,12 +146,18 @@ impl Live {
         self.timeline.strike(slot);
     }
 
-    /// Before an inode loses its last name: takes hold of it, if the kernel knows it, so that its number is not given to another meanwhile.
-    pub(super) fn hold(&self, target: &Target<'_>) -> SysResult<Option<Arc<OwnedFd>>> {
-        if !target.is_last() || !self.nodes.lock().get(target.slot).is_some_and(|node| node.is_known() || node.handles() > 0) {
+    /// Before an inode loses its last name: takes hold of it, if the kernel knows it, so that its number is not given to another meanwhile. One that is
+    /// moved into a layer keeps its number there, and is held only while there are not too many: a restore that replaces more files than there may be
+    /// descriptors would fail in the middle.
+    pub(super) fn hold(&self, target: &Target<'_>, fate: Fate) -> SysResult<Option<Arc<OwnedFd>>> {
+        let (known, open) = self.nodes.lock().get(target.slot).map_or((false, false), |node| (node.is_known(), node.handles() > 0));
+        let needed = open || !matches!(fate, Fate::Move(_));
+        if !target.is_last() || !(known || open) || (!needed && self.orphans.are_many()) {
             return Ok(None);
         }
-        target.fd().cloned().map(Some)
+        let held = target.fd()?;
+        self.orphans.note(held);
+        Ok(Some(Arc::clone(held)))
     }
 
     /// After an inode has lost a name: the tables follow.
@@ -195,7 +201,7 @@ impl Live {
         self.keep_dir(parent, &dir, &mut undo)?;
         let fate = self.doom(&target, &mut undo, &mut more)?;
         self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
-        let held = self.hold(&target)?;
+        let held = self.hold(&target, fate)?;
         self.timeline.record(undo, more)?;
         self.leave_orphan(target.slot, held.as_ref());
         match fate {

@@ -74,6 +74,7 @@ fn every_script_is_valid() {
         "tests/deps.sh",
         "tests/tools.sh",
         "tests/cleanup.sh",
+        "tests/deny.sh",
         "tests/summary.sh",
         "tests/check-macos.sh",
         "benches/demo.sh",

@@ -28,7 +28,12 @@ fn with_few(io: Io) {
     let image = Image::of(v.fs);
     let dir = image.dir("project");
     let (dirs, files) = size_of_tree();
-    sh(&dir, &format!("for d in $(seq {dirs}); do mkdir d$d; (cd d$d; seq -s ' ' {files} | xargs touch; echo $d > 1); done"));
+    for number in 1..=dirs {
+        let dir = dir.join(format!("d{number}"));
+        fs::create_dir(&dir).expect("mkdir");
+        put(dir.join("1"), format!("{number}\n"));
+        (2..=files).for_each(|file| put(dir.join(file.to_string()), ""));
+    }
     let mount = limited(&dir, io);
     let root = mount.path();
     // The kernel knows every file and directory.
@@ -63,24 +68,8 @@ fn with_few(io: Io) {
     put(root.join("new"), "there is room again");
     drop(log);
     assert_eq!((get(mount.view(second).join("log")), get(root.join("log"))), ("1".to_owned(), "12".to_owned()));
-    let held = sh(
-        root,
-        &format!(
-            "ls -l /proc/{}/fd | sed 's/.*-> //; s#.*/ckptfs-test[^/]*/[^/]*/mnt/##; s/[0-9]/N/g' | sort | uniq -c | sort -rn | head -20",
-            mount.pid()
-        ),
-    );
-    eprintln!("{held}");
-    let restored = mount.run(&["restore", &id.to_string()]);
-    let held = sh(
-        root,
-        &format!(
-            "ls -l /proc/{}/fd | sed 's/.*-> //; s#.*/ckptfs-test[^/]*/[^/]*/mnt/##; s/[0-9]/N/g' | sort | uniq -c | sort -rn | head -20",
-            mount.pid()
-        ),
-    );
-    eprintln!("{held}");
-    assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+    // More files come back than there are descriptors, and the kernel knows each that goes.
+    mount.restore(id);
     assert_eq!(get(root.join("d1/1")), "1\n");
     assert!(rss(&mount, "after a restore") < before + (128 << 20));
 }

@@ -1,0 +1,57 @@
+//! How many inodes without a name are held by a descriptor: a restore can make as many as there are files, and the kernel forgets them only after it.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use crate::sys::lock::Mutex;
+
+/// Those that are held take no more than this part of the descriptors that the process may have, where they can do without.
+const SHARE: u64 = 4;
+
+/// The descriptors that were given out. Its mutex is a leaf.
+#[derive(Debug)]
+pub(super) struct Orphans {
+    held: Mutex<Vec<Weak<OwnedFd>>>,
+    most: usize,
+}
+
+impl Orphans {
+    /// None, in a process that may have `descriptors`.
+    pub(super) fn new(descriptors: u64) -> Orphans {
+        Orphans { held: Mutex::default(), most: usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX) }
+    }
+
+    /// Counts one more.
+    pub(super) fn note(&self, held: &Arc<OwnedFd>) {
+        self.held.lock().push(Arc::downgrade(held));
+    }
+
+    /// There are as many as there should be.
+    pub(super) fn are_many(&self) -> bool {
+        let mut held = self.held.lock();
+        if held.len() < self.most {
+            return false;
+        }
+        held.retain(|held| held.strong_count() > 0);
+        // Half of them may go before they are counted again.
+        held.len() >= self.most.div_ceil(2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_are_gone_do_not_count() {
+        let orphans = Orphans::new(8 * SHARE);
+        let fd = || Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").expect("open")));
+        let kept: Vec<Arc<OwnedFd>> = (0..3).map(|_| fd()).inspect(|fd| orphans.note(fd)).collect();
+        (0..5).for_each(|_| orphans.note(&fd()));
+        assert!(!orphans.are_many(), "five of eight are gone");
+        let more: Vec<Arc<OwnedFd>> = (0..5).map(|_| fd()).inspect(|fd| orphans.note(fd)).collect();
+        assert!(orphans.are_many());
+        drop((kept, more));
+        assert!(!orphans.are_many());
+    }
+}
