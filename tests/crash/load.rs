@@ -141,6 +141,8 @@ impl Load {
 
     fn checkpoints(&self, mount: &Mount, mut random: Random, duration: Duration) {
         let started = Instant::now();
+        // The first stays: there is always one that was promised.
+        self.quiet_checkpoint(mount);
         while started.elapsed() < duration && !self.stopped() {
             match random.below(10) {
                 0..=2 => self.quiet_checkpoint(mount),
@@ -181,7 +183,7 @@ impl Load {
     fn delete_one(&self, mount: &Mount, random: &mut Random) {
         let id = {
             let mut known = self.known.lock().unwrap();
-            let alive: Vec<usize> = (0..known.len()).filter(|index| !known[*index].deleted).collect();
+            let alive: Vec<usize> = (1..known.len()).filter(|index| !known[*index].deleted).collect();
             if alive.len() < 4 {
                 return;
             }
