@@ -52,7 +52,7 @@ impl Engine {
             let changes = self.changes_to(target, &paths, &touched).map_err(failed)?;
             return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
         }
-        let _one_at_a_time = self.checkpointing.lock();
+        let one_at_a_time = self.checkpointing.lock();
         let (gate, flushed) = self.freeze();
         let touched = self.touched(target, None).map_err(failed)?;
         let changes = self.changes_to(target, &paths, &touched).map_err(failed)?;
@@ -63,6 +63,8 @@ impl Engine {
         let applied = self.carry_out(Some(by), &plan, guard.id, &paths);
         drop(tree);
         drop(gate);
+        // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
+        drop(one_at_a_time);
         self.snapdir_changed();
         match applied {
             Ok(stale) => {

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::common::tree::assert_tree_is;
 use super::common::{MountOpts, Rig, TreeOpts, Variant, for_each_variant, sample_tree};
@@ -21,6 +22,7 @@ for_each_variant! { one =>
     no_cache_is_stale_after_a_restore,
     a_restore_to_an_older_checkpoint_leaves_the_newer_ones_as_they_were,
     nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made,
+    restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other,
 }
 
 /// Everything counts, the times of directories too.
@@ -253,4 +255,25 @@ fn nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made(v: Variant) {
     assert!(!listed.is_empty(), "compared with the guard, the restore is a change");
     fs::set_permissions(rig.path().join("one"), Permissions::from_mode(0o644)).unwrap();
     assert_eq!(rig.mount.diff_json(&id.to_string(), None), serde_json::json!([]), "the same mode again is no change");
+}
+
+/// A restore had the kernel forget the listing of `.snapshots` while it held what a mkdir(2) there waits for, with that directory locked.
+fn restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other(v: Variant) {
+    let (rig, id) = small(v);
+    let (root, done) = (rig.path().to_owned(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
+                let snapshots = root.join(".snapshots");
+                assert!(fs::read_dir(&snapshots).unwrap().count() >= 2);
+                fs::create_dir(snapshots.join(format!("s{round}"))).unwrap();
+                fs::remove_dir(snapshots.join(format!("s{round}"))).unwrap();
+            }
+        });
+        for round in 0..40 {
+            fs::write(root.join("one"), round.to_string()).unwrap();
+            rig.mount.restore(id);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }
