@@ -20,7 +20,7 @@ use super::recorder::{Event, Log, Recorder};
 const STATES: u64 = 5;
 const STATES_LONG: u64 = 60;
 /// How long everybody works.
-const WORK: Duration = Duration::from_secs(3);
+const WORK: Duration = Duration::from_secs(2);
 /// The smallest part of a write that a disk keeps or loses.
 const BLOCK: usize = 4096;
 
