@@ -81,9 +81,14 @@ pub struct Mount {
     daemon: Option<(u32, u64)>,
     /// The same of the process that would start another daemon.
     holder: Option<(u32, u64)>,
+    /// Since when the daemon is known to serve.
+    serves_since: Instant,
     watchdog: Sender<()>,
     run: Arc<RunDir>,
 }
+
+/// A daemon that dies sooner than 250 ms after it began to serve is taken for one that cannot live, and after five of them nobody takes over.
+const WORTH_A_SUCCESSOR: Duration = Duration::from_millis(300);
 
 impl Mount {
     /// Mounts `dir`; panics with what the command said if that fails.
@@ -91,7 +96,7 @@ impl Mount {
         let dir = dir.canonicalize().unwrap_or_else(|error| panic!("cannot mount {}: {error}", dir.display()));
         let point = opts.mountpoint.clone().unwrap_or_else(|| dir.clone());
         let watchdog = start_watchdog(point, opts.limit);
-        let mut mount = Mount { dir, opts: opts.clone(), daemon: None, holder: None, watchdog, run: RunDir::get() };
+        let mut mount = Mount { dir, opts: opts.clone(), daemon: None, holder: None, serves_since: Instant::now(), watchdog, run: RunDir::get() };
         mount.remount();
         mount
     }
@@ -116,6 +121,7 @@ impl Mount {
         let pid = status["daemon"]["pid"].as_u64().expect("status --json has daemon.pid") as u32;
         self.holder = status["daemon"]["holder"].as_u64().map(|holder| self.noted(holder as u32));
         self.daemon = Some(self.noted(pid));
+        self.serves_since = Instant::now();
     }
 
     fn noted(&self, pid: u32) -> (u32, u64) {
@@ -245,6 +251,7 @@ impl Mount {
     /// Kills the daemon alone and waits until another has taken over; how long that took.
     pub fn replace_worker(&mut self) -> Duration {
         let before = self.pid();
+        std::thread::sleep(WORTH_A_SUCCESSOR.saturating_sub(self.serves_since.elapsed()));
         let began = Instant::now();
         self.kill_worker();
         let asked = fs::metadata(self.path()).and_then(|_| rustix::fs::statfs(self.path()).map_err(Into::into));
