@@ -8,9 +8,10 @@
 //!
 //! **Locking.** `connections` is a leaf.
 
-use std::cell::Cell;
+use std::cell::{Cell, LazyCell};
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::Deref;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -186,6 +187,8 @@ impl Server {
     fn requests(&self, number: u64, stream: &UnixStream) -> io::Result<()> {
         let mut reader = BufReader::new(InTime { stream, until: Cell::new(None) });
         let mut frame = Vec::new();
+        // Who that is was settled when they connected (SO_PEERCRED), and is asked once.
+        let by = LazyCell::new(|| actor(stream));
         loop {
             match self.next(number, &mut reader, &mut frame) {
                 Ok(true) => {}
@@ -198,7 +201,7 @@ impl Server {
             frame = Vec::new();
             let ends = matches!(request, Ok(Request::Unmount { .. }));
             let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
-            let result = request.and_then(|request| self.call(stream, request));
+            let result = request.and_then(|request| self.call(&by, request));
             let done = result.is_ok();
             let replied = reply(stream, result);
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
@@ -243,21 +246,21 @@ impl Server {
         received
     }
 
-    fn call(&self, stream: &UnixStream, request: Request) -> VerbResult<Response> {
+    fn call(&self, by: &impl Deref<Target = Actor>, request: Request) -> VerbResult<Response> {
         let verbs = &self.verbs;
         let answer = catch_unwind(AssertUnwindSafe(|| match request {
-            Request::Checkpoint(options) => verbs.checkpoint(&actor(stream), &options).map(Response::Checkpoint),
+            Request::Checkpoint(options) => verbs.checkpoint(by, &options).map(Response::Checkpoint),
             Request::Status => verbs.status().map(|status| Response::Status(Box::new(status))),
             Request::Stats => verbs.stats().map(|stats| Response::Stats(Box::new(stats))),
             Request::Log => verbs.log().map(Response::Checkpoints),
             Request::Show { state } => verbs.show(&state).map(Response::Checkpoint),
             Request::Find(query) => verbs.find(&query).map(Response::Checkpoints),
-            Request::Retag { state, retag } => verbs.retag(&actor(stream), &state, &retag).map(Response::Checkpoint),
+            Request::Retag { state, retag } => verbs.retag(by, &state, &retag).map(Response::Checkpoint),
             Request::Versions { path } => verbs.versions(&path).map(Response::Versions),
             Request::Diff { from, to, sizes: true } => verbs.diff_sized(&from, to.as_ref()).map(Response::Changes),
             Request::Diff { from, to, sizes: false } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
-            Request::Restore(options) => verbs.restore(&actor(stream), &options).map(Response::Restored),
-            Request::Delete { state } => verbs.delete(&actor(stream), &state).map(Response::Checkpoint),
+            Request::Restore(options) => verbs.restore(by, &options).map(Response::Restored),
+            Request::Delete { state } => verbs.delete(by, &state).map(Response::Checkpoint),
             Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
             Request::Audit => verbs.audit().map(Response::Audit),
             #[cfg(debug_assertions)]
