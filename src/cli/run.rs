@@ -221,6 +221,7 @@ fn spawn_and_wait(command: &[OsString], cwd: &Path, stdout: Option<Stdio>, runni
     if let Some(stdout) = stdout {
         command.stdout(stdout);
     }
+    sys::start_unblocked(&mut command);
     let mut child = command.spawn()?;
     running.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
     let waited = sys::wait_ended(child.id());

@@ -86,6 +86,7 @@ impl Hooks {
         command.args(["-c", RUN]).arg(&path).current_dir(mount).process_group(0);
         command.env("CKPTFS_HOOK", name).env("CKPTFS_MOUNT", mount).envs(variables.iter().map(|(key, value)| (*key, value)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        sys::start_unblocked(&mut command);
         let mut child = command.spawn().map_err(|cause| format!("the hook {name} cannot be run: {cause}"))?;
         let group = i32::try_from(child.id()).unwrap_or(0);
         self.group.store(group, Ordering::SeqCst);

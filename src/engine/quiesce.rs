@@ -6,8 +6,10 @@ use super::Engine;
 use super::auto::Stir;
 use crate::sys::lock::{MutexGuard, RwLockWriteGuard};
 
-/// Nothing was changed for so long: then nothing is in the middle of being changed.
-const CALM: Duration = Duration::from_millis(20);
+/// Nothing was changed for this part of the time that may be waited, within these bounds: then nothing is in the middle of being changed.
+const CALM_PART: u32 = 20;
+const CALM_MIN: Duration = Duration::from_millis(20);
+const CALM_MAX: Duration = Duration::from_millis(250);
 
 /// A freeze, and what is known of the moment.
 pub(super) struct Frozen<'a> {
@@ -23,9 +25,9 @@ pub(super) struct Frozen<'a> {
 impl Engine {
     /// Freezes; with a time, at an instant when nothing is being changed, if there is one before it is over.
     pub(super) fn freeze_within(&self, limit: Option<Duration>) -> Frozen<'_> {
-        let until = limit.map(|limit| Instant::now() + limit);
+        let until = limit.map(|limit| (Instant::now() + limit, (limit / CALM_PART).clamp(CALM_MIN, CALM_MAX)));
         loop {
-            let calm = until.and_then(|until| self.await_calm(until));
+            let calm = until.and_then(|(until, calm)| self.await_calm(until, calm));
             let one_at_a_time = self.checkpointing.lock();
             let (gate, flushed) = self.freeze();
             let held = calm.is_some() && calm == self.stir().ok();
@@ -36,12 +38,12 @@ impl Engine {
     }
 
     /// Waits until nothing has changed for a moment; what it looks like then. `None`: the time is over.
-    fn await_calm(&self, until: Instant) -> Option<Stir> {
+    fn await_calm(&self, until: Instant, calm: Duration) -> Option<Stir> {
         loop {
             self.settle();
             self.live.preflush();
             let before = self.stir().ok()?;
-            std::thread::sleep(CALM);
+            std::thread::sleep(calm);
             if self.stir().ok()? == before {
                 return Some(before);
             }

@@ -77,5 +77,5 @@ pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink
 pub use process::{
     clock_ahead_ns, ids, kill, kill_group, nofile, now, pid_alive, process_group, raise_nofile, setsid, stamp_now, umask0, wait_for_tick,
 };
-pub use signal::{block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, pass_signals_on, wait_ended, wait_terminate};
+pub use signal::{block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, pass_signals_on, start_unblocked, wait_ended, wait_terminate};
 pub use types::{Errno, Kind, OwnMemory, Stat, SysResult, Time, Xattrs};

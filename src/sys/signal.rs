@@ -1,6 +1,7 @@
 //! Signals, taken by waiting for them: no handler runs, so nothing runs at a moment that nobody chose.
 
 use std::mem::MaybeUninit;
+use std::process::Command;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -14,8 +15,8 @@ const TERMINATE: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 /// Keeps SIGTERM, SIGINT and SIGHUP pending in this thread and in all that it starts from now on.
 ///
-/// Call it before any thread is started: a signal goes to whichever thread does not block it. Children started with
-/// `std::process::Command` do not inherit it.
+/// Call it before any thread is started: a signal goes to whichever thread does not block it. Children
+/// inherit it, unless they are started with [`start_unblocked`].
 pub fn block_terminate() -> SysResult<()> {
     let set = terminate_set();
     // SAFETY: `set` is initialised and lives through the call; the old mask is not asked for.
@@ -76,6 +77,19 @@ pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
         }
     };
     Builder::new().name("signals".into()).spawn(pass_on).map(drop).map_err(Errno::from)
+}
+
+/// Has a command start with no signal blocked, whatever this thread blocks: a child inherits that (`std::process::Command` leaves it alone).
+pub fn start_unblocked(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let none = set_of(&[]);
+    // SAFETY: what runs in the child between fork and exec is one call, which may be made there (signal-safety(7)) with a set that it owns.
+    unsafe {
+        command.pre_exec(move || match libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) {
+            0 => Ok(()),
+            number => Err(std::io::Error::from_raw_os_error(number)),
+        });
+    }
 }
 
 /// Waits for a signal of a set, all of which are blocked; with it, whether a process sent it, and not the terminal.

@@ -28,7 +28,7 @@ impl Counted {
         let backing = image.dir("project");
         fill(&backing);
         // What the sealer does is done ahead of need, by a thread that nobody waits for, and would be counted with whatever goes on meanwhile.
-        let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(variant.io).arg("--seal=off") };
+        let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(variant.io).arg("--seal=off").arg("--tripwire=25/1s") };
         let mount = Mount::start(&backing, &opts);
         let client = connect(&backing);
         let mut counted = Counted { client, mount, backing, _image: image };

@@ -1,0 +1,11 @@
+//! A command under protection, in the past, and in one checkpoint after the other; the checkpoints that nobody asks for; hooks; a quiet moment.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod auto;
+mod hooks;
+mod past;
+mod protected;
+mod quiesce;
+mod tripwire;
