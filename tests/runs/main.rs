@@ -2,6 +2,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../mounted/support.rs"]
+#[allow(dead_code, unused_imports)]
+mod support;
 
 mod auto;
 mod hooks;

@@ -105,6 +105,42 @@ fn a_burst_right_after_a_checkpoint_needs_no_other(variant: Variant) {
     assert_eq!(fs::read_dir(rig.path().join("many")).unwrap().count(), 3 * COUNT);
 }
 
+/// Marks are made by the threads that serve the kernel. Whatever goes on at once, checkpoints by both ways, restores, mapped files, a view that is read:
+/// nobody waits for ever, and nothing that was kept is harmed.
+fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
+    let rig = variant.start_with(MountOpts::new(variant.io).arg("--tripwire=3/100ms"), sample_tree);
+    let first = rig.mount.checkpoint();
+    let kept = tree_of(&rig.view(first));
+    let ckptfs = env!("CARGO_BIN_EXE_ckptfs");
+    let script = format!(
+        "jobs=; end=$((SECONDS+4)); busy() {{ while [ $SECONDS -lt $end ]; do \"$@\" || exit 1; done; }}
+         one() {{ mkdir -p a$1; for n in 1 2 3 4; do echo $n > a$1/$n; done; sleep 0.11; echo x > a$1/1; mv a$1/1 a$1/2; rm -r a$1; }}
+         for n in 1 2 3; do busy one $n & jobs=\"$jobs $!\"; done
+         check() {{ {ckptfs} checkpoint > /dev/null; mkdir .snapshots/n$RANDOM$RANDOM; ls -R .snapshots/latest/ > /dev/null; }}
+         busy check & jobs=\"$jobs $!\"
+         back() {{ sleep 0.3; {ckptfs} restore {first} plain.txt > /dev/null; }}
+         busy back & jobs=\"$jobs $!\"
+         for job in $jobs; do wait $job || exit 1; done"
+    );
+    let mapped = fs::File::options().read(true).write(true).create(true).truncate(false).open(rig.path().join("mapped")).expect("a file");
+    mapped.set_len(1 << 16).expect("a size");
+    let mapping = crate::support::Mapping::writable(&mapped, 1 << 16);
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| sh(rig.path(), &script));
+        for n in 0_usize.. {
+            mapping.write(n * 4096 % (1 << 16), &n.to_le_bytes());
+            std::thread::sleep(Duration::from_millis(1));
+            if work.is_finished() {
+                break;
+            }
+        }
+        work.join().expect("it all went on");
+    });
+    drop(mapping);
+    assert_tree_is(&rig.view(first), &kept, &TreeOpts::default());
+    rig.mount.ok(&["verify"]);
+}
+
 /// The control of all this: without it there is no such checkpoint.
 fn off_is_off(variant: Variant) {
     let rig = variant.start_with(MountOpts::new(variant.io).arg("--tripwire=off"), sample_tree);
@@ -114,4 +150,4 @@ fn off_is_off(variant: Variant) {
 }
 
 for_each_variant! { reflink => rm_rf_is_undone_by_one_restore }
-for_each_variant! { one => other_ways_to_destroy_trip_it_too, a_few_removals_leave_no_checkpoint, a_burst_right_after_a_checkpoint_needs_no_other, off_is_off }
+for_each_variant! { one => other_ways_to_destroy_trip_it_too, a_few_removals_leave_no_checkpoint, a_burst_right_after_a_checkpoint_needs_no_other, marks_are_made_beside_all_that_goes_on, off_is_off }
