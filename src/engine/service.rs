@@ -332,8 +332,15 @@ impl Service for Engine {
             RenameHow::NoReplace => RenameMode::NoReplace,
             RenameHow::Exchange => RenameMode::Exchange,
         };
-        let act = || self.live.rename((from.0, &from.1), (to.0, &to.1), how, Turn { request: caller.request, again: caller.again });
-        self.destroying(caller, || self.live.kind_at(to.0, &to.1).is_ok(), act, Option::is_some).map(drop)
+        let act = |how| self.live.rename((from.0, &from.1), (to.0, &to.1), how, Turn { request: caller.request, again: caller.again });
+        if how != RenameMode::Replace || caller.again || !self.suspects(caller) {
+            return self.destroying(caller, || false, || act(how), Option::is_some).map(drop);
+        }
+        // Whether there is something in the way is asked with the rename itself: it costs nothing where there is not.
+        match act(RenameMode::NoReplace) {
+            Err(Errno::EEXIST) => self.destroying(caller, || true, || act(how), Option::is_some).map(drop),
+            done => done.map(drop),
+        }
     }
 
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened> {

@@ -237,6 +237,11 @@ impl Engine {
         Ok(done)
     }
 
+    /// A mark would be made, if this process destroyed something now.
+    pub(super) fn suspects(&self, caller: Caller) -> bool {
+        self.tripwire.as_ref().is_some_and(|tripwire| tripwire.before(caller.pid, Instant::now()) != Before::Nothing)
+    }
+
     /// A file that no checkpoint can see, and that was changed just now.
     pub(super) fn is_temporary(&self, parent: crate::store::ids::Slot, name: &crate::store::ids::Name) -> bool {
         self.tripwire.as_ref().is_some_and(|tripwire| self.live.is_young(parent, name, tripwire.config.within))
