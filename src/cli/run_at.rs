@@ -56,6 +56,10 @@ pub fn enter(served: &mut Served, checkpoint: &CheckpointInfo, keep: Option<&Pat
     let open = |path: &Path| host::open_dir_path(path).map_err(|cause| io_error(path.display(), cause));
     let (upper, work_dir) = (open(&upper)?, open(&work)?);
     sys::mount_overlay(&at, lower.as_fd(), upper.as_fd(), work_dir.as_fd(), user).map_err(cannot)?;
+    if mount != at {
+        // A tree that is mounted elsewhere is seen at both places.
+        sys::mount_bind(&at, &mount).map_err(cannot)?;
+    }
     std::env::set_current_dir(&served.cwd).map_err(|cause| {
         let message =
             format!("{} cannot be entered as it was at checkpoint {}: {}", served.cwd.display(), checkpoint.id, super::error::plain(&cause));

@@ -106,7 +106,10 @@ impl Live {
     /// # Errors
     /// EIO, ENOSPC: the names must not be changed.
     pub(super) fn order_names(&self) -> SysResult<()> {
-        if !self.syncs_overtake || sys::host::left_out("logged") || self.undurable.synced.load(Ordering::SeqCst) == self.undurable.committed.load(Ordering::SeqCst) {
+        if !self.syncs_overtake
+            || sys::host::left_out("logged")
+            || self.undurable.synced.load(Ordering::SeqCst) == self.undurable.committed.load(Ordering::SeqCst)
+        {
             return Ok(());
         }
         self.timeline.store().journal.sync().map_err(|error| error.errno())

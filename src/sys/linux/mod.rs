@@ -24,7 +24,7 @@ pub use handover::{
     SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,
 };
 pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
-pub use namespace::{mount_overlay, mount_scratch, private_mounts};
+pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use probe::{dirty_pages, lease_free, shares_extents};

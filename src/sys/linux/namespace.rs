@@ -39,6 +39,11 @@ pub fn private_mounts() -> SysResult<bool> {
     Ok(user)
 }
 
+/// Shows at `to` what is at `from`.
+pub fn mount_bind(from: &Path, to: &Path) -> SysResult<()> {
+    Ok(rustix::mount::mount_bind(from, to)?)
+}
+
 /// Mounts an empty directory in memory over `at`.
 pub fn mount_scratch(at: &Path) -> SysResult<()> {
     Ok(rustix::mount::mount("ckptfs", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(c"mode=0700"))?)

@@ -11,6 +11,11 @@ pub fn private_mounts() -> SysResult<bool> {
 }
 
 /// Not to be had here: ENOSYS.
+pub fn mount_bind(_from: &Path, _to: &Path) -> SysResult<()> {
+    Err(Errno::ENOSYS)
+}
+
+/// Not to be had here: ENOSYS.
 pub fn mount_scratch(_at: &Path) -> SysResult<()> {
     Err(Errno::ENOSYS)
 }
