@@ -7,10 +7,9 @@ use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
-use crate::history::absence::INCOMPLETE_PREFIX;
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
-use crate::store::record::{Actor, Checkpoint, Reason};
+use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Reason};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 

@@ -71,7 +71,8 @@ impl Timeline {
     /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
     pub fn stop(&self) {
         self.wake.stop();
-        let synced = self.store.journal.sync();
+        let journal = &self.store.journal;
+        let synced = journal.sync().and_then(|()| self.store.layout.note_end(journal.position()));
         if self.index_trouble().is_some() {
             self.store.index.distrust();
         } else if let Err(error) = synced.and_then(|()| self.store.index.flush_durable()) {
