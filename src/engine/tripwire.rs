@@ -9,7 +9,7 @@
 //! somebody's temporary file: to remove it makes no mark.
 //!
 //! **Cost.** An operation takes a leaf lock twice and looks into small tables. `/proc` is read only when there were more operations in the time than
-//! one tree may make, to tell whether they are of one. A mark is made at most once in the time, whoever destroys.
+//! one tree may make, once for each process, to tell whether they are of one. A mark is made at most once in the time, whoever destroys.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +30,8 @@ const PROCESSES_MAX: usize = 1024;
 const MARKS_MAX: usize = 8;
 /// Processes that are known to rely on a mark; of more, the newest counts.
 const USERS_MAX: usize = 256;
-/// Whether there is a burst is asked so often in the time.
-const LOOKS: u32 = 4;
+/// Where several processes made the last operations, whether they are a burst is asked again after this part of as many.
+const LOOKS: usize = 4;
 /// Whether a mark can be taken back is asked after this part of the time, and never more often than this.
 const DECIDE_MIN: Duration = Duration::from_millis(20);
 
@@ -55,7 +55,8 @@ struct State {
     /// Those that are not decided upon, oldest first.
     marks: Vec<Mark>,
     burst: Option<Burst>,
-    looked: Option<Instant>,
+    /// Operations since it was last asked whether there is a burst.
+    unlooked: usize,
 }
 
 struct Mark {
@@ -156,20 +157,24 @@ impl Tripwire {
             return None;
         }
         let many = state.last.len() > count && state.last.front().is_some_and(|(first, _)| lately(first));
-        if !many || state.looked.is_some_and(|looked| now.duration_since(looked) < within / LOOKS) {
+        state.unlooked = state.unlooked.saturating_add(1);
+        let alone = state.last.iter().all(|(_, other)| *other == pid);
+        if !many || !(alone || state.unlooked >= (count / LOOKS).max(1)) {
             return None;
         }
-        state.looked = Some(now);
+        state.unlooked = 0;
         Some(state.last.iter().map(|(_, pid)| *pid).collect())
     }
 
     /// Whether one tree of processes made more of these than it may without it being a burst. Those whose process is gone count for the tree of the
     /// last one: tools that start another process for each file are like that. Then the marks that they rely on stay.
     fn judge(&self, pids: &[u32], now: Instant, session_of: impl Fn(u32) -> Option<i32>) -> Vec<CheckpointId> {
-        let known = self.state.lock().sessions.clone();
-        let mut sessions = HashMap::new();
+        let mut sessions: HashMap<u32, Option<i32>> = {
+            let known = &self.state.lock().sessions;
+            pids.iter().filter_map(|pid| Some((*pid, *known.get(pid)?))).collect()
+        };
         for pid in pids {
-            sessions.entry(*pid).or_insert_with(|| known.get(pid).copied().flatten().or_else(|| session_of(*pid)));
+            sessions.entry(*pid).or_insert_with(|| session_of(*pid));
         }
         let last = pids.last().and_then(|pid| sessions.get(pid)).copied().flatten();
         let is_its = |pid: &&u32| sessions.get(pid).copied().flatten().is_none_or(|session| Some(session) == last);
@@ -356,6 +361,18 @@ mod tests {
             let session = |pid: u32| i32::try_from(pid).ok();
             assert_eq!(destroy(&tripwire, 100 + n % 10, start + Duration::from_millis(u64::from(n) * 20), &mut id, session), []);
         }
+    }
+
+    /// A burst that is over sooner than anybody looks again: the first look found an operation of somebody else among the last ones.
+    #[test]
+    fn a_short_burst_after_an_operation_of_somebody_else_is_seen() {
+        let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
+        let session = |pid: u32| i32::try_from(pid).ok();
+        destroy(&tripwire, 7, start, &mut id, session);
+        let later = start + T + Duration::from_millis(1);
+        destroy(&tripwire, 7, later, &mut id, session);
+        let kept: Vec<_> = (1..6).flat_map(|n| destroy(&tripwire, 8, later + Duration::from_millis(n), &mut id, session)).collect();
+        assert_eq!((kept, id), (vec![CheckpointId(2)], 2), "it relies on the mark that was made just before");
     }
 
     /// Whoever removes a file now and then keeps nobody else's burst from being seen, nor its mark from being exact.
