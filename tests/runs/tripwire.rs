@@ -116,7 +116,7 @@ fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
         "jobs=; end=$((SECONDS+4)); busy() {{ while [ $SECONDS -lt $end ]; do \"$@\" || exit 1; done; }}
          one() {{ mkdir -p a$1; for n in 1 2 3 4; do echo $n > a$1/$n; done; sleep 0.11; echo x > a$1/1; mv a$1/1 a$1/2; rm -r a$1; }}
          for n in 1 2 3; do busy one $n & jobs=\"$jobs $!\"; done
-         check() {{ {ckptfs} checkpoint > /dev/null; mkdir .snapshots/n$RANDOM$RANDOM; ls -R .snapshots/latest/ > /dev/null; }}
+         check() {{ {ckptfs} checkpoint > /dev/null; local name=n$RANDOM$RANDOM; mkdir .snapshots/$name; ls -R .snapshots/$name > /dev/null; }}
          busy check & jobs=\"$jobs $!\"
          back() {{ sleep 0.3; {ckptfs} restore {first} plain.txt > /dev/null; }}
          busy back & jobs=\"$jobs $!\"
