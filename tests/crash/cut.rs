@@ -90,7 +90,12 @@ fn power_cuts(v: Variant) {
     for cut in &frozen {
         let kept = keep.as_ref().map(|keep| keep.before(&cut.image));
         match after::look(&host, v.fs, &cut.image, &opts, &cut.promised, &known) {
-            Ok(more) => found += more,
+            Ok(more) => {
+                if let (1.., Some(image), Some(keep)) = (more.unreadable, &kept, &keep) {
+                    println!("kept: {:?}", keep.after(image, &format!("unreadable-{v:?}-{seed}")));
+                }
+                found += more;
+            }
             Err(problem) => {
                 let kept = kept.zip(keep.as_ref()).map(|(image, keep)| keep.after(&image, &format!("{v:?}-{seed}")));
                 wrong.push(format!("{} (kept: {kept:?}): {problem}", cut.image.display()));
