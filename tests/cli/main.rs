@@ -2,5 +2,6 @@
 
 mod history;
 mod mounted;
+mod pins;
 mod plain;
 mod support;
