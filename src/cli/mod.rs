@@ -18,6 +18,7 @@ mod error;
 mod find;
 mod findings;
 mod fsck;
+mod graph;
 mod holder;
 mod holders;
 mod hook;
@@ -27,11 +28,13 @@ mod log;
 mod ls;
 mod mount;
 mod mounts;
+mod ops;
 mod output;
 mod past;
 mod patch;
 mod pin;
 mod progress;
+mod redo;
 mod rename;
 mod restore;
 mod show;
@@ -42,6 +45,7 @@ mod tag;
 mod time;
 mod tree_path;
 mod umount;
+mod undo;
 mod unpin;
 mod untag;
 mod verify;
@@ -100,6 +104,9 @@ enum Verb {
     Diff(diff::Args),
     Restore(restore::Args),
     Delete(delete::Args),
+    Ops(ops::Args),
+    Undo(undo::Args),
+    Redo(redo::Args),
     Verify(verify::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
@@ -158,6 +165,9 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Diff(args) => diff::run(args, context),
         Verb::Restore(args) => restore::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
+        Verb::Ops(args) => ops::run(args, context),
+        Verb::Undo(args) => undo::run(args, context),
+        Verb::Redo(args) => redo::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),

@@ -261,7 +261,9 @@ impl Server {
             Request::Diff { from, to, sizes: true } => verbs.diff_sized(&from, to.as_ref()).map(Response::Changes),
             Request::Diff { from, to, sizes: false } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
             Request::Restore(options) => verbs.restore(by, &options).map(Response::Restored),
-            Request::Delete { state } => verbs.delete(by, &state).map(Response::Checkpoint),
+            Request::Delete { state, now } => verbs.delete(by, &state, now).map(Response::Checkpoint),
+            Request::Operations { before, limit } => verbs.operations(before, limit).map(Response::Operations),
+            Request::Undo(options) => verbs.undo(by, &options).map(|undone| Response::Undone(Box::new(undone))),
             Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
             Request::Audit => verbs.audit().map(Response::Audit),
             #[cfg(debug_assertions)]

@@ -23,6 +23,7 @@ mod restore;
 mod service;
 mod syncer;
 pub mod takeover;
+mod undo;
 mod unserved;
 mod verbs;
 

@@ -5,3 +5,4 @@ mod mounted;
 mod pins;
 mod plain;
 mod support;
+mod undo;
