@@ -56,6 +56,9 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
             line.extend_from_slice(out.text(&remark(step)).as_bytes());
             line.push(b'\n');
             out.bytes(&line)?;
+            for path in &step.unknown {
+                out.warn(&format!("{} was changed while nothing was mounted; it stays as it is", String::from_utf8_lossy(&path.0)));
+            }
         }
     }
     match undone.stopped {

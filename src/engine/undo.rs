@@ -137,6 +137,9 @@ pub struct UndoneStep {
     /// Of a restore: how many paths this changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changes: Option<u64>,
+    /// Of a restore: paths that were changed while nothing was mounted; nobody knows what they were, and they stay as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<TreePath>,
     /// Why it was left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
@@ -264,7 +267,7 @@ impl Engine {
         let original = self.told(self.timeline().original(number))?.filter(|original| original.operation.number != number);
         let original = original.map(|original| info(&original, None));
         let operation = info(&told, None);
-        let mut step = UndoneStep { operation, original, by_operation: None, guard: None, changes: None, skipped: None };
+        let mut step = UndoneStep { operation, original, by_operation: None, guard: None, changes: None, unknown: Vec::new(), skipped: None };
         if !told.in_effect {
             return Err(error::undone_meanwhile(number));
         }
@@ -308,6 +311,7 @@ impl Engine {
                 let restored = self.restore_now(asked, *guard, paths, one_at_a_time)?;
                 step.guard = restored.guard;
                 step.changes = Some(restored.changes.len() as u64);
+                step.unknown = restored.unknown;
                 Ok(())
             }
             Deed::Tagged { changes } => {

@@ -491,6 +491,12 @@ impl Timeline {
         self.inner.read().checkpoints.contains_key(&id)
     }
 
+    /// Whether what a checkpoint needs is in the store: it is kept, or hidden.
+    pub fn is_stored(&self, id: CheckpointId) -> bool {
+        let inner = self.inner.read();
+        inner.checkpoints.contains_key(&id) || inner.hidden.contains_key(&id)
+    }
+
     /// The newest checkpoint.
     pub fn latest(&self) -> Option<CheckpointId> {
         self.inner.read().checkpoints.last_key_value().map(|(id, _)| *id)
