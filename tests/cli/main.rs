@@ -6,3 +6,4 @@ mod pins;
 mod plain;
 mod support;
 mod undo;
+mod undo_walks;
