@@ -51,7 +51,7 @@ impl World {
 
     fn client(&mut self) -> &mut Client {
         let store = self.sandbox.path.join("p/.ckptfs");
-        self.client.get_or_insert_with(|| Client::connect(&fs::File::open(store).expect("the store")).expect("the daemon"))
+        self.client.get_or_insert_with(|| Client::connect(fs::File::open(store).expect("the store")).expect("the daemon"))
     }
 
     fn see(&mut self) -> Seen {
