@@ -1,5 +1,7 @@
 //! Finding checkpoints and versions, and naming them.
 
+use std::collections::BTreeSet;
+
 use super::Engine;
 use super::api::{CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult, VersionInfo, VersionKind};
 use super::checkpoint::check_tag;
@@ -93,6 +95,13 @@ impl Engine {
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
             let tagged = self.timeline().tagged(tag).and_then(|id| self.timeline().checkpoint(id));
             return Ok(tagged.filter(|checkpoint| limit > 0 && matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect());
+        }
+        // There are fewer tags than checkpoints, mostly, and they lie together.
+        if let Some(pattern) = &query.tag {
+            let like = self.timeline().tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
+            let ids: BTreeSet<CheckpointId> = like.map(|(_, id)| id).collect();
+            let found = ids.into_iter().rev().filter_map(|id| self.timeline().checkpoint(id));
+            return Ok(found.filter(|checkpoint| matcher.takes(checkpoint)).take(limit).map(|checkpoint| CheckpointInfo::new(&checkpoint)).collect());
         }
         Ok(self.timeline().newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
     }
