@@ -19,6 +19,7 @@ mod error;
 mod find;
 mod findings;
 mod fsck;
+mod graph;
 mod holder;
 mod holders;
 mod hook;
@@ -28,10 +29,13 @@ mod log;
 mod ls;
 mod mount;
 mod mounts;
+mod ops;
 mod output;
 mod past;
 mod patch;
+mod pin;
 mod progress;
+mod redo;
 mod rename;
 mod restore;
 mod run;
@@ -44,6 +48,8 @@ mod tag;
 mod time;
 mod tree_path;
 mod umount;
+mod undo;
+mod unpin;
 mod untag;
 mod verify;
 
@@ -92,6 +98,8 @@ enum Verb {
     Tag(tag::Args),
     Untag(untag::Args),
     Rename(rename::Args),
+    Pin(pin::Args),
+    Unpin(unpin::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Stat(stat::Args),
@@ -101,6 +109,9 @@ enum Verb {
     Run(run::Args),
     Bisect(bisect::Args),
     Delete(delete::Args),
+    Ops(ops::Args),
+    Undo(undo::Args),
+    Redo(redo::Args),
     Verify(verify::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
@@ -150,6 +161,8 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Tag(args) => tag::run(args, context),
         Verb::Untag(args) => untag::run(args, context),
         Verb::Rename(args) => rename::run(args, context),
+        Verb::Pin(args) => pin::run(args, context),
+        Verb::Unpin(args) => unpin::run(args, context),
         Verb::Ls(args) => ls::run(args, context),
         Verb::Cat(args) => cat::run(args, context),
         Verb::Stat(args) => stat::run(args, context),
@@ -159,6 +172,9 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Run(args) => run::run(args, context),
         Verb::Bisect(args) => bisect::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
+        Verb::Ops(args) => ops::run(args, context),
+        Verb::Undo(args) => undo::run(args, context),
+        Verb::Redo(args) => redo::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),

@@ -31,6 +31,9 @@ fn info(id: u64) -> CheckpointInfo {
         open_files: None,
         unchanged: false,
         quiesced: None,
+        pinned: Some("why\n".into()),
+        parent: Some(CheckpointId(1)),
+        by: Some(Actor { uid: 0, gid: u32::MAX, pid: 1, process: "a \"b\"\n".into() }),
     }
 }
 
@@ -110,6 +113,9 @@ impl Verbs for Fake {
     fn retag(&self, _: &Actor, _: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
         Ok(CheckpointInfo { tags: retag.add.clone(), ..info(7) })
     }
+    fn pin(&self, _: &Actor, _: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo> {
+        Ok(CheckpointInfo { pinned: reason.map(str::to_owned), ..info(7) })
+    }
     fn versions(&self, _: &TreePath) -> VerbResult<Vec<VersionInfo>> {
         let version = |id| VersionInfo { checkpoint: Some(info(id)), change: VersionKind::Modified, kind: None, size: None, modified: None };
         Ok((1..=self.changes as u64).rev().map(version).collect())
@@ -121,7 +127,13 @@ impl Verbs for Fake {
         let changes = changes(self.changes);
         Ok(Restored { restored: CheckpointId(1), guard: None, changes, unknown: Vec::new(), dry_run: options.dry_run, duration_us: 5 })
     }
-    fn delete(&self, _: &Actor, _: &StateName) -> VerbResult<CheckpointInfo> {
+    fn operations(&self, _: Option<u64>, _: usize) -> VerbResult<Vec<OperationInfo>> {
+        Ok(Vec::new())
+    }
+    fn undo(&self, _: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
+        Ok(Undone { dry_run: options.dry_run, ..Undone::default() })
+    }
+    fn delete(&self, _: &Actor, _: &StateName, _: bool) -> VerbResult<CheckpointInfo> {
         panic!("a mistake of the engine");
     }
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {

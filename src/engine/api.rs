@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Actor, Checkpoint, Reason};
+use crate::store::record::{Actor, Kept, Reason};
 
+pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
 pub use crate::store::check::DamageKind;
 
 /// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
@@ -114,6 +115,18 @@ pub struct Query {
     /// At most so many, the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
+    /// Older than this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<CheckpointId>,
+    /// They are pinned.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pinned: bool,
+    /// They were deleted, and not freed yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hidden: bool,
+    /// This user asked for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 /// Other tags for a checkpoint; all or nothing.
@@ -194,11 +207,20 @@ pub struct CheckpointInfo {
     /// Nothing was being changed when it was made; only in the answer to `checkpoint --quiesce`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiesced: Option<bool>,
+    /// It is pinned: not to be deleted, for this reason, which may be empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<String>,
+    /// The kept checkpoint that the tree came from.
+    #[serde(default)]
+    pub parent: Option<CheckpointId>,
+    /// Who asked for it, if that was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Actor>,
 }
 
 impl CheckpointInfo {
     /// The journal's checkpoint as people see it.
-    pub fn new(checkpoint: &Checkpoint) -> CheckpointInfo {
+    pub fn new(checkpoint: &Kept) -> CheckpointInfo {
         let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.created_ns)).map(|time| time.to_string()).unwrap_or_default();
         CheckpointInfo {
             id: checkpoint.id,
@@ -212,6 +234,9 @@ impl CheckpointInfo {
             open_files: None,
             unchanged: false,
             quiesced: None,
+            pinned: checkpoint.pinned.clone(),
+            parent: checkpoint.parent,
+            by: checkpoint.by.clone(),
         }
     }
 }
@@ -465,6 +490,14 @@ pub enum AuditKind {
     Delete,
     /// A checkpoint's tags were changed.
     Tag,
+    /// A checkpoint was pinned.
+    Pin,
+    /// A checkpoint was unpinned.
+    Unpin,
+    /// A checkpoint was deleted so that it can be brought back, or its making undone.
+    Hide,
+    /// A hidden checkpoint was brought back.
+    Unhide,
     /// A daemon began to serve the tree.
     Mount,
     /// A daemon ended in an orderly way.
@@ -534,6 +567,8 @@ pub trait Verbs: Send + Sync {
     fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>>;
     /// Gives a checkpoint other tags. When it returns they survive `kill -9` of the daemon.
     fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo>;
+    /// Pins a checkpoint for this reason, which may be empty, or (`None`) no longer.
+    fn pin(&self, by: &Actor, state: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo>;
     /// Every version of a path that a checkpoint or the live tree has, newest first.
     fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>>;
     /// What changed from state `from` to state `to` (`None`: the live tree), sorted by path.
@@ -542,8 +577,12 @@ pub trait Verbs: Send + Sync {
     fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
     /// Makes the tree what it was; see [`RestoreOptions`].
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored>;
-    /// Deletes a checkpoint and frees what only it needed.
-    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo>;
+    /// Deletes a checkpoint, so that it can be brought back; with `now` for good, and frees what only it needed.
+    fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo>;
+    /// At most `limit` operations before `before` (without it: the last), newest first.
+    fn operations(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>>;
+    /// Undoes operations, or does them again; see [`UndoOptions`].
+    fn undo(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone>;
     /// Looks for damage, for a moment; the answer says how to go on.
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified>;
     /// Who did what when, oldest first.

@@ -185,7 +185,7 @@ impl Engine {
         if !ours {
             return;
         }
-        match self.delete_checkpoint(&daemon(), id) {
+        match self.free_checkpoint(&daemon(), id) {
             Ok(_) => tracing::debug!(%id, "no burst followed: the mark is taken back"),
             Err(error) => tracing::warn!(%error.message, %id, "a mark that no burst followed stays"),
         }

@@ -61,10 +61,10 @@ impl Engine {
             let tag = format!("{INCOMPLETE_PREFIX}{}", checkpoint.id);
             named.push(checkpoint.id.to_string());
             if !checkpoint.tags.contains(&tag) {
-                let mut tags = checkpoint.tags;
+                let mut tags = checkpoint.tags.clone();
                 tags.push(tag);
                 tags.sort();
-                self.timeline().set_tags(None, vec![(checkpoint.id, tags)])?;
+                self.timeline().set_tags(checkpoint.id, tags)?;
             }
         }
         if !named.is_empty() {

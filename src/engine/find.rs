@@ -1,5 +1,7 @@
 //! Finding checkpoints and versions, and naming them.
 
+use std::collections::BTreeSet;
+
 use super::Engine;
 use super::api::{CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult, VersionInfo, VersionKind};
 use super::checkpoint::check_tag;
@@ -8,8 +10,9 @@ use crate::history::select::parse_time;
 use crate::history::versions::{Asked, Became, Version};
 use crate::history::view::State;
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Actor, Checkpoint};
-use crate::sys::{Kind, SysResult};
+use crate::store::operation::{Deed, Retagged};
+use crate::store::record::{Actor, Kept, Record};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// A query that was understood.
 pub(super) struct Matcher<'a> {
@@ -32,10 +35,13 @@ impl<'a> Matcher<'a> {
     }
 
     /// Whether everything holds of a checkpoint that its record tells.
-    pub(super) fn takes(&self, checkpoint: &Checkpoint) -> bool {
+    pub(super) fn takes(&self, checkpoint: &Kept) -> bool {
         let created = i128::from(checkpoint.created_ns);
         let has_label = |(key, value): &(String, String)| checkpoint.note.lines().any(|line| label(line) == Some((key, value)));
         (self.since_ns..=self.until_ns).contains(&created)
+            && self.query.before.is_none_or(|before| checkpoint.id < before)
+            && (!self.query.pinned || checkpoint.pinned.is_some())
+            && self.query.uid.is_none_or(|uid| checkpoint.by.as_ref().is_some_and(|by| by.uid == uid))
             && self.query.tag.as_ref().is_none_or(|wanted| checkpoint.tags.iter().any(|tag| is_like(tag, wanted)))
             && self.note.as_ref().is_none_or(|wanted| checkpoint.note.to_lowercase().contains(wanted))
             && self.query.labels.iter().all(has_label)
@@ -69,6 +75,10 @@ impl Engine {
     pub(super) fn find_checkpoints(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
         let matcher = Matcher::new(query)?;
         let limit = query.limit.unwrap_or(usize::MAX);
+        if query.hidden {
+            let hidden = self.timeline().hidden();
+            return Ok(hidden.iter().rev().filter(|kept| matcher.takes(kept)).take(limit).map(CheckpointInfo::new).collect());
+        }
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
             let touched = versions.iter().rev().filter_map(|version| match version.state {
@@ -86,7 +96,14 @@ impl Engine {
             let tagged = self.timeline().tagged(tag).and_then(|id| self.timeline().checkpoint(id));
             return Ok(tagged.filter(|checkpoint| limit > 0 && matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect());
         }
-        Ok(self.timeline().newest(limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
+        // There are fewer tags than checkpoints, mostly, and they lie together.
+        if let Some(pattern) = &query.tag {
+            let like = self.timeline().tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
+            let ids: BTreeSet<CheckpointId> = like.map(|(_, id)| id).collect();
+            let found = ids.into_iter().rev().filter_map(|id| self.timeline().checkpoint(id));
+            return Ok(found.filter(|checkpoint| matcher.takes(checkpoint)).take(limit).map(|checkpoint| CheckpointInfo::new(&checkpoint)).collect());
+        }
+        Ok(self.timeline().newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
     }
 
     /// See [`super::api::Verbs::retag`].
@@ -120,12 +137,24 @@ impl Engine {
 
     /// Gives a checkpoint these tags, and takes them from whichever others have them.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
-        let losing = |other: &Checkpoint| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
+        let losing = |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
         let losers = self.timeline().newest(usize::MAX, losing).into_iter();
         let mut given: Vec<(CheckpointId, Vec<String>)> =
-            losers.map(|other| (other.id, other.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
+            losers.map(|other| (other.id, other.checkpoint.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
         given.push((id, tags));
-        self.timeline().set_tags(Some(by), given).map_err(|errno| error::failed("the tags were not changed", errno))
+        self.set_tags(by, None, given).map_err(|errno| error::failed("the tags were not changed", errno))
+    }
+
+    /// Gives kept checkpoints these tags, as an operation. The caller holds `checkpointing`.
+    pub(super) fn set_tags(&self, by: &Actor, undoes: Option<u64>, given: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
+        let (mut changes, mut records) = (Vec::new(), Vec::new());
+        for (id, tags) in given {
+            let before = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
+            let not_in = |these: &[String], others: &[String]| these.iter().filter(|tag| !others.contains(tag)).cloned().collect();
+            changes.push(Retagged { id, lost: not_in(&before, &tags), got: not_in(&tags, &before) });
+            records.push(Record::Tags { id, tags });
+        }
+        self.timeline().operate(by, undoes, Deed::Tagged { changes }, records)
     }
 
     /// See [`super::api::Verbs::versions`].
@@ -172,7 +201,7 @@ impl Engine {
 ///
 /// # Errors
 /// `bad-time`; `not-mounted` for what only a daemon can tell.
-pub(super) fn find_offline(checkpoints: &[Checkpoint], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+pub(super) fn find_offline(checkpoints: &[Kept], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
     if query.path.is_some() {
         return Err(VerbError {
             code: "not-mounted".into(),

@@ -19,6 +19,7 @@ pub mod hooks;
 mod listing;
 pub mod offline;
 mod past;
+mod pin;
 mod quiesce;
 pub mod request;
 mod restore;
@@ -26,6 +27,7 @@ mod service;
 mod syncer;
 pub mod takeover;
 mod tripwire;
+mod undo;
 mod unserved;
 mod verbs;
 

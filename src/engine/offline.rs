@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
-    VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, OperationInfo, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath,
+    UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
 use crate::history::select::{Known, Unselected, select};
@@ -12,12 +12,12 @@ use crate::history::view::State;
 use crate::store;
 use crate::store::journal::Journal;
 use crate::store::layout::Layout;
-use crate::store::record::{Actor, Checkpoint};
+use crate::store::record::{Actor, Kept};
 
 /// The checkpoints of a store, read once. It answers `log`, `find`, `show` and `audit`; everything else needs a mount, or is [`super::check`].
 pub struct Offline {
     /// Oldest first.
-    checkpoints: Vec<Checkpoint>,
+    checkpoints: Vec<Kept>,
     root: OwnedFd,
 }
 
@@ -79,6 +79,10 @@ impl Verbs for Offline {
         not_mounted()
     }
 
+    fn pin(&self, _: &Actor, _: &StateName, _: Option<&str>) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
     fn versions(&self, _: &TreePath) -> VerbResult<Vec<VersionInfo>> {
         not_mounted()
     }
@@ -95,7 +99,15 @@ impl Verbs for Offline {
         not_mounted()
     }
 
-    fn delete(&self, _: &Actor, _: &StateName) -> VerbResult<CheckpointInfo> {
+    fn delete(&self, _: &Actor, _: &StateName, _: bool) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
+    fn operations(&self, _: Option<u64>, _: usize) -> VerbResult<Vec<OperationInfo>> {
+        not_mounted()
+    }
+
+    fn undo(&self, _: &Actor, _: &UndoOptions) -> VerbResult<Undone> {
         not_mounted()
     }
 

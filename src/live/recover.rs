@@ -105,9 +105,9 @@ impl Live {
         Ok(())
     }
 
-    /// Some checkpoint reads this object of the open epoch. If the newest one kept does not, none does; the one that did may have been deleted.
+    /// Some checkpoint reads this object of the open epoch. If the newest one that is stored does not, none does; the one that did may have been freed.
     fn is_needed(&self, slot: Slot, object: ObjectId) -> SysResult<bool> {
-        let Some(latest) = self.timeline.last() else { return Ok(false) };
+        let Some(latest) = self.timeline.newest_stored() else { return Ok(false) };
         Ok(self.timeline.data_at(slot, latest)?.is_some_and(|data| data.before.object == Some(object)))
     }
 

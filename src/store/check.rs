@@ -269,7 +269,15 @@ impl Reading {
             })),
             Record::Sealed { objects, .. } => self.sealed.extend(objects.into_iter().map(|sealed| (sealed.object, sealed))),
             Record::Unmounted { .. } => self.unfinished.clear(),
-            Record::Moved { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Mounted { .. } | Record::By { .. } => {}
+            Record::Moved { .. }
+            | Record::Pinned { .. }
+            | Record::Operation(_)
+            // What only a hidden checkpoint needs is kept too.
+            | Record::Hidden { .. }
+            | Record::RestoreBegin { .. }
+            | Record::RestoreEnd
+            | Record::Mounted { .. }
+            | Record::By { .. } => {}
         }
     }
 

@@ -15,7 +15,7 @@ pub enum Rank {
     Asked,
     /// Commands of the owner run around a checkpoint or a restore (`engine`), which is made meanwhile.
     Hooked,
-    /// One checkpoint or restore at a time (`engine`).
+    /// One operation on the history at a time (`engine`): checkpoint, restore, deletion, tags, pins, undo.
     Checkpointing,
     /// `live`: held for reading by every change, for writing by a freeze.
     Gate,

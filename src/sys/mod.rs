@@ -31,6 +31,7 @@ mod path;
 mod process;
 mod signal;
 mod types;
+mod users;
 
 #[cfg(target_os = "linux")]
 #[path = "linux/mod.rs"]
@@ -79,3 +80,4 @@ pub use process::{
 };
 pub use signal::{block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, pass_signals_on, start_unblocked, wait_ended, wait_terminate};
 pub use types::{Errno, Kind, OwnMemory, Stat, SysResult, Time, Xattrs};
+pub use users::user_id;

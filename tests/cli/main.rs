@@ -2,6 +2,9 @@
 
 mod history;
 mod mounted;
+mod pins;
 mod plain;
 mod run;
 mod support;
+mod undo;
+mod undo_walks;

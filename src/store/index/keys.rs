@@ -8,7 +8,7 @@ use crate::store::journal::Address;
 use crate::store::record::Key;
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -21,7 +21,9 @@ const TAG_DATA: u8 = b'D';
 const TAG_ABSENCE: u8 = b'B';
 const TAG_ENTRY: u8 = b'E';
 const TAG_HOME: u8 = b'H';
+const TAG_LINEAGE: u8 = b'L';
 const TAG_AHEAD: u8 = b'F';
+const TAG_OPERATION: u8 = b'O';
 const TAG_PLACE: u8 = b'P';
 const TAG_SEAL: u8 = b'S';
 const TAG_XATTRS: u8 = b'X';
@@ -90,6 +92,41 @@ pub(super) fn place_key(slot: Slot) -> Vec<u8> {
 
 pub(super) fn checkpoint_key(id: CheckpointId) -> Vec<u8> {
     tagged(TAG_CHECKPOINT, id.0)
+}
+
+/// The key of where a checkpoint comes from, if that is not the one before.
+pub(super) fn lineage_key(id: CheckpointId) -> Vec<u8> {
+    tagged(TAG_LINEAGE, id.0)
+}
+
+/// All keys of where checkpoints come from begin with this.
+pub(super) fn lineage_prefix() -> [u8; 1] {
+    [TAG_LINEAGE]
+}
+
+/// The key of an operation, by its number.
+pub(super) fn operation_key(number: u64) -> Vec<u8> {
+    tagged(TAG_OPERATION, number)
+}
+
+/// All keys of operations begin with this.
+pub(super) fn operations_prefix() -> [u8; 1] {
+    [TAG_OPERATION]
+}
+
+/// The value of an operation's key: where its record is, and which other it undoes, or 0.
+pub(super) fn operation_value(at: Address, undoes: Option<u64>) -> Vec<u8> {
+    let mut value = Vec::with_capacity(24);
+    push_address(&mut value, at);
+    value.extend_from_slice(&undoes.unwrap_or(0).to_le_bytes());
+    value
+}
+
+/// What an operation's key and value say; the value is unsealed.
+pub(super) fn parse_operation(key: &[u8], value: &[u8]) -> Option<(u64, Address, Option<u64>)> {
+    let (at, undoes) = take_address(value)?;
+    let undoes = u64::from_le_bytes(undoes.try_into().ok()?);
+    Some((parse_epoch(key)?.0, at, Some(undoes).filter(|undoes| *undoes > 0)))
 }
 
 /// The key of a time in which nobody served the tree, by its end (nanoseconds since 1970).
