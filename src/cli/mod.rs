@@ -10,6 +10,7 @@ mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
+mod config;
 mod daemon;
 mod delete;
 mod diff;
@@ -101,6 +102,7 @@ enum Verb {
     Audit(audit::Args),
     Doctor(doctor::Args),
     Stats(stats::Args),
+    Config(config::Args),
     Completion(completion::Args),
     #[command(hide = true)]
     Daemon(daemon::Args),
@@ -157,6 +159,7 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Audit(args) => audit::run(args, context),
         Verb::Doctor(args) => doctor::run(args, context),
         Verb::Stats(args) => stats::run(args, context),
+        Verb::Config(args) => config::run(args, context),
         Verb::Completion(args) => completion::run(args, context),
         Verb::Daemon(args) => daemon::run(args),
     }

@@ -13,6 +13,7 @@ use super::tree_path::{beyond_links, normal};
 use super::{Context, daemon, launch, locate, mounts};
 use crate::control::STORE_NAME;
 use crate::engine::api::{VerbResult, host_path};
+use crate::engine::settings::Settings;
 use crate::sys;
 
 /// Serve a directory, in place or at another mountpoint, from a daemon in the background
@@ -46,23 +47,23 @@ pub struct Args {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serving {
     /// Who reads and writes files: the kernel by itself (passthrough), or the daemon
-    #[arg(long, value_enum, value_name = "WHO", default_value_t)]
-    pub io: Io,
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub io: Option<Io>,
     /// Who writes files; with `daemon` writes wait during a checkpoint, so that every one is of one instant
-    #[arg(long, value_enum, value_name = "WHO", default_value_t)]
-    pub writes: Writes,
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub writes: Option<Writes>,
     /// Whether .snapshots is listed in the root directory
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    pub snapdir: Snapdir,
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub snapdir: Option<Snapdir>,
     /// What is done ahead of need when the machine is idle: `hash` lets a deep `verify` find every changed bit of what was captured
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
-    pub seal: Seal,
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub seal: Option<Seal>,
     /// Permission bits of .snapshots (octal), and so who may see the past; those of the root directory if not given
     #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
     pub snapdir_mode: Option<u32>,
-    /// How many threads read the kernel's requests
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
-    pub readers: u8,
+    /// How many threads read the kernel's requests [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub readers: Option<u8>,
     /// Options of the mount as in mount(8), separated by commas; nodev, nosuid and exec unless told otherwise
     #[arg(short, value_enum, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountFlag>,
@@ -138,18 +139,40 @@ pub enum Seal {
 impl Serving {
     /// The arguments that give this again.
     pub fn arguments(&self) -> Vec<OsString> {
-        fn option<T: ValueEnum>(name: &str, value: &T) -> OsString {
-            let value = value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-            format!("--{name}={value}").into()
+        fn option<T: ValueEnum>(name: &str, value: Option<&T>) -> Option<OsString> {
+            let value = value?.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            Some(format!("--{name}={value}").into())
         }
-        let mut arguments =
-            vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
-        arguments.push(format!("--readers={}", self.readers).into());
+        let mut arguments: Vec<OsString> = option("io", self.io.as_ref()).into_iter().collect();
+        arguments.extend(option("writes", self.writes.as_ref()));
+        arguments.extend(option("snapdir", self.snapdir.as_ref()));
+        arguments.extend(option("seal", self.seal.as_ref()));
+        arguments.extend(self.readers.map(|readers| format!("--readers={readers}").into()));
         arguments.extend(self.snapdir_mode.map(|mode| format!("--snapdir-mode={mode:o}").into()));
         for flag in &self.options {
             arguments.extend(["-o".into(), flag.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default().into()]);
         }
         arguments
+    }
+
+    /// What was not asked for is as the configuration says.
+    fn or(self, settings: &Settings) -> VerbResult<Serving> {
+        fn word<T: ValueEnum>(settings: &Settings, name: &str) -> Option<T> {
+            T::from_str(settings.text(name)?, false).ok()
+        }
+        let readers = settings.number("mount.readers");
+        if readers.is_some_and(|readers| !(1..=64).contains(&readers)) {
+            return Err(hinted("bad-config", "mount.readers is not in 1..=64", "ckptfs config show --origin tells where it is set"));
+        }
+        Ok(Serving {
+            io: self.io.or_else(|| word(settings, "mount.io")),
+            writes: self.writes.or_else(|| word(settings, "mount.writes")),
+            snapdir: self.snapdir.or_else(|| word(settings, "mount.snapdir")),
+            seal: self.seal.or_else(|| word(settings, "mount.seal")),
+            snapdir_mode: self.snapdir_mode.or_else(|| snapdir_mode(settings.text("mount.snapdir-mode")?).ok()),
+            readers: self.readers.or_else(|| u8::try_from(readers?).ok()),
+            options: self.options,
+        })
     }
 
     /// Whether a thing is on that `on` turns on and `off` turns off; `otherwise` if neither is asked for.
@@ -201,7 +224,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     check_store(&backing)?;
     check_flags(&args.serving)?;
     let allow_other = allow_other(&args)?;
-    let (serving, foreground, no_holder) = (args.serving, args.foreground, args.no_holder);
+    let serving = args.serving.or(&super::config::settings_of(&backing)?)?;
+    let (foreground, no_holder) = (args.foreground, args.no_holder);
     let daemon = daemon::Args { backing, mountpoint, serving, allow_other, foreground, no_holder, worker: false };
     if repaired > 0 {
         context.out.talk(&format!("took away {repaired} dead mount{} first", if repaired == 1 { "" } else { "s" }));

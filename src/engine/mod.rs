@@ -20,6 +20,7 @@ mod past;
 pub mod request;
 mod restore;
 mod service;
+pub mod settings;
 mod syncer;
 pub mod takeover;
 mod unserved;
@@ -111,6 +112,8 @@ pub struct Engine {
     counts: Arc<counts::RequestCounts>,
     syncer: Arc<syncer::Syncer>,
     warnings: Mutex<Vec<String>>,
+    /// The store's configuration file.
+    store_file: settings::StoreFile,
 }
 
 /// What [`Config`] said, for as long as the tree is served.
@@ -172,6 +175,7 @@ impl Engine {
             counts: Arc::default(),
             syncer: Arc::default(),
             warnings: Mutex::new(warnings),
+            store_file: settings::StoreFile::default(),
         });
         engine.bequeath();
         if aftermath.unclean {
@@ -221,6 +225,11 @@ impl Engine {
     /// The store's directory.
     pub fn store_fd(&self) -> BorrowedFd<'_> {
         self.store_dir.as_fd()
+    }
+
+    /// What the store's configuration file says now.
+    pub fn settings(&self) -> settings::Settings {
+        self.store_file.look(&self.store_dir).0
     }
 
     /// The backing directory.

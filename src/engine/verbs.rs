@@ -104,6 +104,7 @@ impl Engine {
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
         }
+        warnings.extend(self.store_file.look(&self.store_dir).1);
         if self.succession.as_ref().is_some_and(|after| !after.is_held()) {
             warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
         }

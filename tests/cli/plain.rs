@@ -2,12 +2,13 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 15] = [
+const VERBS: [&str; 16] = [
     "mount",
     "umount",
     "checkpoint",
     "status",
     "stats",
+    "config",
     "log",
     "show",
     "diff",
