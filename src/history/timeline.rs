@@ -384,6 +384,11 @@ impl Timeline {
         self.inner.read().checkpoints.keys().copied().collect()
     }
 
+    /// Every checkpoint that something is kept for, and when it was made (nanoseconds since 1970), oldest first.
+    pub fn retained(&self) -> Vec<(CheckpointId, i64)> {
+        self.inner.read().checkpoints.iter().map(|(id, (checkpoint, _))| (*id, checkpoint.created_ns)).collect()
+    }
+
     /// At most `limit` checkpoints that are wanted, newest first.
     pub fn newest(&self, limit: usize, wanted: impl Fn(&Checkpoint) -> bool) -> Vec<Checkpoint> {
         let inner = self.inner.read();

@@ -47,3 +47,11 @@ impl Present for Live {
         self.open_file(At::from(node), sys::Open::READ).map(|(file, _)| file)
     }
 }
+
+impl Live {
+    /// The space that a file takes; `None` if it is not there, is no regular file, or the filesystem cannot tell.
+    pub fn allocation(&self, slot: Slot) -> Option<sys::Allocation> {
+        let (file, _) = self.open_file(At::from(slot), sys::Open::READ).ok()?;
+        sys::allocation(&file).ok()
+    }
+}

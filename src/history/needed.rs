@@ -1,0 +1,136 @@
+//! Which captured versions there are, and which checkpoints need each: what can be freed when checkpoints go.
+//!
+//! A version is needed by the checkpoints before its record and not before the record of its slot before that one, because each of them reads the
+//! first record after it; but not by those that are older than the file. Nothing that is captured later is needed by them, and nothing that they need is
+//! captured later: so what nobody needs once stays so, whatever is done meanwhile.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use super::timeline::{Timeline, fault};
+use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
+use crate::store::record::{DataState, Record, Undo};
+use crate::sys::{SysResult, Time};
+
+/// A captured version of a closed epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Captured {
+    /// Its bytes.
+    pub object: ObjectId,
+    /// Whose it is.
+    pub slot: Slot,
+    /// Which of [`Census::kept`] need it, by their number there.
+    pub by: Range<usize>,
+    /// When the inode was made, nanoseconds since 1970.
+    born_ns: Option<i64>,
+}
+
+/// All captured versions of closed epochs that the journal tells of.
+#[derive(Clone, Debug, Default)]
+pub struct Census {
+    /// The checkpoints that something is kept for, oldest first.
+    pub kept: Vec<CheckpointId>,
+    /// The latest time at which one of them, or an older one, was made.
+    made_ns: Vec<i64>,
+    /// The versions, those first that nobody needs.
+    pub versions: Vec<Captured>,
+}
+
+/// What is read of the journal.
+#[derive(Default)]
+struct Reading {
+    data: HashMap<(Slot, Epoch), DataState>,
+    born: HashMap<(Slot, Epoch), Option<i64>>,
+}
+
+impl Reading {
+    fn take(&mut self, record: Record) {
+        match record {
+            Record::Undo { epoch, undo } => {
+                for item in undo {
+                    match item {
+                        Undo::Data { slot, before } => {
+                            self.data.entry((slot, epoch)).or_insert(before);
+                        }
+                        Undo::Attr { slot, before } => {
+                            self.born.entry((slot, epoch)).or_insert(before.stat.btime.map(nanoseconds));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Record::Void { epoch, slot } => {
+                self.data.remove(&(slot, epoch));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn nanoseconds(time: Time) -> i64 {
+    time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
+}
+
+impl Timeline {
+    /// Every captured version of a closed epoch. `all`: also those before the oldest checkpoint, which nobody needs. Reads the journal from there on.
+    ///
+    /// Of a file that is younger than a checkpoint that would need it, it is not yet looked whether it was there: [`Timeline::narrow`] does.
+    ///
+    /// # Errors
+    /// EIO if the journal cannot be read.
+    pub fn census(&self, all: bool) -> SysResult<Census> {
+        let open = self.epoch();
+        let retained = self.retained();
+        let start = self.store.journal.start();
+        let from = if all { start } else { retained.first().and_then(|(id, _)| self.address(*id)).unwrap_or(start) };
+        let mut reading = Reading::default();
+        for frame in self.store.journal.scan(from, None) {
+            reading.take(frame.map_err(fault)?.1);
+        }
+        let mut by_slot: HashMap<Slot, BTreeMap<Epoch, DataState>> = HashMap::new();
+        for ((slot, epoch), data) in reading.data {
+            by_slot.entry(slot).or_default().insert(epoch, data);
+        }
+        let kept: Vec<CheckpointId> = retained.iter().map(|(id, _)| *id).collect();
+        let number = |epoch: Epoch| kept.partition_point(|id| *id < CheckpointId(epoch.0));
+        let mut versions = Vec::new();
+        for (slot, records) in by_slot {
+            let mut before = Epoch(0);
+            for (epoch, data) in records {
+                // What the open epoch captures may be taken back, and the newest checkpoint needs it.
+                if let Some(object) = data.object.filter(|_| epoch < open) {
+                    let born_ns = reading.born.get(&(slot, epoch)).copied().flatten();
+                    versions.push(Captured { object, slot, by: number(before)..number(epoch), born_ns });
+                }
+                before = epoch;
+            }
+        }
+        versions.sort_by_key(|version| (!version.by.is_empty(), version.object));
+        let mut latest = i64::MIN;
+        let made_ns = retained.iter().map(|(_, made_ns)| {
+            latest = latest.max(*made_ns);
+            latest
+        });
+        Ok(Census { made_ns: made_ns.collect(), kept, versions })
+    }
+
+    /// Takes the checkpoints out that are older than the file: they do not show it.
+    ///
+    /// Two things must say so. It was made, by the clock, after each of them and all before; and the name that it had when it first changed after
+    /// the newest of them led elsewhere there, or nowhere. A clock can be set back, and a name can be one that the file got later.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn narrow(&self, census: &Census, version: &mut Captured) -> SysResult<()> {
+        let Some(born_ns) = version.born_ns else { return Ok(()) };
+        let made = census.made_ns.get(version.by.clone()).unwrap_or_default();
+        let older = made.partition_point(|made_ns| *made_ns < born_ns);
+        let Some(newest) = older.checked_sub(1).and_then(|last| census.kept.get(version.by.start + last)) else { return Ok(()) };
+        let Some(home) = self.home_at(version.slot, *newest)? else { return Ok(()) };
+        let led_to = self.entry_at(home.before.parent, &home.before.name, *newest)?;
+        if led_to.is_some_and(|led_to| led_to.before.is_none_or(|child| child.slot != version.slot)) {
+            version.by.start += older;
+        }
+        Ok(())
+    }
+}
