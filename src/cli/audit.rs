@@ -5,7 +5,7 @@ use super::output::{Out, Role};
 use super::{Context, locate, time};
 use crate::engine::api::{AuditEvent, AuditKind};
 
-/// Show who did what when: checkpoints, restores, deletions, tags, mounts, oldest first
+/// Show who did what when: checkpoints, restores, deletions, tags, pins, mounts, oldest first
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
@@ -34,6 +34,10 @@ fn line(out: &Out, event: &AuditEvent) -> Vec<u8> {
         AuditKind::Restored => "restored",
         AuditKind::Delete => "delete",
         AuditKind::Tag => "tag",
+        AuditKind::Pin => "pin",
+        AuditKind::Unpin => "unpin",
+        AuditKind::Hide => "hide",
+        AuditKind::Unhide => "unhide",
         AuditKind::Mount => "mount",
         AuditKind::Unmount => "unmount",
     };

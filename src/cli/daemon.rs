@@ -355,6 +355,10 @@ impl Verbs for Served {
         self.verbs.retag(by, state, retag)
     }
 
+    fn pin(&self, by: &Actor, state: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo> {
+        self.verbs.pin(by, state, reason)
+    }
+
     fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
         self.verbs.versions(path)
     }

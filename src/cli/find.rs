@@ -7,8 +7,9 @@ use super::log::print_checkpoints;
 use super::tree_path::in_tree;
 use super::{Context, locate};
 use crate::engine::api::{Query, VerbResult};
+use crate::sys;
 
-/// Find checkpoints by tag, note, label, time, or what they changed; newest first
+/// Find checkpoints by tag, note, label, author, time, or what they changed; newest first
 ///
 /// Everything that is given must hold. Exit status 1 if there is none.
 #[derive(Debug, clap::Args)]
@@ -28,8 +29,14 @@ pub struct Args {
     /// Made then or before
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
+    /// This user asked for them: a name or a number
+    #[arg(long, value_name = "USER")]
+    author: Option<String>,
+    /// They are pinned
+    #[arg(long)]
+    pinned: bool,
     /// At most so many
-    #[arg(short = 'n', long = "max-count", value_name = "COUNT")]
+    #[arg(short = 'n', long = "max-count", visible_alias = "limit", value_name = "COUNT")]
     max_count: Option<usize>,
     /// They changed this, or something below it; relative to the working directory
     #[arg(value_name = "PATH")]
@@ -40,9 +47,27 @@ fn label(text: &str) -> Result<(String, String), String> {
     text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(|| format!("{text:?} has no '='"))
 }
 
+/// The number of a user.
+fn user(name: &str) -> VerbResult<u32> {
+    if let Ok(uid) = name.parse() {
+        return Ok(uid);
+    }
+    let unknown = || hinted("unknown-user", format!("there is no user {name:?}"), "a number will do too: ckptfs find --author 1000");
+    sys::user_id(name).ok_or_else(unknown)
+}
+
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut query =
-        Query { tag: args.tag, note: args.note, labels: args.labels, since: args.since, until: args.until, path: None, limit: args.max_count };
+    let mut query = Query {
+        tag: args.tag,
+        note: args.note,
+        labels: args.labels,
+        since: args.since,
+        until: args.until,
+        limit: args.max_count,
+        pinned: args.pinned,
+        uid: args.author.as_deref().map(user).transpose()?,
+        ..Query::default()
+    };
     let found = match &args.path {
         Some(path) => {
             let mut served = locate::served(context.dir())?;

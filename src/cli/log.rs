@@ -103,6 +103,11 @@ fn remarks(out: &Out, checkpoint: &CheckpointInfo) -> String {
     if let Reason::Guard { restored } = checkpoint.reason {
         line.push_str(&out.paint(Role::Faint, &format!("  (before the restore of {restored})")));
     }
+    match checkpoint.pinned.as_deref() {
+        Some("") => line.push_str(&out.paint(Role::Notice, "  (pinned)")),
+        Some(reason) => line.push_str(&out.paint(Role::Notice, &format!("  (pinned: {})", out.text(reason.lines().next().unwrap_or_default())))),
+        None => {}
+    }
     if !checkpoint.atomic {
         line.push_str(&out.paint(Role::Bad, "  (not atomic)"));
     }

@@ -31,6 +31,7 @@ mod mounts;
 mod output;
 mod past;
 mod patch;
+mod pin;
 mod progress;
 mod rename;
 mod restore;
@@ -42,6 +43,7 @@ mod tag;
 mod time;
 mod tree_path;
 mod umount;
+mod unpin;
 mod untag;
 mod verify;
 
@@ -90,6 +92,8 @@ enum Verb {
     Tag(tag::Args),
     Untag(untag::Args),
     Rename(rename::Args),
+    Pin(pin::Args),
+    Unpin(unpin::Args),
     Ls(ls::Args),
     Cat(cat::Args),
     Stat(stat::Args),
@@ -147,6 +151,8 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Tag(args) => tag::run(args, context),
         Verb::Untag(args) => untag::run(args, context),
         Verb::Rename(args) => rename::run(args, context),
+        Verb::Pin(args) => pin::run(args, context),
+        Verb::Unpin(args) => unpin::run(args, context),
         Verb::Ls(args) => ls::run(args, context),
         Verb::Cat(args) => cat::run(args, context),
         Verb::Stat(args) => stat::run(args, context),

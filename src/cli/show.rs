@@ -27,6 +27,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Reason::Guard { restored } => format!("made before the restore of {restored}"),
     };
     let atomic = if checkpoint.atomic { "yes" } else { "no: files written all the time were captured one after the other" };
+    let pinned = match checkpoint.pinned.as_deref() {
+        None => "no".to_owned(),
+        Some("") => "yes".to_owned(),
+        Some(reason) => format!("yes: {}", out.text(reason)),
+    };
+    let by =
+        checkpoint.by.as_ref().map_or_else(|| "not recorded".to_owned(), |by| format!("uid {} pid {} {}", by.uid, by.pid, out.text(&by.process)));
     let lines = [
         ("checkpoint", out.paint(Role::Id, &checkpoint.id.to_string())),
         ("created", time::local(&checkpoint.created)),
@@ -34,6 +41,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         ("changes", checkpoint.dirty.to_string()),
         ("atomic", atomic.to_owned()),
         ("reason", reason),
+        ("parent", checkpoint.parent.map_or_else(|| "none".to_owned(), |parent| parent.to_string())),
+        ("pinned", pinned),
+        ("by", by.trim_end().to_owned()),
     ];
     for (label, value) in lines {
         let line = format!("{} {value}", out.paint(Role::Faint, &format!("{label:<10}")));

@@ -104,6 +104,11 @@ impl Client {
         self.one_checkpoint(Request::Retag { state, retag })
     }
 
+    /// Pins a checkpoint for this reason, or (`None`) no longer.
+    pub fn pin(&mut self, state: StateName, reason: Option<String>) -> VerbResult<CheckpointInfo> {
+        self.one_checkpoint(Request::Pin { state, reason })
+    }
+
     /// Every version of a path, newest first.
     pub fn versions(&mut self, path: TreePath) -> VerbResult<Vec<VersionInfo>> {
         match self.call(Request::Versions { path })? {

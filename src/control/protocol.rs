@@ -50,6 +50,13 @@ pub enum Request {
         /// What it loses and gets.
         retag: Retag,
     },
+    /// Pin a checkpoint, or no longer.
+    Pin {
+        /// Which.
+        state: StateName,
+        /// Why; `None`: no longer.
+        reason: Option<String>,
+    },
     /// Every version of a path.
     Versions {
         /// The path.
@@ -100,7 +107,7 @@ impl Request {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
             Request::Find(_) | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
             Request::Restore(options) => options.dry_run,
-            Request::Checkpoint(_) | Request::Retag { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
+            Request::Checkpoint(_) | Request::Retag { .. } | Request::Pin { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
             #[cfg(debug_assertions)]
             Request::Fault { .. } => false,
         }
@@ -356,8 +363,11 @@ fn event_bytes(event: &AuditEvent) -> usize {
 }
 
 fn checkpoint_bytes(checkpoint: &CheckpointInfo) -> usize {
-    let texts = checkpoint.note.len() + checkpoint.tags.iter().map(|tag| tag.len() + 1).sum::<usize>();
-    ITEM_BYTES + ESCAPED_BYTES * texts
+    let texts = checkpoint.note.len()
+        + checkpoint.tags.iter().map(|tag| tag.len() + 1).sum::<usize>()
+        + checkpoint.pinned.as_ref().map_or(0, String::len)
+        + checkpoint.by.as_ref().map_or(0, |by| by.process.len());
+    2 * ITEM_BYTES + ESCAPED_BYTES * texts
 }
 
 fn version_bytes(version: &VersionInfo) -> usize {

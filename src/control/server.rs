@@ -256,6 +256,7 @@ impl Server {
             Request::Show { state } => verbs.show(&state).map(Response::Checkpoint),
             Request::Find(query) => verbs.find(&query).map(Response::Checkpoints),
             Request::Retag { state, retag } => verbs.retag(by, &state, &retag).map(Response::Checkpoint),
+            Request::Pin { state, reason } => verbs.pin(by, &state, reason.as_deref()).map(Response::Checkpoint),
             Request::Versions { path } => verbs.versions(&path).map(Response::Versions),
             Request::Diff { from, to, sizes: true } => verbs.diff_sized(&from, to.as_ref()).map(Response::Changes),
             Request::Diff { from, to, sizes: false } => verbs.diff(&from, to.as_ref()).map(Response::Changes),

@@ -30,6 +30,9 @@ fn info(id: u64) -> CheckpointInfo {
         duration_us: None,
         open_files: None,
         unchanged: false,
+        pinned: Some("why\n".into()),
+        parent: Some(CheckpointId(1)),
+        by: Some(Actor { uid: 0, gid: u32::MAX, pid: 1, process: "a \"b\"\n".into() }),
     }
 }
 
@@ -108,6 +111,9 @@ impl Verbs for Fake {
     }
     fn retag(&self, _: &Actor, _: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
         Ok(CheckpointInfo { tags: retag.add.clone(), ..info(7) })
+    }
+    fn pin(&self, _: &Actor, _: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo> {
+        Ok(CheckpointInfo { pinned: reason.map(str::to_owned), ..info(7) })
     }
     fn versions(&self, _: &TreePath) -> VerbResult<Vec<VersionInfo>> {
         let version = |id| VersionInfo { checkpoint: Some(info(id)), change: VersionKind::Modified, kind: None, size: None, modified: None };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Actor, Checkpoint, Reason};
+use crate::store::record::{Actor, Kept, Reason};
 
 pub use crate::store::check::DamageKind;
 
@@ -111,6 +111,15 @@ pub struct Query {
     /// At most so many, the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
+    /// Older than this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<CheckpointId>,
+    /// They are pinned.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pinned: bool,
+    /// This user asked for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 /// Other tags for a checkpoint; all or nothing.
@@ -188,11 +197,20 @@ pub struct CheckpointInfo {
     /// Nothing had changed, and so none was made: this is the newest there was; only in the answer to `checkpoint --if-changed`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
+    /// It is pinned: not to be deleted, for this reason, which may be empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<String>,
+    /// The kept checkpoint that the tree came from.
+    #[serde(default)]
+    pub parent: Option<CheckpointId>,
+    /// Who asked for it, if that was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Actor>,
 }
 
 impl CheckpointInfo {
     /// The journal's checkpoint as people see it.
-    pub fn new(checkpoint: &Checkpoint) -> CheckpointInfo {
+    pub fn new(checkpoint: &Kept) -> CheckpointInfo {
         let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.created_ns)).map(|time| time.to_string()).unwrap_or_default();
         CheckpointInfo {
             id: checkpoint.id,
@@ -205,6 +223,9 @@ impl CheckpointInfo {
             duration_us: None,
             open_files: None,
             unchanged: false,
+            pinned: checkpoint.pinned.clone(),
+            parent: checkpoint.parent,
+            by: checkpoint.by.clone(),
         }
     }
 }
@@ -458,6 +479,14 @@ pub enum AuditKind {
     Delete,
     /// A checkpoint's tags were changed.
     Tag,
+    /// A checkpoint was pinned.
+    Pin,
+    /// A checkpoint was unpinned.
+    Unpin,
+    /// A checkpoint was deleted so that it can be brought back, or its making undone.
+    Hide,
+    /// A hidden checkpoint was brought back.
+    Unhide,
     /// A daemon began to serve the tree.
     Mount,
     /// A daemon ended in an orderly way.
@@ -527,6 +556,8 @@ pub trait Verbs: Send + Sync {
     fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>>;
     /// Gives a checkpoint other tags. When it returns they survive `kill -9` of the daemon.
     fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo>;
+    /// Pins a checkpoint for this reason, which may be empty, or (`None`) no longer.
+    fn pin(&self, by: &Actor, state: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo>;
     /// Every version of a path that a checkpoint or the live tree has, newest first.
     fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>>;
     /// What changed from state `from` to state `to` (`None`: the live tree), sorted by path.

@@ -57,6 +57,14 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
             AuditEvent { checkpoint: Some(made.id), guard, tags: made.tags, note: made.note, ..event }
         }
         Record::Tags { id, tags } => AuditEvent { checkpoint: Some(id), tags, ..plain(AuditKind::Tag, at_ns) },
+        Record::Pinned { id, reason } => {
+            let what = if reason.is_some() { AuditKind::Pin } else { AuditKind::Unpin };
+            AuditEvent { checkpoint: Some(id), note: reason.unwrap_or_default(), ..plain(what, at_ns) }
+        }
+        Record::Hidden { id, hidden } => {
+            let what = if hidden { AuditKind::Hide } else { AuditKind::Unhide };
+            AuditEvent { checkpoint: Some(id), ..plain(what, at_ns) }
+        }
         Record::Deleted { id } => AuditEvent { checkpoint: Some(id), ..plain(AuditKind::Delete, at_ns) },
         Record::RestoreBegin { target, guard, paths } => {
             let paths = paths.into_iter().map(TreePath).collect();

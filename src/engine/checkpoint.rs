@@ -6,9 +6,10 @@ use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::request::{NodeId, Stale};
+use crate::history::absence::INCOMPLETE_PREFIX;
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
-use crate::store::record::{Actor, Checkpoint, Reason};
+use crate::store::record::{Actor, Checkpoint, Kept, Reason};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 
@@ -16,8 +17,6 @@ use crate::sys::{self, Errno, SysResult};
 const FLUSH_ROUNDS_MAX: u32 = 64;
 /// Time after which it does.
 const FLUSH_MAX: Duration = Duration::from_millis(50);
-/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the power was cut.
-pub(super) const INCOMPLETE_PREFIX: &str = "!incomplete-";
 /// Bytes of a tag at most: it is a name in `.snapshots`.
 pub const TAG_BYTES_MAX: usize = 100;
 
@@ -41,7 +40,8 @@ impl Engine {
             let synced = self.live.sync_tree(&prepared, checkpoint.created_ns);
             synced.map_err(|errno| error::failed("the checkpoint was made, but cannot be synced", errno))?;
         }
-        let mut info = CheckpointInfo::new(&checkpoint);
+        let kept = self.timeline().checkpoint(checkpoint.id);
+        let mut info = CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
         info.duration_us = Some(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
         info.open_files = Some(open_files);
         Ok(info)
@@ -131,6 +131,9 @@ impl Engine {
         let Some(checkpoint) = self.timeline().checkpoint(id) else {
             return Err(error::unknown_state(&id.to_string(), &self.state_names()));
         };
+        if let Some(reason) = &checkpoint.pinned {
+            return Err(error::pinned(id, reason));
+        }
         let unneeded = self.timeline().unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
         self.timeline().delete(Some(by), id).map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         for object in unneeded {
@@ -148,7 +151,7 @@ impl Engine {
 }
 
 /// A note fits into the record.
-fn check_note(note: &str) -> VerbResult<()> {
+pub(super) fn check_note(note: &str) -> VerbResult<()> {
     if note.len() <= NOTE_MAX {
         return Ok(());
     }
@@ -180,6 +183,7 @@ pub(super) fn verb_errno(error: &VerbError) -> Errno {
         "tag-taken" => Errno::EEXIST,
         "unknown-checkpoint" => Errno::ENOENT,
         "no-space" => Errno::ENOSPC,
+        "pinned" => Errno::EPERM,
         _ => Errno::EIO,
     }
 }

@@ -166,7 +166,7 @@ impl Engine {
 
     fn is_directory(&self, id: CheckpointId, tag: &str) -> bool {
         let checkpoint = self.timeline().checkpoint(id);
-        matches!(checkpoint.map(|checkpoint| checkpoint.reason), Some(Reason::Directory { name }) if name == tag)
+        matches!(checkpoint.map(|kept| kept.checkpoint.reason), Some(Reason::Directory { name }) if name == tag)
     }
 
     /// The kernel may remember it: every path into a view goes by it, and [`Engine::forget_view`] tells when it is gone.
@@ -271,7 +271,7 @@ impl Engine {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
         let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
-        let tags = checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
+        let tags = checkpoint.checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
         self.timeline().set_tags(Some(&caller.actor()), vec![(id, tags)])
     }
 

@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::checkpoint::INCOMPLETE_PREFIX;
 use super::{Engine, nanoseconds};
+use crate::history::absence::INCOMPLETE_PREFIX;
 use crate::live::Live;
 use crate::sys::{self, SysResult};
 
@@ -61,7 +61,7 @@ impl Engine {
             let tag = format!("{INCOMPLETE_PREFIX}{}", checkpoint.id);
             named.push(checkpoint.id.to_string());
             if !checkpoint.tags.contains(&tag) {
-                let mut tags = checkpoint.tags;
+                let mut tags = checkpoint.tags.clone();
                 tags.push(tag);
                 tags.sort();
                 self.timeline().set_tags(None, vec![(checkpoint.id, tags)])?;

@@ -77,6 +77,16 @@ pub(super) fn never_there(path: &[u8]) -> VerbError {
     }
 }
 
+/// The checkpoint is not to be deleted.
+pub(super) fn pinned(id: CheckpointId, reason: &str) -> VerbError {
+    let because = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+    VerbError {
+        code: "pinned".into(),
+        message: format!("checkpoint {id} is pinned{because}"),
+        hint: Some(format!("if it may go after all: ckptfs unpin {id}")),
+    }
+}
+
 /// The tag belongs to another checkpoint.
 pub(super) fn tag_taken(tag: &str, id: CheckpointId) -> VerbError {
     VerbError {

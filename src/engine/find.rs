@@ -8,7 +8,7 @@ use crate::history::select::parse_time;
 use crate::history::versions::{Asked, Became, Version};
 use crate::history::view::State;
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Actor, Checkpoint};
+use crate::store::record::{Actor, Kept};
 use crate::sys::{Kind, SysResult};
 
 /// A query that was understood.
@@ -32,10 +32,13 @@ impl<'a> Matcher<'a> {
     }
 
     /// Whether everything holds of a checkpoint that its record tells.
-    pub(super) fn takes(&self, checkpoint: &Checkpoint) -> bool {
+    pub(super) fn takes(&self, checkpoint: &Kept) -> bool {
         let created = i128::from(checkpoint.created_ns);
         let has_label = |(key, value): &(String, String)| checkpoint.note.lines().any(|line| label(line) == Some((key, value)));
         (self.since_ns..=self.until_ns).contains(&created)
+            && self.query.before.is_none_or(|before| checkpoint.id < before)
+            && (!self.query.pinned || checkpoint.pinned.is_some())
+            && self.query.uid.is_none_or(|uid| checkpoint.by.as_ref().is_some_and(|by| by.uid == uid))
             && self.query.tag.as_ref().is_none_or(|wanted| checkpoint.tags.iter().any(|tag| is_like(tag, wanted)))
             && self.note.as_ref().is_none_or(|wanted| checkpoint.note.to_lowercase().contains(wanted))
             && self.query.labels.iter().all(has_label)
@@ -86,7 +89,7 @@ impl Engine {
             let tagged = self.timeline().tagged(tag).and_then(|id| self.timeline().checkpoint(id));
             return Ok(tagged.filter(|checkpoint| limit > 0 && matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect());
         }
-        Ok(self.timeline().newest(limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
+        Ok(self.timeline().newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
     }
 
     /// See [`super::api::Verbs::retag`].
@@ -120,10 +123,10 @@ impl Engine {
 
     /// Gives a checkpoint these tags, and takes them from whichever others have them.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
-        let losing = |other: &Checkpoint| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
+        let losing = |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
         let losers = self.timeline().newest(usize::MAX, losing).into_iter();
         let mut given: Vec<(CheckpointId, Vec<String>)> =
-            losers.map(|other| (other.id, other.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
+            losers.map(|other| (other.id, other.checkpoint.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
         given.push((id, tags));
         self.timeline().set_tags(Some(by), given).map_err(|errno| error::failed("the tags were not changed", errno))
     }
@@ -172,7 +175,7 @@ impl Engine {
 ///
 /// # Errors
 /// `bad-time`; `not-mounted` for what only a daemon can tell.
-pub(super) fn find_offline(checkpoints: &[Checkpoint], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+pub(super) fn find_offline(checkpoints: &[Kept], query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
     if query.path.is_some() {
         return Err(VerbError {
             code: "not-mounted".into(),

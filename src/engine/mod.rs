@@ -17,6 +17,7 @@ mod find;
 mod listing;
 pub mod offline;
 mod past;
+mod pin;
 pub mod request;
 mod restore;
 pub mod retention;

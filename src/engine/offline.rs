@@ -12,12 +12,12 @@ use crate::history::view::State;
 use crate::store;
 use crate::store::journal::Journal;
 use crate::store::layout::Layout;
-use crate::store::record::{Actor, Checkpoint};
+use crate::store::record::{Actor, Kept};
 
 /// The checkpoints of a store, read once. It answers `log`, `find`, `show` and `audit`; everything else needs a mount, or is [`super::check`].
 pub struct Offline {
     /// Oldest first.
-    checkpoints: Vec<Checkpoint>,
+    checkpoints: Vec<Kept>,
     root: OwnedFd,
 }
 
@@ -73,6 +73,10 @@ impl Verbs for Offline {
     }
 
     fn retag(&self, _: &Actor, _: &StateName, _: &Retag) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
+    fn pin(&self, _: &Actor, _: &StateName, _: Option<&str>) -> VerbResult<CheckpointInfo> {
         not_mounted()
     }
 

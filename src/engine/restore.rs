@@ -87,7 +87,7 @@ impl Engine {
     ///
     /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
     fn carry_out(&self, by: Option<&Actor>, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
-        self.timeline().append_by(by, Record::RestoreBegin { target: plan.target, guard, paths: paths.to_vec() })?;
+        self.timeline().begin_restore(by, plan.target, guard, paths)?;
         let applied = apply::apply(self, plan);
         // Were it not told before the next change, the next mount would restore once more, over what was done since.
         self.timeline().tell(Record::RestoreEnd);

@@ -250,6 +250,10 @@ impl Verbs for Engine {
         Ok(tagged)
     }
 
+    fn pin(&self, by: &Actor, state: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo> {
+        self.pin_checkpoint(by, state, reason)
+    }
+
     fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
         self.version_infos(path)
     }

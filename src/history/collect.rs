@@ -10,14 +10,14 @@ use crate::sys::{Errno, SysResult};
 impl Timeline {
     /// The objects that no checkpoint needs once `id` is gone.
     ///
-    /// Only records between it and the next checkpoint kept can be its own, and of those the ones that are not also the first after the checkpoint
+    /// Only records between it and the next checkpoint kept, or hidden, can be its own, and of those the ones that are not also the first after the checkpoint
     /// before it. O(changes between its neighbours).
     ///
     /// # Errors
     /// ENOENT if there is no such checkpoint; EIO if the journal cannot be read.
     pub fn unneeded_without(&self, id: CheckpointId) -> SysResult<Vec<ObjectId>> {
         let from = self.address(id).ok_or(Errno::ENOENT)?;
-        let kept: Vec<CheckpointId> = self.checkpoints().into_iter().map(|checkpoint| checkpoint.id).collect();
+        let kept: Vec<CheckpointId> = self.stored_ids();
         let before = kept.iter().copied().filter(|other| *other < id).max();
         let to = kept.iter().copied().filter(|other| *other > id).min().and_then(|next| self.address(next));
         let mut objects: HashMap<(Slot, Epoch), ObjectId> = HashMap::new();

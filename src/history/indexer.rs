@@ -3,12 +3,14 @@
 //! It runs only when the machine has nothing else to do (`SCHED_IDLE`): a checkpoint that follows a busy epoch must not wait for the indexing of
 //! that epoch. The index says how far it got only at the end of an epoch; one that was begun and not ended is applied again, to the same effect.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::table::Table;
 use super::timeline::Timeline;
-use crate::store::ids::Epoch;
+use crate::store::ids::{CheckpointId, Epoch};
+use crate::store::record::Kept;
 use crate::store::{Address, Batch, StoreError};
 use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
@@ -310,10 +312,12 @@ impl Timeline {
     }
 
     /// The checkpoint that closed the oldest epoch still in memory, and where its record is.
-    fn oldest_sealed(&self) -> Option<(crate::store::ids::CheckpointId, Address)> {
+    fn oldest_sealed(&self) -> Option<(CheckpointId, Address)> {
         let inner = self.inner.read();
         let epoch = inner.sealed.front()?.epoch;
-        // A deleted checkpoint closed its epoch all the same; the next one kept tells where to stop.
-        inner.checkpoints.range(epoch.checkpoint()..).next().map(|(id, (_, address))| (*id, *address))
+        // A deleted checkpoint closed its epoch all the same; the next one that is there tells where to stop.
+        let next =
+            |known: &BTreeMap<CheckpointId, (Kept, Address)>| known.range(epoch.checkpoint()..).next().map(|(id, (_, address))| (*id, *address));
+        next(&inner.checkpoints).into_iter().chain(next(&inner.hidden)).min()
     }
 }

@@ -7,8 +7,8 @@ use super::absence::Absence;
 use super::indexer::{self, Wake};
 use super::timeline::{Aftermath, Inner, Timeline, fault};
 use crate::store::ids::{Epoch, ObjectId, Slot};
-use crate::store::record::{DataState, Record, Undo};
-use crate::store::{Address, Batch, Store};
+use crate::store::record::{Actor, DataState, Kept, Record, Undo};
+use crate::store::{Address, Batch, Store, is_of_checkpoints};
 use crate::sys::SysResult;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 
@@ -26,17 +26,19 @@ impl Timeline {
         // An index that was rebuilt holds records of the open epoch too; they are needed in memory, so the scan begins where that epoch did.
         let from = checkpoints.last().map_or(Address::START, |(_, address)| *address).min(applied);
         let mut inner = Inner::new(next);
+        inner.lineage = store.index.lineage().map_err(fault)?;
         inner.absences = store.index.absences().map_err(fault)?.into_iter().map(|(from_ns, to_ns)| Absence { from_ns, to_ns }).collect();
-        for (checkpoint, address) in checkpoints {
-            inner.put_checkpoint(checkpoint, address);
+        for (kept, address) in checkpoints {
+            inner.put_checkpoint(kept, address);
         }
         // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
         let aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
-        let mut replay = Replay { inner, aftermath, witness: store.journal.witness(), applied, unsure: HashMap::new() };
+        let mut replay = Replay { inner, aftermath, witness: store.journal.witness(), applied, unsure: HashMap::new(), by: None };
         for frame in store.journal.scan(from, None) {
             let (address, record) = frame.map_err(fault)?;
-            let structural = matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. });
-            if address >= applied || !structural {
+            // A restore that was under way is finished whatever the index knows of it.
+            let indexed = address < applied && is_of_checkpoints(&record) && !matches!(record, Record::RestoreBegin { .. });
+            if !indexed {
                 replay.take(address, record);
             }
         }
@@ -83,11 +85,14 @@ struct Replay {
     unsure: HashMap<(Epoch, Slot), ObjectId>,
     /// Up to where the index has the journal.
     applied: Address,
+    /// Who asked for what the next record says.
+    by: Option<Actor>,
 }
 
 impl Replay {
     fn take(&mut self, address: Address, record: Record) {
         let beyond = address >= self.witness;
+        let by = self.by.take();
         match record {
             Record::Undo { epoch, undo } => {
                 self.undone(beyond);
@@ -117,14 +122,19 @@ impl Replay {
             Record::Checkpoint(checkpoint) => {
                 self.undone(beyond);
                 self.inner.seal();
-                self.inner.put_checkpoint(checkpoint, address);
+                self.inner.put_checkpoint(Kept::new(checkpoint, by), address);
             }
             Record::Tags { id, tags } => self.inner.retag(id, tags),
             Record::Deleted { id } => self.inner.drop_checkpoint(id),
+            Record::Pinned { id, reason } => self.inner.pin(id, reason),
+            Record::Hidden { id, hidden } => self.inner.hide(id, hidden),
             // Beyond the witness: the names were not exchanged, the restore was not begun, or was not ended.
             Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd if beyond => {}
             Record::Replacing { slot, place, object } => self.aftermath.replacing = Some((slot, place, object)),
-            Record::RestoreBegin { target, guard, paths } => self.aftermath.restoring = Some((target, guard, paths)),
+            Record::RestoreBegin { target, guard, paths } => {
+                self.inner.lineage.restored(target, guard, &paths);
+                self.aftermath.restoring = Some((target, guard, paths));
+            }
             Record::RestoreEnd => self.aftermath.restoring = None,
             Record::Mounted { at_ns, stopped_ns } => {
                 let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns });
@@ -146,7 +156,7 @@ impl Replay {
                 self.inner.note_ahead(address, upto);
             }
             Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
-            Record::By { .. } => {}
+            Record::By { actor, .. } => self.by = Some(actor),
         }
     }
 

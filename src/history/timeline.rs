@@ -15,7 +15,8 @@ use super::select::{Known, Unselected, select};
 use super::table::Table;
 use super::view::State;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Key, Place, Record, Sealed, Undo};
+use crate::store::lineage::Lineage;
+use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, Record, Sealed, Undo};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, Kind, SysResult};
@@ -32,7 +33,11 @@ pub(super) struct Inner {
     /// Closed epochs not yet in the index, oldest first.
     pub(super) sealed: VecDeque<Arc<Table>>,
     /// Every checkpoint kept, with where its record is in the journal.
-    pub(super) checkpoints: BTreeMap<CheckpointId, (Checkpoint, Address)>,
+    pub(super) checkpoints: BTreeMap<CheckpointId, (Kept, Address)>,
+    /// Those that nobody sees and that need what they need all the same: they were deleted or undone.
+    pub(super) hidden: BTreeMap<CheckpointId, (Kept, Address)>,
+    /// Where they come from.
+    pub(super) lineage: Lineage,
     tags: BTreeMap<String, CheckpointId>,
     /// Data records of closed epochs that were taken out after their epoch was closed: the index has yet to learn it of those in `sealed`.
     pub(super) struck: HashSet<(Epoch, Slot)>,
@@ -53,6 +58,8 @@ impl Inner {
             born: HashSet::new(),
             sealed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
+            hidden: BTreeMap::new(),
+            lineage: Lineage::default(),
             tags: BTreeMap::new(),
             struck: HashSet::new(),
             absences: Vec::new(),
@@ -64,33 +71,64 @@ impl Inner {
 
     /// Without checkpoints nothing has a past: nobody could ask for what was kept, and nothing would ever remove it.
     fn is_born(&self, slot: Slot) -> bool {
-        slot == Slot::STAGING || self.checkpoints.is_empty() || self.born.contains(&slot)
+        slot == Slot::STAGING || (self.checkpoints.is_empty() && self.hidden.is_empty()) || self.born.contains(&slot)
     }
 
-    pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
-        if self.checkpoints.contains_key(&checkpoint.id) {
-            self.tags.retain(|_, id| *id != checkpoint.id);
+    pub(super) fn put_checkpoint(&mut self, kept: Kept, address: Address) {
+        self.clock.read(kept.id, kept.created_ns);
+        if kept.hidden {
+            self.hidden.insert(kept.id, (kept, address));
+            return;
         }
-        for tag in &checkpoint.tags {
-            self.tags.insert(tag.clone(), checkpoint.id);
+        if self.checkpoints.contains_key(&kept.id) {
+            self.tags.retain(|_, id| *id != kept.id);
         }
-        self.clock.read(checkpoint.id, checkpoint.created_ns);
-        self.checkpoints.insert(checkpoint.id, (checkpoint, address));
+        for tag in &kept.tags {
+            self.tags.insert(tag.clone(), kept.id);
+        }
+        self.checkpoints.insert(kept.id, (kept, address));
     }
 
     pub(super) fn drop_checkpoint(&mut self, id: CheckpointId) {
         self.tags.retain(|_, tagged| *tagged != id);
         self.checkpoints.remove(&id);
+        self.hidden.remove(&id);
     }
 
     pub(super) fn retag(&mut self, id: CheckpointId, tags: Vec<String>) {
+        if let Some((kept, _)) = self.hidden.get_mut(&id) {
+            kept.checkpoint.tags = tags;
+            return;
+        }
         self.tags.retain(|_, tagged| *tagged != id);
         for tag in &tags {
             self.tags.insert(tag.clone(), id);
         }
-        if let Some((checkpoint, _)) = self.checkpoints.get_mut(&id) {
-            checkpoint.tags = tags;
+        if let Some((kept, _)) = self.checkpoints.get_mut(&id) {
+            kept.checkpoint.tags = tags;
         }
+    }
+
+    pub(super) fn pin(&mut self, id: CheckpointId, pinned: Option<String>) {
+        for known in [&mut self.checkpoints, &mut self.hidden] {
+            if let Some((kept, _)) = known.get_mut(&id) {
+                kept.pinned.clone_from(&pinned);
+            }
+        }
+    }
+
+    pub(super) fn hide(&mut self, id: CheckpointId, hidden: bool) {
+        let known = if hidden { self.checkpoints.remove(&id) } else { self.hidden.remove(&id) };
+        if let Some((kept, address)) = known {
+            self.tags.retain(|_, tagged| *tagged != id);
+            self.put_checkpoint(Kept { hidden, ..kept }, address);
+        }
+    }
+
+    /// A checkpoint for others, with the nearest that they see as its parent.
+    fn shown(&self, kept: &Kept) -> Kept {
+        let parent = self.lineage.parent(kept.id, |id| self.checkpoints.contains_key(&id));
+        Kept { parent, ..kept.clone() }
     }
 
     pub(super) fn seal(&mut self) {
@@ -276,6 +314,16 @@ impl Timeline {
         self.append(&records)
     }
 
+    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes after then comes from `target`.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn begin_restore(&self, by: Option<&Actor>, target: CheckpointId, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<()> {
+        self.append_by(by, Record::RestoreBegin { target, guard, paths: paths.to_vec() })?;
+        self.inner.write().lineage.restored(target, guard, paths);
+        Ok(())
+    }
+
     /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
     ///
     /// # Errors
@@ -358,24 +406,40 @@ impl Timeline {
             inner.open.add(item);
         }
         inner.clock.made(checkpoint.id, checkpoint.created_ns, crate::sys::clock_ahead_ns());
-        inner.put_checkpoint(checkpoint, address);
+        inner.put_checkpoint(Kept::new(checkpoint, by.cloned()), address);
         drop(inner);
         self.wake.sealed();
         Ok(())
     }
 
     /// Every checkpoint kept, oldest first.
-    pub fn checkpoints(&self) -> Vec<Checkpoint> {
-        self.inner.read().checkpoints.values().map(|(checkpoint, _)| checkpoint.clone()).collect()
+    pub fn checkpoints(&self) -> Vec<Kept> {
+        let inner = self.inner.read();
+        inner.checkpoints.values().map(|(kept, _)| inner.shown(kept)).collect()
+    }
+
+    /// Every checkpoint that was deleted or undone and can be brought back, oldest first. What it needs takes space until it is freed.
+    pub fn hidden(&self) -> Vec<Kept> {
+        let inner = self.inner.read();
+        inner.hidden.values().map(|(kept, _)| inner.shown(kept)).collect()
+    }
+
+    /// The numbers of all checkpoints whose versions are in the store, hidden ones too, oldest first.
+    pub fn stored_ids(&self) -> Vec<CheckpointId> {
+        let inner = self.inner.read();
+        let mut ids: Vec<CheckpointId> = inner.checkpoints.keys().chain(inner.hidden.keys()).copied().collect();
+        ids.sort();
+        ids
     }
 
     /// The checkpoints that are not known to be on disk with all that they need, oldest first.
-    pub fn unsynced(&self) -> impl Iterator<Item = Checkpoint> + use<> {
+    pub fn unsynced(&self) -> impl Iterator<Item = Kept> + use<> {
         let synced_ns = self.store.layout.synced_ns().unwrap_or(i64::MIN);
         let inner = self.inner.read();
         let newest_first = inner.checkpoints.values().rev().map(|(checkpoint, _)| checkpoint);
-        let mut unsynced: Vec<Checkpoint> = newest_first.take_while(|checkpoint| checkpoint.created_ns > synced_ns).cloned().collect();
-        unsynced.reverse();
+        let mut unsynced: Vec<Kept> = newest_first.take_while(|checkpoint| checkpoint.created_ns > synced_ns).cloned().collect();
+        unsynced.extend(inner.hidden.values().map(|(kept, _)| kept).filter(|kept| kept.created_ns > synced_ns).cloned());
+        unsynced.sort_by_key(|kept| kept.id);
         unsynced.into_iter()
     }
 
@@ -386,14 +450,22 @@ impl Timeline {
 
     /// Every checkpoint that something is kept for, and when it was made (nanoseconds since 1970), oldest first.
     pub fn retained(&self) -> Vec<(CheckpointId, i64)> {
-        self.inner.read().checkpoints.iter().map(|(id, (checkpoint, _))| (*id, checkpoint.created_ns)).collect()
+        let inner = self.inner.read();
+        let mut ids: Vec<_> = inner.checkpoints.iter().chain(&inner.hidden).map(|(id, (kept, _))| (*id, kept.created_ns)).collect();
+        ids.sort_unstable();
+        ids
     }
 
     /// At most `limit` checkpoints that are wanted, newest first.
-    pub fn newest(&self, limit: usize, wanted: impl Fn(&Checkpoint) -> bool) -> Vec<Checkpoint> {
+    pub fn newest(&self, limit: usize, wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
+        self.newest_before(None, limit, wanted)
+    }
+
+    /// As [`Timeline::newest`], of those before `before`.
+    pub fn newest_before(&self, before: Option<CheckpointId>, limit: usize, wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
         let inner = self.inner.read();
-        let kept = inner.checkpoints.values().rev().map(|(checkpoint, _)| checkpoint);
-        kept.filter(|checkpoint| wanted(checkpoint)).take(limit).cloned().collect()
+        let kept = inner.checkpoints.range(..before.unwrap_or(CheckpointId(u64::MAX))).rev().map(|(_, (kept, _))| kept);
+        kept.filter(|kept| wanted(kept)).take(limit).map(|kept| inner.shown(kept)).collect()
     }
 
     /// Number of checkpoints kept.
@@ -402,8 +474,15 @@ impl Timeline {
     }
 
     /// One checkpoint.
-    pub fn checkpoint(&self, id: CheckpointId) -> Option<Checkpoint> {
-        self.inner.read().checkpoints.get(&id).map(|(checkpoint, _)| checkpoint.clone())
+    pub fn checkpoint(&self, id: CheckpointId) -> Option<Kept> {
+        let inner = self.inner.read();
+        inner.checkpoints.get(&id).map(|(kept, _)| inner.shown(kept))
+    }
+
+    /// One checkpoint that is hidden.
+    pub fn hidden_checkpoint(&self, id: CheckpointId) -> Option<Kept> {
+        let inner = self.inner.read();
+        inner.hidden.get(&id).map(|(kept, _)| inner.shown(kept))
     }
 
     /// Whether a checkpoint is kept.
@@ -430,7 +509,7 @@ impl Timeline {
         // What most ask for is found without looking at each.
         let known = match name {
             "latest" => inner.checkpoints.last_key_value().map(|(id, _)| *id),
-            tag => inner.tags.get(tag).copied(),
+            tag => inner.tags.get(tag).copied().or_else(|| tag.parse().map(CheckpointId).ok().filter(|id| inner.checkpoints.contains_key(id))),
         };
         if let Some(id) = known {
             return Ok(State::At(id));
@@ -464,7 +543,17 @@ impl Timeline {
         Ok(())
     }
 
-    /// Deletes a checkpoint. What only it needed can be collected after.
+    /// Pins a checkpoint for a reason, or (`None`) no longer.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`]; then nothing changed.
+    pub fn pin(&self, by: Option<&Actor>, id: CheckpointId, reason: Option<String>) -> SysResult<()> {
+        self.append_by(by, Record::Pinned { id, reason: reason.clone() })?;
+        self.inner.write().pin(id, reason);
+        Ok(())
+    }
+
+    /// Deletes a checkpoint, hidden or not, for good. What only it needed can be collected after.
     ///
     /// # Errors
     /// As [`Timeline::append`].
@@ -565,7 +654,8 @@ impl Timeline {
 
     /// Where in the journal the records after a checkpoint begin.
     pub(super) fn address(&self, id: CheckpointId) -> Option<Address> {
-        self.inner.read().checkpoints.get(&id).map(|(_, address)| *address)
+        let inner = self.inner.read();
+        inner.checkpoints.get(&id).or_else(|| inner.hidden.get(&id)).map(|(_, address)| *address)
     }
 }
 

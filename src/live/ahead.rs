@@ -99,7 +99,7 @@ impl Live {
 
     /// Removes what was captured ahead and is not believed any more, because no checkpoint is kept that is older.
     fn drop_unbelieved(&self) {
-        let oldest = self.timeline.checkpoints().first().map_or(Epoch(u64::MAX), |checkpoint| checkpoint.id.epoch());
+        let oldest = self.timeline.stored_ids().first().map_or(Epoch(u64::MAX), |id| id.epoch());
         let slots: Vec<Slot> = {
             let ahead = self.ahead_objects.lock();
             ahead.iter().filter(|(_, objects)| objects.iter().any(|object| object.epoch <= oldest)).map(|(slot, _)| *slot).collect()

@@ -258,6 +258,9 @@ impl Reading {
             Record::Unmounted { .. } => self.unfinished.clear(),
             Record::Moved { .. }
             | Record::Tags { .. }
+            | Record::Pinned { .. }
+            // What only a hidden checkpoint needs is kept too.
+            | Record::Hidden { .. }
             | Record::RestoreBegin { .. }
             | Record::RestoreEnd
             | Record::Mounted { .. }

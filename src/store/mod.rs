@@ -17,6 +17,7 @@ pub mod index;
 pub mod journal;
 pub mod layers;
 pub mod layout;
+pub mod lineage;
 pub mod record;
 pub mod reserve;
 
@@ -32,7 +33,7 @@ pub use self::journal::Address;
 use self::journal::Journal;
 use self::layers::Layers;
 use self::layout::Layout;
-use self::record::{Checkpoint, Record, Undo};
+use self::record::{Kept, Record, Undo};
 use self::reserve::Reserve;
 use crate::sys::Errno;
 use crate::sys::lock::Mutex;
@@ -148,14 +149,28 @@ impl Store {
 }
 
 /// The checkpoints in what can be read of a journal, in order of their numbers.
-pub fn checkpoints_of(journal: &Journal) -> Vec<Checkpoint> {
+pub fn checkpoints_of(journal: &Journal) -> Vec<Kept> {
     let mut batch = Batch::new();
     for (at, record) in journal.scan(journal.start(), None).map_while(Result::ok) {
-        if matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. }) && batch.add(at, &record).is_err() {
+        if is_of_checkpoints(&record) && batch.add(at, &record).is_err() {
             break;
         }
     }
     batch.into_checkpoints()
+}
+
+/// The record says something of checkpoints, or who asked for what the next record says.
+pub fn is_of_checkpoints(record: &Record) -> bool {
+    matches!(
+        record,
+        Record::Checkpoint(_)
+            | Record::Tags { .. }
+            | Record::Deleted { .. }
+            | Record::Pinned { .. }
+            | Record::Hidden { .. }
+            | Record::RestoreBegin { .. }
+            | Record::By { .. }
+    )
 }
 
 /// Where the record of the last checkpoint ends. An index holds closed epochs only: the open one is in memory, where its records may be taken back.
@@ -189,13 +204,13 @@ fn doubt_of(index: &Index, journal: &Journal) -> StoreResult<Option<Doubt>> {
 /// in use, checkpoints that are being made may or may not be seen.
 ///
 /// Errors: those of [`Layout::open_existing_readonly`] and of reading the journal.
-pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Checkpoint>> {
+pub fn read_checkpoints(root: impl AsFd) -> StoreResult<Vec<Kept>> {
     let layout = Layout::open_existing_readonly(root)?;
     let (journal, _) = Journal::open(&layout)?;
     let mut batch = Batch::new();
     for entry in journal.scan(journal.start(), None) {
         let (at, record) = entry?;
-        if matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. }) {
+        if is_of_checkpoints(&record) {
             batch.add(at, &record)?;
         }
     }

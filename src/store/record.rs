@@ -167,6 +167,37 @@ pub struct Actor {
     pub process: String,
 }
 
+/// A checkpoint with what the journal says of it besides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// As it was made, with the tags that it has now.
+    pub checkpoint: Checkpoint,
+    /// Who asked for it, if that was recorded.
+    pub by: Option<Actor>,
+    /// It is not to be deleted, for this reason, which may be empty.
+    pub pinned: Option<String>,
+    /// It was deleted or undone, and everything that it needs is still there.
+    pub hidden: bool,
+    /// The checkpoint that the tree came from.
+    pub parent: Option<CheckpointId>,
+}
+
+impl Kept {
+    /// A checkpoint of which nothing else is known; it comes from the one before.
+    pub fn new(checkpoint: Checkpoint, by: Option<Actor>) -> Kept {
+        let parent = checkpoint.id.0.checked_sub(1).filter(|before| *before > 0).map(CheckpointId);
+        Kept { checkpoint, by, pinned: None, hidden: false, parent }
+    }
+}
+
+impl std::ops::Deref for Kept {
+    type Target = Checkpoint;
+
+    fn deref(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+}
+
 /// What an object held when it was hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sealed {
@@ -209,7 +240,7 @@ pub enum Record {
         /// All its tags, sorted.
         tags: Vec<String>,
     },
-    /// A checkpoint was deleted.
+    /// A checkpoint was deleted for good: what only it needed is freed.
     Deleted {
         /// Which one.
         id: CheckpointId,
@@ -262,6 +293,20 @@ pub enum Record {
         undo: Vec<Undo>,
         /// Everything that changed in epochs up to this one was looked at.
         upto: Epoch,
+    },
+    /// A checkpoint is pinned, so that it is not deleted, or no longer.
+    Pinned {
+        /// Which one.
+        id: CheckpointId,
+        /// Why, which may be empty; `None`: it is not pinned any more.
+        reason: Option<String>,
+    },
+    /// A checkpoint is hidden: nobody sees it, and everything that it needs stays; or it is seen again.
+    Hidden {
+        /// Which one.
+        id: CheckpointId,
+        /// It is.
+        hidden: bool,
     },
     /// Objects of a closed epoch were hashed.
     Sealed {

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use super::ids::{CheckpointId, Epoch, Name, Slot};
-use super::record::{Key, Reason};
+use super::record::{Checkpoint, Key, Reason};
 use super::*;
 
 fn open(dir: &tempfile::TempDir) -> (Store, Opened) {

@@ -31,6 +31,7 @@ mod path;
 mod process;
 mod signal;
 mod types;
+mod users;
 
 #[cfg(target_os = "linux")]
 #[path = "linux/mod.rs"]
@@ -76,3 +77,4 @@ pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink
 pub use process::{clock_ahead_ns, ids, kill, nofile, now, pid_alive, raise_nofile, setsid, stamp_now, umask0, wait_for_tick};
 pub use signal::{block_terminate, ignore_sigio, ignore_sigpipe, on_terminate, wait_terminate};
 pub use types::{Allocation, Errno, Kind, OwnMemory, Placed, Stat, SysResult, Time, Xattrs};
+pub use users::user_id;

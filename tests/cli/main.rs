@@ -3,5 +3,6 @@
 mod config;
 mod history;
 mod mounted;
+mod pins;
 mod plain;
 mod support;

@@ -1,12 +1,13 @@
 //! Records on their way into the index.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::keys;
 use crate::store::error::{CodecError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
-use crate::store::record::{Checkpoint, Key, Record, Undo};
+use crate::store::lineage::Lineage;
+use crate::store::record::{Actor, Kept, Key, Record, Undo};
 
 /// What happens to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +23,24 @@ pub(super) enum Change {
 /// What happens to a checkpoint, beginning with its record if that is in the batch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CheckpointChange {
-    pub made: Option<(Checkpoint, Address)>,
+    pub made: Option<(Kept, Address)>,
     pub tags: Option<Vec<String>>,
     pub deleted: bool,
+    pub pinned: Option<Option<String>>,
+    pub hidden: Option<bool>,
+}
+
+impl CheckpointChange {
+    /// Makes a checkpoint what it is after the change.
+    pub fn change(&self, kept: &mut Kept) {
+        if let Some(tags) = &self.tags {
+            kept.checkpoint.tags.clone_from(tags);
+        }
+        if let Some(pinned) = &self.pinned {
+            kept.pinned.clone_from(pinned);
+        }
+        kept.hidden = self.hidden.unwrap_or(kept.hidden);
+    }
 }
 
 /// Records of the journal, in its order and without a gap, to be applied to the index at once. Memory grows with the number of distinct keys.
@@ -35,6 +51,10 @@ pub struct Batch {
     /// Where the last record begins and ends.
     pub(super) applied: Option<(Address, Address)>,
     records: usize,
+    /// Who asked for what the next record says.
+    by: Option<Actor>,
+    /// Where checkpoints come from, if that is not the one before.
+    lineage: Lineage,
 }
 
 impl Batch {
@@ -47,6 +67,12 @@ impl Batch {
     pub fn voids<'a>(records: impl IntoIterator<Item = &'a (Epoch, Slot)>) -> Batch {
         let changes: BTreeMap<_, _> = records.into_iter().map(|(epoch, slot)| (keys::undo_key(&Key::Data(*slot), *epoch), Change::Remove)).collect();
         Batch { records: changes.len(), changes, ..Batch::default() }
+    }
+
+    /// Takes what was added so far; the next records can be added to what is left.
+    pub(super) fn take(&mut self) -> Batch {
+        let next = Batch { by: self.by.take(), ..Batch::default() };
+        std::mem::replace(self, next)
     }
 
     /// Number of records that were added.
@@ -63,6 +89,7 @@ impl Batch {
     /// index then says that it holds everything before the end of the last. Fails, and changes nothing, if the record has no encoding.
     pub fn add(&mut self, at: Address, record: &Record) -> StoreResult<()> {
         let end = at.after(record)?;
+        let by = self.by.take();
         match record {
             Record::Undo { epoch, undo } => self.add_undo(at, *epoch, undo)?,
             Record::Void { epoch, slot } => {
@@ -76,11 +103,20 @@ impl Batch {
                 }
             }
             Record::Checkpoint(checkpoint) => {
-                self.checkpoints.insert(checkpoint.id, CheckpointChange { made: Some((checkpoint.clone(), at)), ..Default::default() });
+                let made = Some((Kept::new(checkpoint.clone(), by), at));
+                self.checkpoints.insert(checkpoint.id, CheckpointChange { made, ..Default::default() });
             }
             Record::Tags { id, tags } => self.checkpoints.entry(*id).or_default().tags = Some(tags.clone()),
             Record::Deleted { id } => self.checkpoints.entry(*id).or_default().deleted = true,
-            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Unmounted { .. } | Record::By { .. } => {}
+            Record::Pinned { id, reason } => self.checkpoints.entry(*id).or_default().pinned = Some(reason.clone()),
+            Record::Hidden { id, hidden } => self.checkpoints.entry(*id).or_default().hidden = Some(*hidden),
+            Record::RestoreBegin { target, guard, paths } => {
+                if let Some(child) = self.lineage.restored(*target, *guard, paths) {
+                    self.changes.insert(keys::lineage_key(child), Change::Put(target.0.to_le_bytes().to_vec()));
+                }
+            }
+            Record::By { actor, .. } => self.by = Some(actor.clone()),
+            Record::Replacing { .. } | Record::RestoreEnd | Record::Unmounted { .. } => {}
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
             Record::Sealed { epoch, whole, .. } => {
                 self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));
@@ -110,15 +146,17 @@ impl Batch {
         pieces
     }
 
-    /// The checkpoints that the records made and did not delete, with the tags that they have at the end.
-    pub(in crate::store) fn into_checkpoints(self) -> Vec<Checkpoint> {
+    /// The checkpoints that the records made and neither deleted nor hid, as they are at the end.
+    pub(in crate::store) fn into_checkpoints(self) -> Vec<Kept> {
         let alive = self.checkpoints.into_values().filter(|change| !change.deleted);
-        let whole = alive.filter_map(|change| {
-            let (mut checkpoint, _) = change.made?;
-            checkpoint.tags = change.tags.unwrap_or(checkpoint.tags);
-            Some(checkpoint)
+        let whole = alive.filter_map(|mut change| {
+            let (mut kept, _) = change.made.take()?;
+            change.change(&mut kept);
+            Some((kept.id, kept)).filter(|(_, kept)| !kept.hidden)
         });
-        whole.collect()
+        let kept: BTreeMap<CheckpointId, Kept> = whole.collect();
+        let ids: BTreeSet<CheckpointId> = kept.keys().copied().collect();
+        kept.into_values().map(|kept| Kept { parent: self.lineage.parent(kept.id, |id| ids.contains(&id)), ..kept }).collect()
     }
 
     /// What was taken ahead of a key last counts, and where an inode was then is where it was seen last.

@@ -1,10 +1,12 @@
 //! Properties of the index's keys and values.
 
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
 use crate::store::journal::fuzz::checkpoint;
+use crate::store::record::Actor;
 use crate::sys::fuzz::config;
 
 fn key() -> impl Strategy<Value = Key> {
@@ -54,11 +56,14 @@ proptest! {
     }
 
     #[test]
-    fn checkpoints_come_back(checkpoint in checkpoint(), deleted in any::<bool>(), at in any::<(u32, u32)>(), cut in any::<usize>()) {
+    fn checkpoints_come_back(made in checkpoint(), flags in any::<(bool, bool)>(), pin in option::of("[a-z]{0,9}"), by in option::of(any::<(u32, u32)>()), at in any::<(u32, u32)>(), cut in any::<usize>()) {
         let at = Address { segment: at.0, offset: at.1 };
-        let bytes = KnownCheckpoint { deleted, at, checkpoint: checkpoint.clone() }.bytes().expect("within the limits");
+        let (deleted, hidden) = flags;
+        let by = by.map(|(uid, pid)| Actor { uid, gid: uid, pid, process: "sh".into() });
+        let kept = Kept { hidden, pinned: pin, ..Kept::new(made, by) };
+        let bytes = KnownCheckpoint { deleted, at, kept: kept.clone() }.bytes().expect("within the limits");
         let known = KnownCheckpoint::parse(&bytes).expect("what was written");
-        prop_assert_eq!((known.deleted, known.at, known.checkpoint), (deleted, at, checkpoint));
+        prop_assert_eq!((known.deleted, known.at, known.kept), (deleted, at, kept));
         prop_assert!(KnownCheckpoint::parse(&bytes[..cut % bytes.len()]).is_none());
     }
 }

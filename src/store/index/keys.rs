@@ -8,7 +8,7 @@ use crate::store::journal::Address;
 use crate::store::record::Key;
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -21,6 +21,7 @@ const TAG_DATA: u8 = b'D';
 const TAG_ABSENCE: u8 = b'B';
 const TAG_ENTRY: u8 = b'E';
 const TAG_HOME: u8 = b'H';
+const TAG_LINEAGE: u8 = b'L';
 const TAG_AHEAD: u8 = b'F';
 const TAG_PLACE: u8 = b'P';
 const TAG_SEAL: u8 = b'S';
@@ -90,6 +91,16 @@ pub(super) fn place_key(slot: Slot) -> Vec<u8> {
 
 pub(super) fn checkpoint_key(id: CheckpointId) -> Vec<u8> {
     tagged(TAG_CHECKPOINT, id.0)
+}
+
+/// The key of where a checkpoint comes from, if that is not the one before.
+pub(super) fn lineage_key(id: CheckpointId) -> Vec<u8> {
+    tagged(TAG_LINEAGE, id.0)
+}
+
+/// All keys of where checkpoints come from begin with this.
+pub(super) fn lineage_prefix() -> [u8; 1] {
+    [TAG_LINEAGE]
 }
 
 /// The key of a time in which nobody served the tree, by its end (nanoseconds since 1970).

@@ -18,12 +18,13 @@
 //! index.bad-N/     set aside
 //!
 //! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
-//! "ms"                                           u32 version = 2, 16 B store id
+//! "ms"                                           u32 version = 3, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
 //! 'E' dir, name escaped, epoch                   address, u16 item        undo records: which frame, which item of its list
 //! 'A' 'X' 'D' 'H' slot, epoch                    address, u16 item        attributes, extended attributes, data, home
 //! 'P' slot                                       place (`codec`)          where an inode with a past was seen last
-//! 'C' id                                         u8 deleted, address, checkpoint (`codec`)
+//! 'C' id                                         u8 deleted, address, checkpoint and what is known of it (`codec`)
+//! 'L' id                                         u64 id                 the checkpoint that it comes from, if that is not the one before
 //! 'B' end                                        i64 begin               when nobody served the tree, ns since 1970
 //! 'F' key of an undo record without its epoch    address, u16 item        what was captured ahead of it
 //! "mh"                                           u64 epoch               up to which what changed was looked at for that
@@ -46,7 +47,8 @@ use super::error::{StoreError, StoreResult};
 use super::ids::{CheckpointId, Epoch, Name, Slot};
 use super::journal::{Address, Journal, codec};
 use super::layout::{Layout, StoreId};
-use super::record::{Checkpoint, Key, Place};
+use super::lineage::Lineage;
+use super::record::{Kept, Key, Place};
 use crate::sys::lock::{Mutex, Rank, RwLock};
 
 pub use self::batch::Batch;
@@ -177,7 +179,8 @@ impl Index {
             let (at, record) = entry?;
             batch.add(at, &record)?;
             if batch.len() >= REBUILD_BATCH {
-                guarded("apply", || apply(&db, &std::mem::take(&mut batch)))?;
+                let full = batch.take();
+                guarded("apply", || apply(&db, &full))?;
             }
         }
         guarded("apply", || apply(&db, &batch))?;
@@ -249,18 +252,32 @@ impl Index {
         })
     }
 
-    /// All checkpoints that were not deleted, with where their frames begin, in order of their numbers.
-    pub fn checkpoints(&self) -> StoreResult<Vec<(Checkpoint, Address)>> {
+    /// All checkpoints that were not deleted for good, hidden ones too, with where their frames begin, in order of their numbers.
+    pub fn checkpoints(&self) -> StoreResult<Vec<(Kept, Address)>> {
         self.with("list", |db| {
             let mut checkpoints = Vec::new();
             for entry in db.scan_prefix(keys::checkpoints_prefix()) {
                 let (key, value) = entry?;
                 let known = keys::unseal(&key, &value).and_then(KnownCheckpoint::parse).ok_or(StoreError::IndexDamaged)?;
                 if !known.deleted {
-                    checkpoints.push((known.checkpoint, known.at));
+                    checkpoints.push((known.kept, known.at));
                 }
             }
             Ok(checkpoints)
+        })
+    }
+
+    /// Where checkpoints come from, if that is not the one before.
+    pub fn lineage(&self) -> StoreResult<Lineage> {
+        self.with("list", |db| {
+            let mut lineage = Lineage::default();
+            for entry in db.scan_prefix(keys::lineage_prefix()) {
+                let (key, value) = entry?;
+                let parent = keys::unseal(&key, &value).and_then(|value| value.try_into().ok()).map(u64::from_le_bytes);
+                let child = keys::parse_checkpoint(&key).ok_or(StoreError::IndexDamaged)?;
+                lineage.put(child, CheckpointId(parent.ok_or(StoreError::IndexDamaged)?));
+            }
+            Ok(lineage)
         })
     }
 
@@ -369,7 +386,7 @@ impl Index {
                 let (at, record) = entry?;
                 batch.add(at, &record)?;
                 if batch.len() >= REBUILD_BATCH {
-                    image.apply(&std::mem::take(&mut batch))?;
+                    image.apply(&batch.take())?;
                 }
             }
             image.apply(&batch)
@@ -433,20 +450,20 @@ impl Difference {
 struct KnownCheckpoint {
     deleted: bool,
     at: Address,
-    checkpoint: Checkpoint,
+    kept: Kept,
 }
 
 impl KnownCheckpoint {
     fn parse(value: &[u8]) -> Option<KnownCheckpoint> {
         let (deleted, rest) = value.split_first()?;
         let (at, rest) = keys::take_address(rest)?;
-        Some(KnownCheckpoint { deleted: *deleted != 0, at, checkpoint: codec::decode_checkpoint(rest).ok()? })
+        Some(KnownCheckpoint { deleted: *deleted != 0, at, kept: codec::decode_kept(rest).ok()? })
     }
 
     fn bytes(&self) -> StoreResult<Vec<u8>> {
         let mut value = vec![u8::from(self.deleted)];
         keys::push_address(&mut value, self.at);
-        codec::encode_checkpoint(&self.checkpoint, &mut value)?;
+        codec::encode_kept(&self.kept, &mut value)?;
         Ok(value)
     }
 }
@@ -541,7 +558,7 @@ fn apply(db: &sled::Db, batch: &Batch) -> StoreResult<()> {
 /// The sealed value of a checkpoint after a change; `stored`: the value before, without its checksum.
 fn checkpoint_after(key: &[u8], stored: Option<Vec<u8>>, change: &CheckpointChange) -> StoreResult<Option<Vec<u8>>> {
     let base = match (&change.made, stored) {
-        (Some((checkpoint, at)), _) => KnownCheckpoint { deleted: false, at: *at, checkpoint: checkpoint.clone() },
+        (Some((kept, at)), _) => KnownCheckpoint { deleted: false, at: *at, kept: kept.clone() },
         (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
         (None, None) => {
             tracing::warn!("the journal speaks of a checkpoint that was never made");
@@ -549,9 +566,7 @@ fn checkpoint_after(key: &[u8], stored: Option<Vec<u8>>, change: &CheckpointChan
         }
     };
     let mut known = base;
-    if let Some(tags) = &change.tags {
-        known.checkpoint.tags = tags.clone();
-    }
+    change.change(&mut known.kept);
     known.deleted |= change.deleted;
     Ok(Some(keys::seal(key, known.bytes()?)))
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 
 use super::*;
-use crate::store::record::{Child, DataState, Reason, Record, Undo};
+use crate::store::record::{Checkpoint, Child, DataState, Kept, Reason, Record, Undo};
 use crate::sys::Kind;
 
 struct Bench {
@@ -218,8 +218,8 @@ fn checkpoints_keep_tags_and_deletions_within_and_across_batches() {
         let at = bench.put(&index, &records, size);
         let found = index.checkpoints().unwrap();
         assert_eq!(found.iter().map(|(checkpoint, _)| checkpoint.id.0).collect::<Vec<_>>(), [1, 3, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!(found[1], (Checkpoint { tags: vec!["y".into()], ..checkpoint(3) }, at[2]));
-        assert_eq!(found[0], (checkpoint(1), at[0]));
+        assert_eq!(found[1], (Kept::new(Checkpoint { tags: vec!["y".into()], ..checkpoint(3) }, None), at[2]));
+        assert_eq!(found[0], (Kept::new(checkpoint(1), None), at[0]));
         assert_eq!(index.last_checkpoint().unwrap(), Some(CheckpointId(11)), "a number is not given again");
     }
 }

@@ -26,11 +26,11 @@
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
 //! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`;
 //! 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Sealed `uint epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash),
-//! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`.
+//! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden `uint id, bool hidden`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Sealed, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Kept, Place, Reason, Record, Sealed, Undo};
 use crate::sys::{Kind, Stat, Time, Xattrs};
 
 /// Most bytes of a name in a directory.
@@ -57,7 +57,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 14;
+pub(super) const KIND_MAX: u16 = 16;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -81,17 +81,8 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             })?;
             3
         }
-        Record::Checkpoint(checkpoint) => {
-            w.checkpoint(checkpoint)?;
-            4
-        }
-        Record::Tags { id, tags } => {
-            w.tags_of(*id, tags)?;
-            5
-        }
-        Record::Deleted { id } => {
-            w.uint(id.0);
-            6
+        Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. } | Record::Pinned { .. } | Record::Hidden { .. } => {
+            encode_of_checkpoint(&mut w, record)?
         }
         Record::Replacing { slot, place, object } => {
             w.uint(slot.0);
@@ -133,6 +124,35 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
     Ok(kind)
 }
 
+/// As [`encode`], of a record that says something of one checkpoint.
+fn encode_of_checkpoint(w: &mut Writer<'_>, record: &Record) -> Coded<u16> {
+    Ok(match record {
+        Record::Checkpoint(checkpoint) => {
+            w.checkpoint(checkpoint)?;
+            4
+        }
+        Record::Tags { id, tags } => {
+            w.tags_of(*id, tags)?;
+            5
+        }
+        Record::Deleted { id } => {
+            w.uint(id.0);
+            6
+        }
+        Record::Pinned { id, reason } => {
+            w.uint(id.0);
+            w.option(reason.as_ref(), |w, reason| w.bytes(reason.as_bytes(), NOTE_MAX))?;
+            15
+        }
+        Record::Hidden { id, hidden } => {
+            w.uint(id.0);
+            w.byte(u8::from(*hidden));
+            16
+        }
+        _ => return Err(CodecError::Unknown),
+    })
+}
+
 /// Reads the record that a frame of this kind with this payload holds.
 pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
     let mut r = Reader(payload);
@@ -166,23 +186,33 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
             Record::Sealed { epoch, objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?, whole: r.bool()? }
         }
         14 => Record::Ahead { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?, upto: Epoch(r.uint()?) },
+        15 => Record::Pinned { id: CheckpointId(r.uint()?), reason: r.option(|r| r.text(NOTE_MAX))? },
+        16 => Record::Hidden { id: CheckpointId(r.uint()?), hidden: r.bool()? },
         _ => return Err(CodecError::Unknown),
     };
     r.end()?;
     Ok(record)
 }
 
-/// A checkpoint's bytes, as in a frame of kind 4; the index keeps the same.
-pub(in crate::store) fn encode_checkpoint(checkpoint: &Checkpoint, out: &mut Vec<u8>) -> Coded<()> {
-    Writer(out).checkpoint(checkpoint)
+/// A checkpoint as the index keeps it: as in a frame of kind 4, then `bool hidden, option text pinned, option (uint uid, uint gid, uint pid,
+/// text process)`. Where it comes from is kept apart.
+pub(in crate::store) fn encode_kept(kept: &Kept, out: &mut Vec<u8>) -> Coded<()> {
+    let mut w = Writer(out);
+    w.checkpoint(&kept.checkpoint)?;
+    w.byte(u8::from(kept.hidden));
+    w.option(kept.pinned.as_ref(), |w, reason| w.bytes(reason.as_bytes(), NOTE_MAX))?;
+    w.option(kept.by.as_ref(), Writer::who)
 }
 
-/// Reads what [`encode_checkpoint`] wrote.
-pub(in crate::store) fn decode_checkpoint(bytes: &[u8]) -> Coded<Checkpoint> {
+/// Reads what [`encode_kept`] wrote.
+pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<Kept> {
     let mut r = Reader(bytes);
-    let checkpoint = r.checkpoint()?;
+    let mut kept = Kept::new(r.checkpoint()?, None);
+    kept.hidden = r.bool()?;
+    kept.pinned = r.option(|r| r.text(NOTE_MAX))?;
+    kept.by = r.option(Reader::actor)?;
     r.end()?;
-    Ok(checkpoint)
+    Ok(kept)
 }
 
 /// Appends a place's bytes; the index keeps the same.
@@ -305,6 +335,10 @@ impl Writer<'_> {
 
     fn actor(&mut self, at_ns: i64, actor: &Actor) -> Coded<()> {
         self.int(at_ns);
+        self.who(actor)
+    }
+
+    fn who(&mut self, actor: &Actor) -> Coded<()> {
         for field in [actor.uid, actor.gid, actor.pid] {
             self.uint(u64::from(field));
         }

@@ -1,0 +1,37 @@
+//! `ckptfs pin`.
+
+use super::error::Outcome;
+use super::{Context, locate};
+use crate::engine::api::{CheckpointInfo, StateName};
+
+/// Pin a checkpoint: it is not deleted, by whomever, until it is unpinned
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The checkpoint: a number, a tag, `latest`, `latest~2`, `@{10min ago}`
+    #[arg(value_name = "ID")]
+    id: String,
+    /// Why, for whoever wants to delete it
+    #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    reason: String,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let pinned = served.client.pin(StateName(args.id), Some(args.reason))?;
+    print(&pinned, context)
+}
+
+/// Prints whether a checkpoint is pinned now.
+pub fn print(checkpoint: &CheckpointInfo, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    if out.json {
+        return Ok(out.json(checkpoint)?);
+    }
+    let now = match checkpoint.pinned.as_deref() {
+        None => "is not pinned".to_owned(),
+        Some("") => "is pinned".to_owned(),
+        Some(reason) => format!("is pinned: {reason}"),
+    };
+    let line = out.text(&format!("checkpoint {} {now}", checkpoint.id)).into_owned();
+    Ok(out.line(&line)?)
+}
