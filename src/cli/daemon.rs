@@ -380,6 +380,14 @@ impl Verbs for Served {
         self.verbs.verify(options)
     }
 
+    fn du(&self, options: &DuOptions) -> VerbResult<DuReport> {
+        self.verbs.du(options)
+    }
+
+    fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
+        self.verbs.gc(by, options)
+    }
+
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
         self.verbs.audit()
     }

@@ -15,10 +15,12 @@ mod daemon;
 mod delete;
 mod diff;
 mod doctor;
+mod du;
 mod error;
 mod find;
 mod findings;
 mod fsck;
+mod gc;
 mod holder;
 mod holders;
 mod hook;
@@ -36,6 +38,7 @@ mod progress;
 mod rename;
 mod restore;
 mod show;
+mod size;
 mod stat;
 mod stats;
 mod status;
@@ -101,6 +104,8 @@ enum Verb {
     Diff(diff::Args),
     Restore(restore::Args),
     Delete(delete::Args),
+    Du(du::Args),
+    Gc(gc::Args),
     Verify(verify::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
@@ -160,6 +165,8 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Diff(args) => diff::run(args, context),
         Verb::Restore(args) => restore::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
+        Verb::Du(args) => du::run(args, context),
+        Verb::Gc(args) => gc::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),

@@ -263,6 +263,8 @@ impl Server {
             Request::Restore(options) => verbs.restore(by, &options).map(Response::Restored),
             Request::Delete { state } => verbs.delete(by, &state).map(Response::Checkpoint),
             Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
+            Request::Du(options) => verbs.du(&options).map(|report| Response::Du(Box::new(report))),
+            Request::Gc(options) => verbs.gc(by, &options).map(|report| Response::Gc(Box::new(report))),
             Request::Audit => verbs.audit().map(Response::Audit),
             #[cfg(debug_assertions)]
             Request::Fault { plan } => {

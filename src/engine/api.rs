@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
+pub use super::du::{DuOne, DuOptions, DuReport};
+pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcWhy};
+pub use super::retention::{Retention, Rule};
 pub use crate::store::check::DamageKind;
 
 /// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
@@ -570,6 +573,10 @@ pub trait Verbs: Send + Sync {
     fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo>;
     /// Looks for damage, for a moment; the answer says how to go on.
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified>;
+    /// What space the history takes, counted for a moment; the answer says how to go on.
+    fn du(&self, options: &DuOptions) -> VerbResult<DuReport>;
+    /// Thins out the history, for a moment; the answer says how to go on.
+    fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport>;
     /// Who did what when, oldest first.
     fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
     /// Asks the daemon to unmount and end. `lazy`: although files are open.

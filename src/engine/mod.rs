@@ -10,10 +10,12 @@ pub mod check;
 mod checkpoint;
 mod control;
 pub mod counts;
+pub mod du;
 mod durable;
 mod error;
 mod files;
 mod find;
+pub mod gc;
 mod listing;
 pub mod offline;
 mod past;
@@ -109,6 +111,10 @@ pub struct Engine {
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     checks: check::Checks,
+    gc_runs: gc::Runs,
+    du_runs: du::Runs,
+    /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
+    over_bytes: std::sync::atomic::AtomicU64,
     /// Descriptors that open files may have.
     descriptors_max: usize,
     started: String,
@@ -173,6 +179,9 @@ impl Engine {
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
             checks: check::Checks::default(),
+            gc_runs: gc::Runs::default(),
+            du_runs: du::Runs::default(),
+            over_bytes: std::sync::atomic::AtomicU64::new(0),
             descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
-    VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, Query, RestoreOptions, Restored, Retag,
+    StateName, Stats, Status, TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
 use crate::history::select::{Known, Unselected, select};
@@ -101,6 +101,14 @@ impl Verbs for Offline {
     }
 
     fn verify(&self, _: &VerifyOptions) -> VerbResult<Verified> {
+        not_mounted()
+    }
+
+    fn du(&self, _: &DuOptions) -> VerbResult<DuReport> {
+        not_mounted()
+    }
+
+    fn gc(&self, _: &Actor, _: &GcOptions) -> VerbResult<GcReport> {
         not_mounted()
     }
 

@@ -154,6 +154,25 @@ impl Space {
     }
 }
 
+impl Space {
+    /// What comes free with each of `groups` if it alone goes; version N is in group `of[N]` (`None`: in none).
+    pub(super) fn freed_alone(&self, of: &[Option<usize>], groups: usize) -> Vec<u64> {
+        let mut freed = vec![0_u64; groups];
+        let mut add = |group: Option<usize>, bytes: u64| {
+            if let Some(sum) = group.and_then(|group| freed.get_mut(group)) {
+                *sum = sum.saturating_add(bytes);
+            }
+        };
+        let group = |number: usize| of.get(number).copied().flatten();
+        self.own.iter().enumerate().for_each(|(number, own)| add(group(number), *own));
+        for segment in &self.segments {
+            let first = segment.holders.first().and_then(|holder| group(*holder));
+            add(first.filter(|_| segment.holders.iter().all(|holder| group(*holder) == first)), segment.bytes);
+        }
+        freed
+    }
+}
+
 /// Versions that are measured one after the other, so that somebody can be told how far it is.
 pub(super) struct Measuring {
     pub(super) census: Census,
@@ -189,14 +208,11 @@ impl Engine {
         if let Some(allocation) = self.object_allocation(version.object)? {
             measuring.collected.add(&allocation);
             measuring.measured.push(measuring.next);
-            if measuring.collected.last_shares() && measuring.asked.insert(version.slot) {
-                // The file itself, and what was captured of it in the open epoch, which is not in the census.
-                self.live.allocation(version.slot).iter().for_each(|live| measuring.collected.add_staying(live));
-                if let Some(object) = self.timeline().data_now(version.slot).and_then(|data| data.object)
-                    && let Some(captured) = self.object_allocation(object)?
-                {
-                    measuring.collected.add_staying(&captured);
-                }
+            if measuring.collected.last_shares()
+                && measuring.asked.insert(version.slot)
+                && let Some(live) = self.live.allocation(version.slot)
+            {
+                measuring.collected.add_staying(&live);
             }
         }
         if let Some(known) = measuring.census.versions.get_mut(measuring.next) {

@@ -12,7 +12,7 @@ use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::record::{DataState, Record, Undo};
 use crate::sys::{SysResult, Time};
 
-/// A captured version of a closed epoch.
+/// A captured version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
     /// Its bytes.
@@ -21,30 +21,44 @@ pub struct Captured {
     pub slot: Slot,
     /// Which of [`Census::kept`] need it, by their number there.
     pub by: Range<usize>,
+    /// It was captured in the open epoch: it may be taken back, or be on its way into the layer still.
+    pub open: bool,
     /// When the inode was made, nanoseconds since 1970.
-    born_ns: Option<i64>,
+    pub born_ns: Option<i64>,
 }
 
-/// All captured versions of closed epochs that the journal tells of.
+impl Captured {
+    /// One of a file of which nothing else is known, that nobody needs.
+    pub fn new(object: ObjectId) -> Captured {
+        Captured { object, slot: object.slot, by: 0..0, open: false, born_ns: None }
+    }
+}
+
+/// All captured versions that the journal tells of.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
     /// The checkpoints that something is kept for, oldest first.
     pub kept: Vec<CheckpointId>,
     /// The latest time at which one of them, or an older one, was made.
-    made_ns: Vec<i64>,
+    pub made_ns: Vec<i64>,
     /// The versions, those first that nobody needs.
     pub versions: Vec<Captured>,
 }
 
 /// What is read of the journal.
 #[derive(Default)]
-struct Reading {
-    data: HashMap<(Slot, Epoch), DataState>,
+pub(super) struct Reading {
+    pub(super) data: HashMap<(Slot, Epoch), DataState>,
     born: HashMap<(Slot, Epoch), Option<i64>>,
 }
 
 impl Reading {
-    fn take(&mut self, record: Record) {
+    /// When the inode was made that a record of this epoch is of, nanoseconds since 1970.
+    pub(super) fn born_ns(&self, slot: Slot, epoch: Epoch) -> Option<i64> {
+        self.born.get(&(slot, epoch)).copied().flatten()
+    }
+
+    pub(super) fn take(&mut self, record: Record) {
         match record {
             Record::Undo { epoch, undo } => {
                 for item in undo {
@@ -67,12 +81,24 @@ impl Reading {
     }
 }
 
+impl Census {
+    /// These checkpoints, oldest first, with when each was made, and no versions.
+    pub(super) fn of(retained: &[(CheckpointId, i64)]) -> Census {
+        let mut latest = i64::MIN;
+        let made_ns = retained.iter().map(|(_, made_ns)| {
+            latest = latest.max(*made_ns);
+            latest
+        });
+        Census { made_ns: made_ns.collect(), kept: retained.iter().map(|(id, _)| *id).collect(), versions: Vec::new() }
+    }
+}
+
 fn nanoseconds(time: Time) -> i64 {
     time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
 }
 
 impl Timeline {
-    /// Every captured version of a closed epoch. `all`: also those before the oldest checkpoint, which nobody needs. Reads the journal from there on.
+    /// Every captured version. `all`: also those before the oldest checkpoint, which nobody needs. Reads the journal from there on.
     ///
     /// Of a file that is younger than a checkpoint that would need it, it is not yet looked whether it was there: [`Timeline::narrow`] does.
     ///
@@ -88,30 +114,24 @@ impl Timeline {
             reading.take(frame.map_err(fault)?.1);
         }
         let mut by_slot: HashMap<Slot, BTreeMap<Epoch, DataState>> = HashMap::new();
-        for ((slot, epoch), data) in reading.data {
-            by_slot.entry(slot).or_default().insert(epoch, data);
+        for ((slot, epoch), data) in &reading.data {
+            by_slot.entry(*slot).or_default().insert(*epoch, *data);
         }
-        let kept: Vec<CheckpointId> = retained.iter().map(|(id, _)| *id).collect();
+        let Census { kept, made_ns, .. } = Census::of(&retained);
         let number = |epoch: Epoch| kept.partition_point(|id| *id < CheckpointId(epoch.0));
         let mut versions = Vec::new();
         for (slot, records) in by_slot {
             let mut before = Epoch(0);
             for (epoch, data) in records {
-                // What the open epoch captures may be taken back, and the newest checkpoint needs it.
-                if let Some(object) = data.object.filter(|_| epoch < open) {
-                    let born_ns = reading.born.get(&(slot, epoch)).copied().flatten();
-                    versions.push(Captured { object, slot, by: number(before)..number(epoch), born_ns });
+                if let Some(object) = data.object {
+                    let born_ns = reading.born_ns(slot, epoch);
+                    versions.push(Captured { slot, by: number(before)..number(epoch), born_ns, open: epoch >= open, ..Captured::new(object) });
                 }
                 before = epoch;
             }
         }
         versions.sort_by_key(|version| (!version.by.is_empty(), version.object));
-        let mut latest = i64::MIN;
-        let made_ns = retained.iter().map(|(_, made_ns)| {
-            latest = latest.max(*made_ns);
-            latest
-        });
-        Ok(Census { made_ns: made_ns.collect(), kept, versions })
+        Ok(Census { made_ns, kept, versions })
     }
 
     /// Takes the checkpoints out that are older than the file: they do not show it.
