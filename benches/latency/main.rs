@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo bench --bench latency -- [--work DIR] [--fs xfs,btrfs] [--io passthrough,daemon]
-//!                                [--only checkpoint,cli,restore,mount,hot,ops,memory] [--quick] [--write-docs]
+//!                                [--only checkpoint,cli,restore,mount,hot,ops,memory,history] [--quick] [--write-docs]
 //! ```
 //! It prints Markdown tables, each with what it was measured on; `--write-docs` puts them into docs/benchmarks.md in place of the ones
 //! there. The bounds of the project stand beside the numbers with "met" or "not met".
@@ -12,6 +12,7 @@
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
+mod history;
 mod memory;
 mod ops;
 mod options;
@@ -41,7 +42,10 @@ fn main() {
         if options.sections.contains(&Section::Memory) && Some(fs) == options.filesystems.first() {
             memory::measure(*fs, &mut report);
         }
-        if options.sections == [Section::Memory] {
+        if options.sections.contains(&Section::History) && Some(fs) == options.filesystems.first() {
+            history::measure(*fs, options.quick, &mut report);
+        }
+        if options.sections.iter().all(|section| [Section::Memory, Section::History].contains(section)) {
             continue;
         }
         eprintln!("{}: making the tree", fs.name());

@@ -22,9 +22,11 @@ pub enum Section {
     Mount,
     /// Memory of the daemon by inodes that the kernel knows; of the first filesystem only.
     Memory,
+    /// Naming and finding in 10,000 checkpoints; of the first filesystem only.
+    History,
 }
 
-const SECTIONS: [(&str, Section); 7] = [
+const SECTIONS: [(&str, Section); 8] = [
     ("checkpoint", Section::Checkpoint),
     ("cli", Section::Cli),
     ("hot", Section::Hot),
@@ -32,6 +34,7 @@ const SECTIONS: [(&str, Section); 7] = [
     ("ops", Section::Ops),
     ("mount", Section::Mount),
     ("memory", Section::Memory),
+    ("history", Section::History),
 ];
 const IOS: [(&str, Io); 2] = [("passthrough", Io::Passthrough), ("daemon", Io::Daemon)];
 

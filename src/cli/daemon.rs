@@ -372,8 +372,16 @@ impl Verbs for Served {
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         self.verbs.restore(by, options)
     }
-    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {
-        self.verbs.delete(by, state)
+    fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo> {
+        self.verbs.delete(by, state, now)
+    }
+
+    fn operations(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
+        self.verbs.operations(before, limit)
+    }
+
+    fn undo(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
+        self.verbs.undo(by, options)
     }
 
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {

@@ -6,14 +6,20 @@ use serde::Serialize;
 
 use super::error::{Failure, Outcome};
 use super::{Context, changes, locate, time};
-use crate::engine::api::{CheckpointInfo, StateName};
+use crate::control::Client;
+use crate::engine::api::{CheckpointInfo, Query, StateName, VerbResult};
 
-/// Delete a checkpoint and free what only it needed; this cannot be undone
+/// Delete a checkpoint; `ckptfs undo` brings it back, as long as it was not freed
+///
+/// What only it needs takes space until it is freed: by `ckptfs gc`, or at once with --now.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
     #[arg(value_name = "ID")]
     id: String,
+    /// Free what only it needs at once; this cannot be undone. Also of a checkpoint that is deleted already, by its number
+    #[arg(long)]
+    now: bool,
     /// Only tell what would be deleted
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -31,19 +37,29 @@ struct Deleted<'a> {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let checkpoint = served.client.show(StateName(args.id))?;
-    let what = describe(&checkpoint);
+    let checkpoint = match served.client.show(StateName(args.id.clone())) {
+        Err(missing) if args.now => deleted_already(&mut served.client, &args.id)?.ok_or(missing)?,
+        shown => shown?,
+    };
+    let what = if args.now { format!("{} for good", describe(&checkpoint)) } else { describe(&checkpoint) };
     if args.dry_run {
         return print(&checkpoint, true, &format!("would delete {what}"), context);
     }
-    let ask = !args.yes && io::stdin().is_terminal() && io::stderr().is_terminal();
+    let ask = args.now && !args.yes && io::stdin().is_terminal() && io::stderr().is_terminal();
     if ask && !confirmed(&context.out.talk_text(&format!("Delete {what}?")))? {
         context.out.talk("nothing was deleted");
         return Err(Failure::No);
     }
     // By number: a tag or `latest` may mean another checkpoint by now.
-    let deleted = served.client.delete(StateName(checkpoint.id.to_string()))?;
+    let state = StateName(checkpoint.id.to_string());
+    let deleted = if args.now { served.client.free(state)? } else { served.client.delete(state)? };
     print(&deleted, false, &format!("deleted {what}"), context)
+}
+
+/// A checkpoint that is deleted and not freed, by its number.
+fn deleted_already(client: &mut Client, id: &str) -> VerbResult<Option<CheckpointInfo>> {
+    let deleted = client.find(Query { hidden: true, ..Query::default() })?;
+    Ok(deleted.into_iter().find(|checkpoint| checkpoint.id.to_string() == id))
 }
 
 fn print(checkpoint: &CheckpointInfo, dry_run: bool, text: &str, context: &mut Context) -> Outcome {

@@ -3,18 +3,32 @@
 use std::path::{Path, PathBuf};
 
 use super::error::Outcome;
+use super::graph::Graph;
+use super::locate::History;
 use super::output::{Out, Role};
 use super::tree_path::in_tree;
 use super::{Context, changes, locate, time};
-use crate::engine::api::{CheckpointInfo, Query, VersionInfo, VersionKind};
+use crate::engine::api::{CheckpointInfo, Query, StateName, VersionInfo, VersionKind};
 use crate::store::record::Reason;
+
+/// Checkpoints that are asked for at once.
+const PAGE: usize = 256;
 
 /// List the checkpoints, or every version of one path, newest first
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// At most so many
-    #[arg(short = 'n', long = "max-count", value_name = "COUNT")]
+    #[arg(short = 'n', long = "max-count", visible_alias = "limit", value_name = "COUNT")]
     max_count: Option<usize>,
+    /// Only those before this one: the next page
+    #[arg(long, value_name = "ID", conflicts_with = "path")]
+    before: Option<String>,
+    /// Draw which checkpoint each comes from
+    #[arg(long, conflicts_with_all = ["path", "deleted"])]
+    graph: bool,
+    /// Those that were deleted and can be brought back by `undo`, or freed for good
+    #[arg(long, conflicts_with = "path")]
+    deleted: bool,
     /// List the versions of this file, or the checkpoints that changed something below this directory
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
@@ -25,26 +39,72 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return versions(path, args.max_count.unwrap_or(usize::MAX), context);
     }
     let mut source = locate::history(context.dir())?;
-    let checkpoints = source.find(Query { limit: args.max_count, ..Query::default() })?;
-    let out = &mut context.out;
-    if out.json {
-        return Ok(out.json(&checkpoints)?);
+    let before = match args.before {
+        Some(before) => Some(source.show(&StateName(before))?.id),
+        None => None,
+    };
+    let query = Query { limit: args.max_count, before, hidden: args.deleted, ..Query::default() };
+    if context.out.json {
+        return Ok(context.out.json(&source.find(query)?)?);
     }
-    if checkpoints.is_empty() {
-        out.talk("no checkpoint yet; make one: ckptfs checkpoint");
+    let graph = args.graph.then(Graph::default);
+    let printed = print_by_page(&mut source, query, Printer { graph, ..Printer::default() }, &mut context.out)?;
+    if printed == 0 && !args.deleted && before.is_none() {
+        context.out.talk("no checkpoint yet; make one: ckptfs checkpoint");
     }
-    print_checkpoints(&checkpoints, out)
+    Ok(())
+}
+
+/// Asks for so many checkpoints at once and prints them, so that the first are there at once however many there are. Gives how many there were.
+fn print_by_page(source: &mut History, mut query: Query, mut printer: Printer, out: &mut Out) -> Outcome<usize> {
+    let (mut printed, limit) = (0, query.limit.unwrap_or(usize::MAX));
+    while printed < limit {
+        let page = PAGE.min(limit - printed);
+        query.limit = Some(page);
+        let checkpoints = source.find(query.clone())?;
+        printer.print(&checkpoints, out)?;
+        printed += checkpoints.len();
+        query.before = checkpoints.last().map(|oldest| oldest.id);
+        if checkpoints.len() < page {
+            break;
+        }
+        out.flush()?;
+    }
+    Ok(printed)
 }
 
 /// Prints one line for each checkpoint.
 pub fn print_checkpoints(checkpoints: &[CheckpointInfo], out: &mut Out) -> Outcome {
-    let id_width = checkpoints.iter().map(|checkpoint| checkpoint.id.to_string().len()).max().unwrap_or(0);
-    let count_width = checkpoints.iter().map(|checkpoint| changes::count(checkpoint.dirty).len()).max().unwrap_or(0);
-    for checkpoint in checkpoints {
-        let line = line(out, checkpoint, id_width, count_width);
-        out.line(&line)?;
+    Printer::default().print(checkpoints, out)
+}
+
+/// Prints one line for each checkpoint, in columns as wide as they had to be so far.
+#[derive(Default)]
+struct Printer {
+    graph: Option<Graph>,
+    id_width: usize,
+    count_width: usize,
+}
+
+impl Printer {
+    fn print(&mut self, checkpoints: &[CheckpointInfo], out: &mut Out) -> Outcome {
+        for checkpoint in checkpoints {
+            self.id_width = self.id_width.max(checkpoint.id.to_string().len());
+            self.count_width = self.count_width.max(changes::count(checkpoint.dirty).len());
+        }
+        for checkpoint in checkpoints {
+            let mut line = line(out, checkpoint, self.id_width, self.count_width);
+            if let Some(graph) = &mut self.graph {
+                let (above, before) = graph.next(checkpoint.id, checkpoint.parent);
+                for joins in above {
+                    out.line(&joins)?;
+                }
+                line.insert_str(0, &before);
+            }
+            out.line(&line)?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn versions(path: &Path, max: usize, context: &mut Context) -> Outcome {

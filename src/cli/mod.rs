@@ -21,6 +21,7 @@ mod find;
 mod findings;
 mod fsck;
 mod gc;
+mod graph;
 mod holder;
 mod holders;
 mod hook;
@@ -30,11 +31,13 @@ mod log;
 mod ls;
 mod mount;
 mod mounts;
+mod ops;
 mod output;
 mod past;
 mod patch;
 mod pin;
 mod progress;
+mod redo;
 mod rename;
 mod restore;
 mod show;
@@ -46,6 +49,7 @@ mod tag;
 mod time;
 mod tree_path;
 mod umount;
+mod undo;
 mod unpin;
 mod untag;
 mod verify;
@@ -106,6 +110,9 @@ enum Verb {
     Delete(delete::Args),
     Du(du::Args),
     Gc(gc::Args),
+    Ops(ops::Args),
+    Undo(undo::Args),
+    Redo(redo::Args),
     Verify(verify::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
@@ -167,6 +174,9 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Delete(args) => delete::run(args, context),
         Verb::Du(args) => du::run(args, context),
         Verb::Gc(args) => gc::run(args, context),
+        Verb::Ops(args) => ops::run(args, context),
+        Verb::Undo(args) => undo::run(args, context),
+        Verb::Redo(args) => redo::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),

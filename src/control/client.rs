@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
 use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, Query, RestoreOptions, Restored, Retag,
-    StateName, Stats, Status, TreePath, VerbError, VerbResult, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
+    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
 use crate::sys::host;
 
@@ -135,9 +135,30 @@ impl Client {
         }
     }
 
-    /// Deletes a checkpoint.
+    /// Deletes a checkpoint, so that it can be brought back.
     pub fn delete(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
-        self.one_checkpoint(Request::Delete { state })
+        self.one_checkpoint(Request::Delete { state, now: false })
+    }
+
+    /// Deletes a checkpoint, also one that is deleted already, for good, and frees what only it needed.
+    pub fn free(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
+        self.one_checkpoint(Request::Delete { state, now: true })
+    }
+
+    /// At most `limit` operations before `before` (without it: the last), newest first.
+    pub fn operations(&mut self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
+        match self.call(Request::Operations { before, limit })? {
+            Response::Operations(operations) => Ok(operations),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Undoes operations, or does them again.
+    pub fn undo(&mut self, options: UndoOptions) -> VerbResult<Undone> {
+        match self.call(Request::Undo(options))? {
+            Response::Undone(undone) => Ok(*undone),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Looks for damage, for a moment.

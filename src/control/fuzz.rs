@@ -38,7 +38,7 @@ fn request() -> impl Strategy<Value = Request> {
         state().prop_map(|state| Request::Show { state }),
         (state(), option::of(state())).prop_map(|(from, to)| Request::Diff { from, to, sizes: true }),
         (state(), vec(path, 0..5), any::<bool>()).prop_map(|(to, paths, dry_run)| Request::Restore(RestoreOptions { to, paths, dry_run })),
-        state().prop_map(|state| Request::Delete { state }),
+        (state(), any::<bool>()).prop_map(|(state, now)| Request::Delete { state, now }),
         any::<(bool, bool)>().prop_map(|(lazy, leave)| Request::Unmount { lazy, leave }),
     ]
 }

@@ -5,8 +5,8 @@ use std::io::{self, BufRead, Write};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, Query, RestoreOptions, Restored, Retag,
-    StateName, Stats, Status, TreePath, VerbError, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
+    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
 };
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
@@ -78,7 +78,20 @@ pub enum Request {
     Delete {
         /// Which.
         state: StateName,
+        /// For good: free what only it needs.
+        #[serde(default)]
+        now: bool,
     },
+    /// What was done to the history.
+    Operations {
+        /// Before this one.
+        #[serde(default)]
+        before: Option<u64>,
+        /// At most so many.
+        limit: usize,
+    },
+    /// Undo operations, or do them again.
+    Undo(UndoOptions),
     /// Look for damage, for a moment.
     Verify(VerifyOptions),
     /// What space the history takes, counted for a moment.
@@ -109,11 +122,12 @@ impl Request {
     pub fn only_asks(&self) -> bool {
         match self {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
-            Request::Find(_) | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
+            Request::Find(_) | Request::Operations { .. } | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
             // Of a takeover the next daemon knows nothing of a run that goes on.
             Request::Du(options) => options.run.is_none(),
             Request::Gc(options) => options.dry_run && options.run.is_none(),
             Request::Restore(options) => options.dry_run,
+            Request::Undo(options) => options.dry_run,
             Request::Checkpoint(_) | Request::Retag { .. } | Request::Pin { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
             #[cfg(debug_assertions)]
             Request::Fault { .. } => false,
@@ -139,6 +153,10 @@ pub enum Response {
     Versions(Vec<VersionInfo>),
     /// To `restore`.
     Restored(Restored),
+    /// To `operations`, and part of a longer answer.
+    Operations(Vec<OperationInfo>),
+    /// To `undo`.
+    Undone(Box<Undone>),
     /// To `verify`.
     Verified(Box<Verified>),
     /// To `du`.
@@ -284,8 +302,15 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
         Response::Versions(versions) => heads(versions, version_bytes).into_iter().map(Response::Versions).collect(),
         Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
+        Response::Operations(list) => heads(list, operation_bytes).into_iter().map(Response::Operations).collect(),
         // A part of a verification has few findings: `verify` sees to that.
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Du(_) | Response::Gc(_) | Response::Done => Vec::new(),
+        Response::Checkpoint(_)
+        | Response::Stats(_)
+        | Response::Verified(_)
+        | Response::Undone(_)
+        | Response::Du(_)
+        | Response::Gc(_)
+        | Response::Done => Vec::new(),
         #[cfg(debug_assertions)]
         Response::Faults { .. } => Vec::new(),
     };
@@ -299,12 +324,14 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
     let mut checkpoints = Vec::new();
     let mut events = Vec::new();
     let mut versions = Vec::new();
+    let mut operations = Vec::new();
     for part in parts {
         match part {
             Response::Changes(mut more) => changes.append(&mut more),
             Response::Checkpoints(mut more) => checkpoints.append(&mut more),
             Response::Audit(mut more) => events.append(&mut more),
             Response::Versions(mut more) => versions.append(&mut more),
+            Response::Operations(mut more) => operations.append(&mut more),
             _ => return None,
         }
     }
@@ -328,7 +355,18 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             *list = std::mem::take(&mut versions);
             None
         }
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Du(_) | Response::Gc(_) | Response::Done => None,
+        Response::Operations(list) => {
+            operations.append(list);
+            *list = std::mem::take(&mut operations);
+            None
+        }
+        Response::Checkpoint(_)
+        | Response::Stats(_)
+        | Response::Verified(_)
+        | Response::Undone(_)
+        | Response::Du(_)
+        | Response::Gc(_)
+        | Response::Done => None,
         #[cfg(debug_assertions)]
         Response::Faults { .. } => None,
     };
@@ -336,7 +374,8 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         changes.append(list);
         *list = std::mem::take(&mut changes);
     }
-    (changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty()).then_some(last)
+    let all_used = changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty() && operations.is_empty();
+    all_used.then_some(last)
 }
 
 /// Takes parts of [`PART_BYTES`] off the front of `list`, until what is left fits.
@@ -371,6 +410,16 @@ fn event_bytes(event: &AuditEvent) -> usize {
         + event.tags.iter().map(|tag| tag.len() + 1).sum::<usize>()
         + event.paths.iter().map(|path| path.0.len() + 16).sum::<usize>();
     2 * ITEM_BYTES + ESCAPED_BYTES * (texts + event.by.as_ref().map_or(0, |by| by.process.len()))
+}
+
+fn operation_bytes(operation: &OperationInfo) -> usize {
+    let tags = |tags: &[String]| tags.iter().map(|tag| tag.len() + 1).sum::<usize>();
+    let texts = operation.by.process.len()
+        + operation.reason.as_ref().map_or(0, String::len)
+        + operation.obstacle.as_ref().map_or(0, String::len)
+        + operation.paths.iter().map(|path| path.0.len() + 16).sum::<usize>()
+        + operation.tags.iter().map(|change| 16 + tags(&change.lost) + tags(&change.got)).sum::<usize>();
+    2 * ITEM_BYTES + ESCAPED_BYTES * texts
 }
 
 fn checkpoint_bytes(checkpoint: &CheckpointInfo) -> usize {

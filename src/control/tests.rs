@@ -126,7 +126,13 @@ impl Verbs for Fake {
         let changes = changes(self.changes);
         Ok(Restored { restored: CheckpointId(1), guard: None, changes, unknown: Vec::new(), dry_run: options.dry_run, duration_us: 5 })
     }
-    fn delete(&self, _: &Actor, _: &StateName) -> VerbResult<CheckpointInfo> {
+    fn operations(&self, _: Option<u64>, _: usize) -> VerbResult<Vec<OperationInfo>> {
+        Ok(Vec::new())
+    }
+    fn undo(&self, _: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
+        Ok(Undone { dry_run: options.dry_run, ..Undone::default() })
+    }
+    fn delete(&self, _: &Actor, _: &StateName, _: bool) -> VerbResult<CheckpointInfo> {
         panic!("a mistake of the engine");
     }
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {

@@ -11,6 +11,7 @@ use crate::store::record::{Actor, Kept, Reason};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcWhy};
 pub use super::retention::{Retention, Rule};
+pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
 pub use crate::store::check::DamageKind;
 
 /// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
@@ -120,6 +121,9 @@ pub struct Query {
     /// They are pinned.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pinned: bool,
+    /// They were deleted, and not freed yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hidden: bool,
     /// This user asked for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
@@ -569,8 +573,12 @@ pub trait Verbs: Send + Sync {
     fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
     /// Makes the tree what it was; see [`RestoreOptions`].
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored>;
-    /// Deletes a checkpoint and frees what only it needed.
-    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo>;
+    /// Deletes a checkpoint, so that it can be brought back; with `now` for good, and frees what only it needed.
+    fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo>;
+    /// At most `limit` operations before `before` (without it: the last), newest first.
+    fn operations(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>>;
+    /// Undoes operations, or does them again; see [`UndoOptions`].
+    fn undo(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone>;
     /// Looks for damage, for a moment; the answer says how to go on.
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified>;
     /// What space the history takes, counted for a moment; the answer says how to go on.

@@ -79,6 +79,7 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         | Record::Replacing { .. }
         | Record::By { .. }
         | Record::Sealed { .. }
+        | Record::Operation(_)
         | Record::Ahead { .. } => {
             return None;
         }

@@ -160,7 +160,7 @@ impl Engine {
             }
         }
         let reads = |id: &CheckpointId| {
-            let found = self.timeline().has_checkpoint(*id).then(|| self.timeline().data_at(version.slot, *id));
+            let found = self.timeline().is_stored(*id).then(|| self.timeline().data_at(version.slot, *id));
             matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
         };
         let needed = version.checkpoints.iter().any(reads);

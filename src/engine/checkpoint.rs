@@ -9,7 +9,8 @@ use super::request::{NodeId, Stale};
 use crate::history::absence::INCOMPLETE_PREFIX;
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
-use crate::store::record::{Actor, Checkpoint, Kept, Reason};
+use crate::store::operation::Deed;
+use crate::store::record::{Actor, Checkpoint, Kept, Reason, Record};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 
@@ -125,28 +126,56 @@ impl Engine {
         Ok(tags)
     }
 
-    /// Deletes a checkpoint. Versions that only it needed go with it.
+    /// Deletes a checkpoint: nobody sees it any more. What it needs stays until it is freed, so that it can be brought back.
     pub(super) fn delete_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
-        let Some(checkpoint) = self.timeline().checkpoint(id) else {
-            return Err(error::unknown_state(&id.to_string(), &self.state_names()));
-        };
-        if let Some(reason) = &checkpoint.pinned {
+        self.hide_checkpoint(by, None, id)
+    }
+
+    /// As [`Engine::delete_checkpoint`]; the caller holds `checkpointing`.
+    pub(super) fn hide_checkpoint(&self, by: &Actor, undoes: Option<u64>, id: CheckpointId) -> VerbResult<CheckpointInfo> {
+        let Some(kept) = self.timeline().checkpoint(id) else { return Err(self.no_checkpoint(&id.to_string())) };
+        if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        let unneeded = self.timeline().unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
-        self.timeline().delete(Some(by), id).map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        let hidden = self.timeline().operate(by, undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]);
+        hidden.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
+        let deleted = CheckpointInfo::new(&kept);
+        self.forget_view(&deleted);
+        Ok(deleted)
+    }
+
+    /// Deletes a checkpoint, hidden or not, for good. Versions that only it needed go with it.
+    pub(super) fn free_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
+        let _one_at_a_time = self.checkpointing.lock();
+        let timeline = self.timeline();
+        let Some(kept) = timeline.checkpoint(id).or_else(|| timeline.hidden_checkpoint(id)) else { return Err(self.no_checkpoint(&id.to_string())) };
+        if let Some(reason) = &kept.pinned {
+            return Err(error::pinned(id, reason));
+        }
+        let unneeded = timeline.unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
+        let freed = timeline.operate(by, None, Deed::Deleted { id, freed: true }, vec![Record::Deleted { id }]);
+        freed.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         for object in unneeded {
-            match self.timeline().store().layers.remove(object) {
+            match timeline.store().layers.remove(object) {
                 // It went with a checkpoint that was deleted before.
                 Err(error) if error.errno() == Errno::ENOENT => {}
                 Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
                 Ok(()) => {}
             }
         }
-        let deleted = CheckpointInfo::new(&checkpoint);
+        let deleted = CheckpointInfo::new(&kept);
         self.forget_view(&deleted);
         Ok(deleted)
+    }
+
+    /// What to say of a checkpoint that nobody sees.
+    pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
+        let id = name.parse().ok().map(CheckpointId);
+        match id.filter(|id| self.timeline().hidden_checkpoint(*id).is_some()) {
+            Some(id) => error::hidden(id),
+            None => error::unknown_state(name, &self.state_names()),
+        }
     }
 }
 

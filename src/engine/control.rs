@@ -269,10 +269,11 @@ impl Engine {
     /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
     pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let _one_at_a_time = self.checkpointing.lock();
         let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
         let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
         let tags = checkpoint.checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.timeline().set_tags(Some(&caller.actor()), vec![(id, tags)])
+        self.set_tags(&caller.actor(), None, vec![(id, tags)])
     }
 
     /// The view that a past node belongs to must still be there.

@@ -64,7 +64,7 @@ impl Engine {
                 let mut tags = checkpoint.tags.clone();
                 tags.push(tag);
                 tags.sort();
-                self.timeline().set_tags(None, vec![(checkpoint.id, tags)])?;
+                self.timeline().set_tags(checkpoint.id, tags)?;
             }
         }
         if !named.is_empty() {

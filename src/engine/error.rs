@@ -11,7 +11,7 @@ const NEAREST_BYTES_MAX: usize = 200;
 /// Something failed with an errno.
 pub(super) fn failed(what: &str, errno: Errno) -> VerbError {
     let (code, hint) = match errno {
-        Errno::ENOSPC | Errno::EDQUOT => ("no-space", Some("free space on the filesystem, or delete checkpoints: ckptfs delete ID")),
+        Errno::ENOSPC | Errno::EDQUOT => ("no-space", Some("free space on the filesystem, or free checkpoints: ckptfs delete --now ID")),
         Errno::EROFS => ("read-only", None),
         Errno::EBUSY => ("busy", None),
         Errno::EACCES | Errno::EPERM => ("no-permission", None),
@@ -37,6 +37,59 @@ pub(super) fn unknown_state(name: &str, known: &[String]) -> VerbError {
         None => "`ckptfs log` lists all checkpoints".into(),
     };
     VerbError { code: "unknown-checkpoint".into(), message: format!("there is no checkpoint {name:?}"), hint: Some(hint) }
+}
+
+/// The checkpoint was deleted, or its making undone.
+pub(super) fn hidden(id: CheckpointId) -> VerbError {
+    VerbError {
+        code: "unknown-checkpoint".into(),
+        message: format!("checkpoint {id} is deleted"),
+        hint: Some("it is not freed yet: `ckptfs ops` says what was done, `ckptfs undo` brings it back".into()),
+    }
+}
+
+/// What the checkpoint needed is gone.
+pub(super) fn freed(id: CheckpointId) -> VerbError {
+    VerbError { code: "freed".into(), message: format!("checkpoint {id} was freed"), hint: None }
+}
+
+/// There is no such operation.
+pub(super) fn no_operation(number: u64) -> VerbError {
+    VerbError {
+        code: "unknown-operation".into(),
+        message: format!("there is no operation {number}"),
+        hint: Some("`ckptfs ops` lists all operations".into()),
+    }
+}
+
+/// There is not so much to be undone (`verb`) or done again.
+pub(super) fn too_far(verb: &str, there: usize) -> VerbError {
+    let message = if there == 0 { format!("nothing can be {verb}") } else { format!("only {there} operations can be {verb}") };
+    VerbError { code: "too-far".into(), message, hint: Some("`ckptfs ops` lists all operations".into()) }
+}
+
+/// Somebody else was faster.
+pub(super) fn undone_meanwhile(number: u64) -> VerbError {
+    VerbError {
+        code: "undone".into(),
+        message: format!("operation {number} was undone by somebody else meanwhile"),
+        hint: Some("`ckptfs ops` says by whom".into()),
+    }
+}
+
+/// Something is in the way of undoing an operation.
+pub(super) fn cannot_undo(number: u64, why: VerbError) -> VerbError {
+    let message = format!("operation {number} cannot be undone: {}", why.message);
+    let hint = match why.code.as_str() {
+        "pinned" | "tag-taken" => why.hint,
+        _ => Some("what was done before it can be undone: ckptfs undo --skip".into()),
+    };
+    VerbError { code: why.code, message, hint }
+}
+
+/// A checkpoint has no room for so many tags.
+pub(super) fn too_many_tags(count: usize) -> VerbError {
+    VerbError { code: "bad-tag".into(), message: format!("{count} tags are too many for one checkpoint"), hint: None }
 }
 
 /// Why a name means no checkpoint.

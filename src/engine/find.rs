@@ -8,8 +8,9 @@ use crate::history::select::parse_time;
 use crate::history::versions::{Asked, Became, Version};
 use crate::history::view::State;
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Actor, Kept};
-use crate::sys::{Kind, SysResult};
+use crate::store::operation::{Deed, Retagged};
+use crate::store::record::{Actor, Kept, Record};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// A query that was understood.
 pub(super) struct Matcher<'a> {
@@ -72,6 +73,10 @@ impl Engine {
     pub(super) fn find_checkpoints(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
         let matcher = Matcher::new(query)?;
         let limit = query.limit.unwrap_or(usize::MAX);
+        if query.hidden {
+            let hidden = self.timeline().hidden();
+            return Ok(hidden.iter().rev().filter(|kept| matcher.takes(kept)).take(limit).map(CheckpointInfo::new).collect());
+        }
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
             let touched = versions.iter().rev().filter_map(|version| match version.state {
@@ -128,7 +133,19 @@ impl Engine {
         let mut given: Vec<(CheckpointId, Vec<String>)> =
             losers.map(|other| (other.id, other.checkpoint.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
         given.push((id, tags));
-        self.timeline().set_tags(Some(by), given).map_err(|errno| error::failed("the tags were not changed", errno))
+        self.set_tags(by, None, given).map_err(|errno| error::failed("the tags were not changed", errno))
+    }
+
+    /// Gives kept checkpoints these tags, as an operation. The caller holds `checkpointing`.
+    pub(super) fn set_tags(&self, by: &Actor, undoes: Option<u64>, given: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
+        let (mut changes, mut records) = (Vec::new(), Vec::new());
+        for (id, tags) in given {
+            let before = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
+            let not_in = |these: &[String], others: &[String]| these.iter().filter(|tag| !others.contains(tag)).cloned().collect();
+            changes.push(Retagged { id, lost: not_in(&before, &tags), got: not_in(&tags, &before) });
+            records.push(Record::Tags { id, tags });
+        }
+        self.timeline().operate(by, undoes, Deed::Tagged { changes }, records)
     }
 
     /// See [`super::api::Verbs::versions`].

@@ -252,7 +252,7 @@ impl Engine {
             if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
                 return Ok(false);
             }
-            self.timeline().delete(Some(by), planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
+            self.timeline().free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
         }
         if !planned.hidden {
             self.forget_view(&CheckpointInfo::new(planned));
@@ -376,8 +376,10 @@ fn steps_of(census: &Census, measured: &[usize], order: &[usize]) -> Vec<Option<
         let row = levels.get(level as usize)?;
         later(*row.get(range.start)?, *row.get(range.end.checked_sub(1 << level)?)?)
     };
-    let mut steps: Vec<Option<usize>> =
-        measured.iter().map(|at| census.versions.get(*at).filter(|version| !version.open).and_then(|version| last(&version.by))).collect();
+    let mut steps: Vec<Option<usize>> = measured
+        .iter()
+        .map(|at| census.versions.get(*at).filter(|version| !(version.open && version.by.is_empty())).and_then(|version| last(&version.by)))
+        .collect();
     // What was captured ahead became a version later: should one object ever be two versions, it goes with the last of them.
     let mut of_object: HashMap<ObjectId, Option<usize>> = HashMap::new();
     let object = |at: &usize| census.versions.get(*at).map(|version| version.object);

@@ -28,6 +28,7 @@ pub mod settings;
 mod space;
 mod syncer;
 pub mod takeover;
+mod undo;
 mod unserved;
 mod verbs;
 

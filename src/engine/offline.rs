@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, Query, RestoreOptions, Restored, Retag,
-    StateName, Stats, Status, TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
+    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
 use crate::history::select::{Known, Unselected, select};
@@ -96,7 +96,15 @@ impl Verbs for Offline {
         not_mounted()
     }
 
-    fn delete(&self, _: &Actor, _: &StateName) -> VerbResult<CheckpointInfo> {
+    fn delete(&self, _: &Actor, _: &StateName, _: bool) -> VerbResult<CheckpointInfo> {
+        not_mounted()
+    }
+
+    fn operations(&self, _: Option<u64>, _: usize) -> VerbResult<Vec<OperationInfo>> {
+        not_mounted()
+    }
+
+    fn undo(&self, _: &Actor, _: &UndoOptions) -> VerbResult<Undone> {
         not_mounted()
     }
 

@@ -4,7 +4,9 @@ use super::Engine;
 use super::api::{CheckpointInfo, StateName, VerbResult};
 use super::checkpoint::check_note;
 use super::error;
-use crate::store::record::Actor;
+use crate::store::operation::Deed;
+use crate::store::record::{Actor, Kept, Record};
+use crate::sys::SysResult;
 
 impl Engine {
     /// See [`super::api::Verbs::pin`].
@@ -14,9 +16,15 @@ impl Engine {
         let id = self.checkpoint_id(state)?;
         let before = self.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
         if before.pinned.as_deref() != reason {
-            let pinned = self.timeline().pin(Some(by), id, reason.map(str::to_owned));
+            let pinned = self.set_pin(by, None, &before, reason.map(str::to_owned));
             pinned.map_err(|errno| error::failed("the pin was not changed", errno))?;
         }
         Ok(CheckpointInfo::new(&self.timeline().checkpoint(id).unwrap_or(before)))
+    }
+
+    /// Pins or unpins a checkpoint, as an operation. The caller holds `checkpointing`.
+    pub(super) fn set_pin(&self, by: &Actor, undoes: Option<u64>, kept: &Kept, reason: Option<String>) -> SysResult<()> {
+        let deed = Deed::Pinned { id: kept.id, before: kept.pinned.clone(), after: reason.clone() };
+        self.timeline().operate(by, undoes, deed, vec![Record::Pinned { id: kept.id, reason }])
     }
 }

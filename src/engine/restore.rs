@@ -24,6 +24,7 @@ use crate::history::touched::Touched;
 use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Actor, Reason, Record};
+use crate::sys::lock::MutexGuard;
 use crate::sys::{Kind, SysResult};
 
 /// What the kernel must forget after a restore.
@@ -37,6 +38,20 @@ pub(super) struct Stale {
     pub(super) dressed: Vec<Slot>,
 }
 
+/// Who asked for a restore, and why.
+pub(super) struct Asked<'a> {
+    pub(super) by: &'a Actor,
+    /// The operation that it undoes.
+    pub(super) undoes: Option<u64>,
+    pub(super) started: Instant,
+    /// Paths that are not known as they were.
+    pub(super) unknown: Vec<TreePath>,
+}
+
+fn took(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
 impl Engine {
     /// See [`super::api::Verbs::restore`].
     pub(super) fn restore_to(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
@@ -44,8 +59,7 @@ impl Engine {
         let target = self.checkpoint_id(&options.to)?;
         let paths = self.checked_paths(target, &options.paths)?;
         let failed = |errno| error::failed("the restore failed", errno);
-        let took = |started: Instant| u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
+        let unknown = self.unknown_in(target).map_err(failed)?;
         if options.dry_run {
             self.settle();
             let touched = self.touched(target, None).map_err(failed)?;
@@ -53,14 +67,28 @@ impl Engine {
             return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
         }
         let one_at_a_time = self.checkpointing.lock();
+        let asked = Asked { by, undoes: None, started, unknown };
+        self.restore_now(asked, target, &paths, one_at_a_time)
+    }
+
+    /// Makes the tree, or these paths, what it was, with a guard. Takes the lock of whoever makes checkpoints, and gives it back.
+    pub(super) fn restore_now(
+        &self,
+        asked: Asked<'_>,
+        target: CheckpointId,
+        paths: &[Vec<u8>],
+        one_at_a_time: MutexGuard<'_, ()>,
+    ) -> VerbResult<Restored> {
+        let failed = |errno| error::failed("the restore failed", errno);
+        let Asked { by, undoes, started, unknown } = asked;
         let (gate, flushed) = self.freeze();
         let touched = self.touched(target, None).map_err(failed)?;
-        let changes = self.changes_to(target, &paths, &touched).map_err(failed)?;
-        let plan = plan::Plan::make(self, target, &paths, touched).map_err(failed)?;
+        let changes = self.changes_to(target, paths, &touched).map_err(failed)?;
+        let plan = plan::Plan::make(self, target, paths, touched).map_err(failed)?;
         let note = format!("before restoring {target}");
         let (guard, _) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(Some(by), &plan, guard.id, &paths);
+        let applied = self.carry_out(Some((by, undoes)), &plan, guard.id, paths);
         drop(tree);
         drop(gate);
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
@@ -83,10 +111,15 @@ impl Engine {
         Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dry_run: false, duration_us: took(started) })
     }
 
+    /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does not know.
+    pub(super) fn unknown_in(&self, target: CheckpointId) -> SysResult<Vec<TreePath>> {
+        Ok(self.changed_unserved(target)?.iter().map(|change| change.path.clone()).collect())
+    }
+
     /// Applies a plan between the records of its beginning and its end. The caller holds the gate and the tree for writing.
     ///
     /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
-    fn carry_out(&self, by: Option<&Actor>, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
+    fn carry_out(&self, by: Option<(&Actor, Option<u64>)>, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
         self.timeline().begin_restore(by, plan.target, guard, paths)?;
         let applied = apply::apply(self, plan);
         // Were it not told before the next change, the next mount would restore once more, over what was done since.

@@ -2,11 +2,13 @@
 
 use super::Engine;
 use super::api::{
-    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, DuOptions, DuReport, GcOptions, GcReport, Query, RestoreOptions,
-    Restored, Retag, SealerInfo, StateName, Stats, Status, TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
+    RestoreOptions, Restored, Retag, SealerInfo, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified,
+    VerifyOptions, VersionInfo,
 };
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
+use crate::history::select::Unselected;
 use crate::history::touched::Touched;
 use crate::history::view::State;
 use crate::live::SealMode;
@@ -29,7 +31,10 @@ impl Engine {
     }
 
     fn state(&self, name: &StateName) -> VerbResult<State> {
-        self.timeline().select(&name.0).map_err(|why| error::unselected(&name.0, why, &self.state_names()))
+        self.timeline().select(&name.0).map_err(|why| match why {
+            Unselected::Unknown => self.no_checkpoint(&name.0),
+            why => error::unselected(&name.0, why, &self.state_names()),
+        })
     }
 
     /// The checkpoint that is meant.
@@ -287,10 +292,18 @@ impl Verbs for Engine {
         self.restore_to(by, options)
     }
 
-    fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {
-        let deleted = self.delete_checkpoint(by, self.checkpoint_id(state)?)?;
+    fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo> {
+        let deleted = if now { self.free_checkpoint(by, self.stored_id(state)?)? } else { self.delete_checkpoint(by, self.checkpoint_id(state)?)? };
         self.snapdir_changed();
         Ok(deleted)
+    }
+
+    fn operations(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
+        self.operation_infos(before, limit)
+    }
+
+    fn undo(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
+        self.undo_operations(by, options)
     }
 
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {

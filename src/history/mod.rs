@@ -7,6 +7,7 @@ pub mod diff;
 pub mod indexer;
 pub mod lookup;
 pub mod needed;
+pub mod operations;
 pub mod present;
 mod resume;
 pub mod select;

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use super::timeline::{Timeline, fault};
+use super::timeline::{Timeline, asked, fault};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
-use crate::store::record::{DataState, Record, Undo};
+use crate::store::record::{Actor, DataState, Record, Undo};
 use crate::sys::{SysResult, Time};
 
 /// A captured version.
@@ -132,6 +132,19 @@ impl Timeline {
         }
         versions.sort_by_key(|version| (!version.by.is_empty(), version.object));
         Ok(Census { made_ns, kept, versions })
+    }
+
+    /// Deletes a checkpoint, hidden or not, for good, as the rules of retention say: nobody's operation, and no way back. What only it needed can be
+    /// removed after.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn free(&self, by: &Actor, id: CheckpointId) -> SysResult<()> {
+        let mut records = asked(Some(by));
+        records.push(Record::Deleted { id });
+        self.append(&records)?;
+        self.inner.write().drop_checkpoint(id);
+        Ok(())
     }
 
     /// Takes the checkpoints out that are older than the file: they do not show it.

@@ -27,6 +27,9 @@ impl Timeline {
         let from = checkpoints.last().map_or(Address::START, |(_, address)| *address).min(applied);
         let mut inner = Inner::new(next);
         inner.lineage = store.index.lineage().map_err(fault)?;
+        for (number, at, undoes) in store.index.operations().map_err(fault)? {
+            inner.operations.note(number, at, undoes);
+        }
         inner.absences = store.index.absences().map_err(fault)?.into_iter().map(|(from_ns, to_ns)| Absence { from_ns, to_ns }).collect();
         for (kept, address) in checkpoints {
             inner.put_checkpoint(kept, address);
@@ -156,6 +159,7 @@ impl Replay {
                 self.inner.note_ahead(address, upto);
             }
             Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
+            Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
         }
     }

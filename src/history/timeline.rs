@@ -11,12 +11,14 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::absence::{Absence, Clock};
+use super::operations::Operations;
 use super::select::{Known, Unselected, select};
 use super::table::Table;
 use super::view::State;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
-use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, Record, Sealed, Undo};
+use crate::store::operation::Deed;
+use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, Reason, Record, Sealed, Undo};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, Kind, SysResult};
@@ -38,6 +40,8 @@ pub(super) struct Inner {
     pub(super) hidden: BTreeMap<CheckpointId, (Kept, Address)>,
     /// Where they come from.
     pub(super) lineage: Lineage,
+    /// What was done.
+    pub(super) operations: Operations,
     tags: BTreeMap<String, CheckpointId>,
     /// Data records of closed epochs that were taken out after their epoch was closed: the index has yet to learn it of those in `sealed`.
     pub(super) struck: HashSet<(Epoch, Slot)>,
@@ -60,6 +64,7 @@ impl Inner {
             checkpoints: BTreeMap::new(),
             hidden: BTreeMap::new(),
             lineage: Lineage::default(),
+            operations: Operations::default(),
             tags: BTreeMap::new(),
             struck: HashSet::new(),
             absences: Vec::new(),
@@ -155,10 +160,15 @@ pub struct Aftermath {
     pub stopped_ns: Option<i64>,
 }
 
-/// The record of who asked for what the next one says, if that is known.
-fn asked(by: Option<&Actor>) -> Vec<Record> {
+/// Wall clock, nanoseconds since 1970.
+pub(super) fn now_ns() -> i64 {
     let now = crate::sys::now();
-    let at_ns = now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec));
+    now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec))
+}
+
+/// The record of who asked for what the next one says, if that is known.
+pub(super) fn asked(by: Option<&Actor>) -> Vec<Record> {
+    let at_ns = now_ns();
     by.map(|actor| Record::By { at_ns, actor: actor.clone() }).into_iter().collect()
 }
 
@@ -304,24 +314,17 @@ impl Timeline {
         }
     }
 
-    /// Appends a record that changes nothing of the tables, with who asked for it.
+    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes after then comes from `target`. `by`: who
+    /// asked for it, and which operation it undoes; without it, it is one that was begun before.
     ///
     /// # Errors
     /// As [`Timeline::append`].
-    pub fn append_by(&self, by: Option<&Actor>, record: Record) -> SysResult<()> {
-        let mut records = asked(by);
-        records.push(record);
-        self.append(&records)
-    }
-
-    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes after then comes from `target`.
-    ///
-    /// # Errors
-    /// As [`Timeline::append`].
-    pub fn begin_restore(&self, by: Option<&Actor>, target: CheckpointId, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<()> {
-        self.append_by(by, Record::RestoreBegin { target, guard, paths: paths.to_vec() })?;
-        self.inner.write().lineage.restored(target, guard, paths);
-        Ok(())
+    pub fn begin_restore(&self, by: Option<(&Actor, Option<u64>)>, target: CheckpointId, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<()> {
+        let begins = Record::RestoreBegin { target, guard, paths: paths.to_vec() };
+        match by {
+            Some((by, undoes)) => self.operate(by, undoes, Deed::Restored { target, guard, paths: paths.to_vec() }, vec![begins]),
+            None => self.append(&[begins]),
+        }
     }
 
     /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
@@ -389,11 +392,14 @@ impl Timeline {
     /// # Errors
     /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
     pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>) -> SysResult<()> {
+        let asked_for = matches!(checkpoint.reason, Reason::Asked | Reason::Directory { .. });
+        let operation = by.filter(|_| asked_for).map(|by| self.operation(by, None, Deed::Made { id: checkpoint.id }));
         let mut inner = self.inner.write();
         let next = inner.open.epoch.next();
         let mut records = asked(by);
         let made = records.len();
         records.push(Record::Checkpoint(checkpoint.clone()));
+        records.extend(operation.clone());
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
         let addresses = self.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
@@ -407,6 +413,9 @@ impl Timeline {
         }
         inner.clock.made(checkpoint.id, checkpoint.created_ns, crate::sys::clock_ahead_ns());
         inner.put_checkpoint(Kept::new(checkpoint, by.cloned()), address);
+        if let (Some(Record::Operation(done)), Some(at)) = (operation, addresses.get(made + 1)) {
+            inner.operations.note(done.number, *at, done.undoes);
+        }
         drop(inner);
         self.wake.sealed();
         Ok(())
@@ -490,6 +499,12 @@ impl Timeline {
         self.inner.read().checkpoints.contains_key(&id)
     }
 
+    /// Whether what a checkpoint needs is in the store: it is kept, or hidden.
+    pub fn is_stored(&self, id: CheckpointId) -> bool {
+        let inner = self.inner.read();
+        inner.checkpoints.contains_key(&id) || inner.hidden.contains_key(&id)
+    }
+
     /// The newest checkpoint.
     pub fn latest(&self) -> Option<CheckpointId> {
         self.inner.read().checkpoints.last_key_value().map(|(id, _)| *id)
@@ -524,42 +539,13 @@ impl Timeline {
         self.inner.read().tags.iter().map(|(tag, id)| (tag.clone(), *id)).collect()
     }
 
-    /// Gives checkpoints these tags, taking them from whichever had them: all in one append.
+    /// Gives a checkpoint these tags. Nobody asked for it.
     ///
     /// # Errors
     /// As [`Timeline::append`]; then nothing changed.
-    pub fn set_tags(&self, by: Option<&Actor>, tags: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
-        let each = |(id, tags): &(CheckpointId, Vec<String>)| {
-            let mut records = asked(by);
-            records.push(Record::Tags { id: *id, tags: tags.clone() });
-            records
-        };
-        let records: Vec<Record> = tags.iter().flat_map(each).collect();
-        self.append(&records)?;
-        let mut inner = self.inner.write();
-        for (id, tags) in tags {
-            inner.retag(id, tags);
-        }
-        Ok(())
-    }
-
-    /// Pins a checkpoint for a reason, or (`None`) no longer.
-    ///
-    /// # Errors
-    /// As [`Timeline::append`]; then nothing changed.
-    pub fn pin(&self, by: Option<&Actor>, id: CheckpointId, reason: Option<String>) -> SysResult<()> {
-        self.append_by(by, Record::Pinned { id, reason: reason.clone() })?;
-        self.inner.write().pin(id, reason);
-        Ok(())
-    }
-
-    /// Deletes a checkpoint, hidden or not, for good. What only it needed can be collected after.
-    ///
-    /// # Errors
-    /// As [`Timeline::append`].
-    pub fn delete(&self, by: Option<&Actor>, id: CheckpointId) -> SysResult<()> {
-        self.append_by(by, Record::Deleted { id })?;
-        self.inner.write().drop_checkpoint(id);
+    pub fn set_tags(&self, id: CheckpointId, tags: Vec<String>) -> SysResult<()> {
+        self.append(&[Record::Tags { id, tags: tags.clone() }])?;
+        self.inner.write().retag(id, tags);
         Ok(())
     }
 

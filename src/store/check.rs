@@ -259,6 +259,7 @@ impl Reading {
             Record::Moved { .. }
             | Record::Tags { .. }
             | Record::Pinned { .. }
+            | Record::Operation(_)
             // What only a hidden checkpoint needs is kept too.
             | Record::Hidden { .. }
             | Record::RestoreBegin { .. }

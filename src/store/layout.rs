@@ -23,7 +23,7 @@
 //! format:
 //!   ckptfs store
 //!   version 1
-//!   features actors ahead hashes pins                names with one space between, or - for none
+//!   features actors ahead hashes operations pins                names with one space between, or - for none
 //!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
 //! ```
 
@@ -51,7 +51,8 @@ pub const FORMAT_VERSION: u32 = 1;
 /// the records that come with them must leave it alone from then on.
 /// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`: it has what was captured ahead
 /// (record 14). `pins`: checkpoints can be pinned (record 15) and hidden (record 16).
-const FEATURES: [&str; 4] = ["actors", "ahead", "hashes", "pins"];
+/// `operations`: what was done can be undone (record 17).
+const FEATURES: [&str; 5] = ["actors", "ahead", "hashes", "operations", "pins"];
 /// The file that says up to when everything was on disk.
 const SYNCED_NAME: &str = "synced";
 /// Bytes of it: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.

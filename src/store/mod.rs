@@ -18,6 +18,7 @@ pub mod journal;
 pub mod layers;
 pub mod layout;
 pub mod lineage;
+pub mod operation;
 pub mod record;
 pub mod reserve;
 
@@ -170,6 +171,7 @@ pub fn is_of_checkpoints(record: &Record) -> bool {
             | Record::Hidden { .. }
             | Record::RestoreBegin { .. }
             | Record::By { .. }
+            | Record::Operation(_)
     )
 }
 

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
+use super::operation::Operation;
 use crate::sys::{Kind, Stat, Xattrs};
 
 /// The inode that a name leads to.
@@ -308,6 +309,8 @@ pub enum Record {
         /// It is.
         hidden: bool,
     },
+    /// What the records before it, appended together with it, were: an operation.
+    Operation(Operation),
     /// Objects of a closed epoch were hashed.
     Sealed {
         /// Their epoch.

@@ -6,3 +6,4 @@ mod mounted;
 mod pins;
 mod plain;
 mod support;
+mod undo;

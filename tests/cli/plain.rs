@@ -2,7 +2,7 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 16] = [
+const VERBS: [&str; 23] = [
     "mount",
     "umount",
     "checkpoint",
@@ -14,6 +14,13 @@ const VERBS: [&str; 16] = [
     "diff",
     "restore",
     "delete",
+    "pin",
+    "unpin",
+    "ops",
+    "undo",
+    "redo",
+    "du",
+    "gc",
     "verify",
     "fsck",
     "audit",
@@ -89,7 +96,7 @@ fn version_is_data() {
 #[test]
 fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
     let sandbox = Sandbox::new();
-    let verbs: [&[&str]; 11] = [
+    let verbs: [&[&str]; 16] = [
         &["checkpoint"],
         &["status"],
         &["stats"],
@@ -98,6 +105,11 @@ fn nothing_mounted_is_said_by_every_verb_that_needs_a_daemon() {
         &["diff", "1"],
         &["restore", "1"],
         &["delete", "1"],
+        &["pin", "1"],
+        &["unpin", "1"],
+        &["ops"],
+        &["undo"],
+        &["redo"],
         &["verify"],
         &["fsck"],
         &["audit"],

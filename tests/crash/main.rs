@@ -22,3 +22,4 @@ mod order;
 mod random;
 mod recorder;
 mod replay;
+mod undo;

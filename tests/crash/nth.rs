@@ -31,7 +31,7 @@ const OPERATIONS: [Operation; 8] = [
     Operation { what: "first write", script: "printf z | dd of=y bs=1 seek=1 conv=notrunc status=none" },
     Operation { what: "first append to a large file", script: "echo more >> large" },
     Operation { what: "checkpoint", script: "$CKPTFS checkpoint --tag named" },
-    Operation { what: "delete", script: "$CKPTFS delete --yes 2" },
+    Operation { what: "delete", script: "$CKPTFS delete --now --yes 2" },
     Operation { what: "restore", script: "$CKPTFS restore 1" },
 ];
 
@@ -73,7 +73,7 @@ fn killed_at(v: Variant, root: &Path, operation: &Operation, nth: u32) -> bool {
     let before = tree(root);
     // Nobody is to take over: what is left is what the daemon left.
     mount.kill_holder();
-    if !operation_killed(&mount, operation, nth) {
+    if !operation_killed(&mount, operation.script, nth) {
         return false;
     }
     mount.kill();
@@ -124,8 +124,8 @@ fn look(mount: &Mount, operation: &Operation, states: &[(u64, Tree)], before: &T
     assert_tree_is(mount.path(), &states[0].1, &opts);
 }
 
-/// Runs an operation with strace at the daemon; `true`: it was killed.
-fn operation_killed(mount: &Mount, operation: &Operation, nth: u32) -> bool {
+/// Runs an operation (`script`) with strace at the daemon; `true`: it was killed.
+pub fn operation_killed(mount: &Mount, script: &str, nth: u32) -> bool {
     let pid = mount.pid().to_string();
     let log = mount.path().with_extension("strace.log");
     fs::write(&log, "").expect("the image has room");
@@ -137,7 +137,7 @@ fn operation_killed(mount: &Mount, operation: &Operation, nth: u32) -> bool {
         .expect("strace starts");
     wait_until("strace has hold of every thread of the daemon", 60, || all_traced(&pid));
     let ckptfs = format!("{} -C {}", env!("CARGO_BIN_EXE_ckptfs"), mount.path().display());
-    let script = operation.script.replace("$CKPTFS", &ckptfs);
+    let script = script.replace("$CKPTFS", &ckptfs);
     let _ = run_limited(tool("bash", &["-c", &script]).current_dir(mount.path()), 60);
     let alive = Path::new(&format!("/proc/{pid}")).exists() && mount.run(&["log"]).status.success();
     // Asked to detach in an orderly way. Where the daemon died while it looked on, strace may wait for ever.

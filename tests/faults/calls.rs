@@ -274,7 +274,7 @@ impl Run {
         }
         self.served.forget();
         for id in self.served.checkpoints() {
-            self.served.delete(id).unwrap();
+            self.served.free(id).unwrap();
         }
     }
 }

@@ -223,7 +223,7 @@ fn everything_works_or_says_so(image: Image) {
     full.mount.remount();
     full.kept(id, &was);
     full.mount.restore(id);
-    full.mount.ok(&["delete", &next.to_string()]);
+    full.mount.ok(&["delete", "--now", &next.to_string()]);
     full.kept(id, &was);
 }
 

@@ -190,7 +190,20 @@ fn verbs() -> Vec<Op> {
             },
             run: |t, _, id| {
                 let next = t.checkpoints().into_iter().filter(|other| *other > id).min().ok_or(Errno::ENOENT)?;
-                Ok(t.delete(next)?)
+                Ok(t.free(next)?)
+            },
+            steps: false,
+        },
+        Op {
+            name: "undo a deletion",
+            before: |t, d| {
+                day(t, d)?;
+                let id = t.checkpoints().into_iter().max().ok_or(Errno::ENOENT)?;
+                Ok(t.delete(id)?)
+            },
+            run: |t, _, id| {
+                t.undo()?;
+                if t.checkpoints().contains(&id) { Ok(()) } else { Err(Errno::ENOENT.into()) }
             },
             steps: false,
         },

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Status, TreePath, VerbResult, Verbs};
+use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Status, TreePath, UndoOptions, UndoWalk, VerbResult, Verbs};
 use ckptfs::engine::request::{Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow};
 use ckptfs::engine::{Config, Engine, IoChoice, SealMode};
 use ckptfs::sys::{self, Errno, Kind, SysResult};
@@ -262,7 +262,15 @@ impl Served {
     }
 
     pub fn delete(&self, id: u64) -> VerbResult<()> {
-        self.engine().delete(&CALLER.actor(), &StateName(id.to_string())).map(drop)
+        self.engine().delete(&CALLER.actor(), &StateName(id.to_string()), false).map(drop)
+    }
+
+    pub fn free(&self, id: u64) -> VerbResult<()> {
+        self.engine().delete(&CALLER.actor(), &StateName(id.to_string()), true).map(drop)
+    }
+
+    pub fn undo(&self) -> VerbResult<()> {
+        self.engine().undo(&CALLER.actor(), &UndoOptions { walk: UndoWalk::Undo(1), skip: false, dry_run: false }).map(drop)
     }
 
     pub fn checkpoints(&self) -> Vec<u64> {

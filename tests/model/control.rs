@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::{Change, CheckpointOptions, RestoreOptions, Restored, StateName, TreePath, VerbError};
+use ckptfs::engine::api::{Change, CheckpointOptions, Query, RestoreOptions, Restored, StateName, TreePath, UndoOptions, UndoWalk, VerbError};
 use rustix::fs::{Mode, OFlags};
 
 use super::diffs;
@@ -115,12 +115,21 @@ impl World {
         let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
         // A file of it that is open is no promise.
         self.views = Default::default();
-        let id = self.snaps.remove(index).id;
+        let snap = self.snaps.remove(index);
+        let (id, state) = (snap.id, StateName(snap.id.to_string()));
         let view = self.root.join(".snapshots").join(id.to_string());
-        if op.number(1).is_multiple_of(2) {
-            self.client()?.delete(StateName(id.to_string())).map_err(|error| said("delete", &error))?;
-        } else {
-            rustix::fs::rmdir(&view).map_err(|errno| format!("rmdir .snapshots/{id}: {errno}"))?;
+        match op.number(1) % 4 {
+            0 => drop(self.client()?.free(state).map_err(|error| said("delete --now", &error))?),
+            1 => rustix::fs::rmdir(&view).map_err(|errno| format!("rmdir .snapshots/{id}: {errno}"))?,
+            2 => drop(self.client()?.delete(state).map_err(|error| said("delete", &error))?),
+            _ => {
+                self.client()?.delete(state).map_err(|error| said("delete", &error))?;
+                let options = UndoOptions { walk: UndoWalk::Undo(1), skip: false, dry_run: false };
+                self.client()?.undo(options).map_err(|error| said("undo", &error))?;
+                // It is looked at with the others.
+                self.snaps.insert(index, snap);
+                return Ok(());
+            }
         }
         match std::fs::symlink_metadata(&view) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -467,8 +476,11 @@ impl World {
         self.check_status()?;
         self.close_all();
         while !self.snaps.is_empty() {
-            self.delete(&Op::new(Verb::Delete, &[], &[self.tags, self.tags]))?;
+            self.delete(&Op::new(Verb::Delete, &[], &[self.tags, self.tags % 3]))?;
             self.tags += 1;
+        }
+        for hidden in self.client()?.find(Query { hidden: true, ..Query::default() }).map_err(|error| said("log --deleted", &error))? {
+            self.client()?.free(StateName(hidden.id.to_string())).map_err(|error| said("delete --now", &error))?;
         }
         let mounted = self.mounted.as_mut().expect("it was looked at");
         mounted.client = None;

@@ -69,6 +69,10 @@ fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
     assert!(start.saturating_sub(full) > SIZE as u64 / 2, "the old content is kept");
     fs::remove_dir(root.join(".snapshots/1")).unwrap();
     fs::remove_dir(root.join(".snapshots/2")).unwrap();
+    assert!(!objects(root).is_empty(), "they can be brought back");
+    for id in ["1", "2"] {
+        rig.mount.ok(&["delete", "--now", id]);
+    }
     assert_eq!(objects(root), Vec::<PathBuf>::new());
     // XFS and btrfs free extents in the background.
     super::common::mount::wait_until("the space is free again", 60, || free(rig.image.path()).saturating_sub(full) > SIZE as u64 / 2);

@@ -115,6 +115,10 @@ impl Batch {
                     self.changes.insert(keys::lineage_key(child), Change::Put(target.0.to_le_bytes().to_vec()));
                 }
             }
+            Record::Operation(operation) => {
+                let value = keys::operation_value(at, operation.undoes);
+                self.changes.insert(keys::operation_key(operation.number), Change::Put(value));
+            }
             Record::By { actor, .. } => self.by = Some(actor.clone()),
             Record::Replacing { .. } | Record::RestoreEnd | Record::Unmounted { .. } => {}
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,

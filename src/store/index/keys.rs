@@ -23,6 +23,7 @@ const TAG_ENTRY: u8 = b'E';
 const TAG_HOME: u8 = b'H';
 const TAG_LINEAGE: u8 = b'L';
 const TAG_AHEAD: u8 = b'F';
+const TAG_OPERATION: u8 = b'O';
 const TAG_PLACE: u8 = b'P';
 const TAG_SEAL: u8 = b'S';
 const TAG_XATTRS: u8 = b'X';
@@ -101,6 +102,31 @@ pub(super) fn lineage_key(id: CheckpointId) -> Vec<u8> {
 /// All keys of where checkpoints come from begin with this.
 pub(super) fn lineage_prefix() -> [u8; 1] {
     [TAG_LINEAGE]
+}
+
+/// The key of an operation, by its number.
+pub(super) fn operation_key(number: u64) -> Vec<u8> {
+    tagged(TAG_OPERATION, number)
+}
+
+/// All keys of operations begin with this.
+pub(super) fn operations_prefix() -> [u8; 1] {
+    [TAG_OPERATION]
+}
+
+/// The value of an operation's key: where its record is, and which other it undoes, or 0.
+pub(super) fn operation_value(at: Address, undoes: Option<u64>) -> Vec<u8> {
+    let mut value = Vec::with_capacity(24);
+    push_address(&mut value, at);
+    value.extend_from_slice(&undoes.unwrap_or(0).to_le_bytes());
+    value
+}
+
+/// What an operation's key and value say; the value is unsealed.
+pub(super) fn parse_operation(key: &[u8], value: &[u8]) -> Option<(u64, Address, Option<u64>)> {
+    let (at, undoes) = take_address(value)?;
+    let undoes = u64::from_le_bytes(undoes.try_into().ok()?);
+    Some((parse_epoch(key)?.0, at, Some(undoes).filter(|undoes| *undoes > 0)))
 }
 
 /// The key of a time in which nobody served the tree, by its end (nanoseconds since 1970).

@@ -25,6 +25,7 @@
 //! 'P' slot                                       place (`codec`)          where an inode with a past was seen last
 //! 'C' id                                         u8 deleted, address, checkpoint and what is known of it (`codec`)
 //! 'L' id                                         u64 id                 the checkpoint that it comes from, if that is not the one before
+//! 'O' number                                     address, u64            an operation: its record, and which other it undoes (0: none)
 //! 'B' end                                        i64 begin               when nobody served the tree, ns since 1970
 //! 'F' key of an undo record without its epoch    address, u16 item        what was captured ahead of it
 //! "mh"                                           u64 epoch               up to which what changed was looked at for that
@@ -278,6 +279,19 @@ impl Index {
                 lineage.put(child, CheckpointId(parent.ok_or(StoreError::IndexDamaged)?));
             }
             Ok(lineage)
+        })
+    }
+
+    /// Every operation, oldest first: its number, where its record is, and which other it undoes.
+    pub fn operations(&self) -> StoreResult<Vec<(u64, Address, Option<u64>)>> {
+        self.with("list", |db| {
+            let mut operations = Vec::new();
+            for entry in db.scan_prefix(keys::operations_prefix()) {
+                let (key, value) = entry?;
+                let parsed = keys::unseal(&key, &value).and_then(|value| keys::parse_operation(&key, value));
+                operations.push(parsed.ok_or(StoreError::IndexDamaged)?);
+            }
+            Ok(operations)
         })
     }
 

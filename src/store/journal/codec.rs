@@ -26,7 +26,16 @@
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
 //! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`;
 //! 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Sealed `uint epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash),
-//! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden `uint id, bool hidden`.
+//! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden `uint id, bool hidden`;
+//! 17 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text process, option uint undoes, deed`, where
+//! ```text
+//! deed      u8 tag: 0 Made     uint id
+//!                   1 Restored uint target, uint guard, list bytes paths
+//!                   2 Deleted  uint id, bool freed
+//!                   3 Revived  uint id
+//!                   4 Tagged   list (uint id, list text lost, list text got)
+//!                   5 Pinned   uint id, option text before, option text after
+//! ```
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
@@ -57,7 +66,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 16;
+pub(super) const KIND_MAX: u16 = 17;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -116,6 +125,10 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             w.undos(*epoch, undo)?;
             w.uint(upto.0);
             14
+        }
+        Record::Operation(operation) => {
+            w.operation(operation)?;
+            17
         }
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
@@ -187,6 +200,7 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
         }
         14 => Record::Ahead { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?, upto: Epoch(r.uint()?) },
         15 => Record::Pinned { id: CheckpointId(r.uint()?), reason: r.option(|r| r.text(NOTE_MAX))? },
+        17 => Record::Operation(r.operation()?),
         16 => Record::Hidden { id: CheckpointId(r.uint()?), hidden: r.bool()? },
         _ => return Err(CodecError::Unknown),
     };
@@ -660,6 +674,8 @@ impl<'a> Reader<'a> {
         })
     }
 }
+
+mod operation;
 
 #[cfg(test)]
 #[path = "codec_tests.rs"]

@@ -1,0 +1,103 @@
+//! Naming and finding in a history of 10,000 checkpoints: what is asked of the list must not take as long as the list is.
+
+use std::process::Stdio;
+
+use ckptfs::control::Client;
+use ckptfs::engine::api::{CheckpointOptions, Query, StateName, UndoOptions, UndoWalk};
+
+use crate::common::{Fs, Image, Io, Mount, MountOpts};
+use crate::report::{Bound, Report};
+use crate::shared::stats::{Samples, ms};
+
+const CHECKPOINTS: usize = 10_000;
+/// Every so manieth has a tag.
+const TAGGED: usize = 10;
+/// An image with room for their records.
+const IMAGE_BYTES: u64 = 1 << 30;
+const PAGE_MS: f64 = 10.0;
+const FIND_MS: f64 = 1.0;
+
+type Ask<'a> = (&'a str, Box<dyn FnMut() + 'a>, Option<f64>);
+
+/// Makes the checkpoints, none of which has changed anything, and adds the table.
+pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
+    let image = Image::new(fs, IMAGE_BYTES);
+    let project = image.dir("project");
+    std::fs::write(project.join("file"), "content").expect("a file");
+    let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(Io::Passthrough) };
+    let mut mount = Mount::start(&project, &opts);
+    make(&mut client(&project));
+    let rounds = if quick { 20 } else { 200 };
+    let process = |args: &'static [&'static str]| {
+        let mount = &mount;
+        move || {
+            let mut command = mount.command(args);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            assert!(command.status().expect("the binary can be started").success(), "{args:?}");
+        }
+    };
+    let ask = |query: Query, found: usize| {
+        let mut client = client(&project);
+        move || assert_eq!(client.find(query.clone()).expect("an answer").len(), found)
+    };
+    let tagged = |tag: &str| Query { tag: Some(tag.to_owned()), ..Query::default() };
+    let mut shows = client(&project);
+    let mut undoes = client(&project);
+    let asks: Vec<Ask<'_>> = vec![
+        ("the process `ckptfs log -n 50`", Box::new(process(&["log", "-n", "50"])), Some(PAGE_MS)),
+        ("the process `ckptfs log -n 50 --before 5000`", Box::new(process(&["log", "-n", "50", "--before", "5000"])), Some(PAGE_MS)),
+        ("the process `ckptfs log -n 50 --graph`", Box::new(process(&["log", "-n", "50", "--graph"])), Some(PAGE_MS)),
+        ("the process `ckptfs ops`", Box::new(process(&["ops"])), Some(PAGE_MS)),
+        ("the process `ckptfs log`: all of them", Box::new(process(&["log"])), None),
+        ("`find --tag` of one tag, there and back", Box::new(ask(tagged("tag-5000"), 1)), Some(FIND_MS)),
+        ("`find --tag 'tag-99*'`: eleven, there and back", Box::new(ask(tagged("tag-99*"), 11)), Some(FIND_MS)),
+        ("`find --tag` of one that is not there", Box::new(ask(tagged("none"), 0)), Some(FIND_MS)),
+        ("`find --author`, the newest 50", Box::new(ask(Query { uid: Some(0), limit: Some(50), ..Query::default() }, 50)), None),
+        ("`show` by number", Box::new(move || drop(shows.show(StateName("7777".into())).expect("it is there"))), Some(FIND_MS)),
+        (
+            "`delete` and `undo`, there and back twice",
+            Box::new(move || {
+                undoes.delete(StateName("5000".into())).expect("it goes");
+                undoes.undo(UndoOptions { walk: UndoWalk::Undo(1), skip: false, dry_run: false }).expect("it comes back");
+            }),
+            None,
+        ),
+    ];
+    for (what, mut call, bound) in asks {
+        let mut samples = Samples::default();
+        call();
+        (0..rounds).for_each(|_| samples.time(&mut call));
+        tell(fs, what, &samples, bound, report);
+    }
+    mount.umount();
+    let mut samples = Samples::default();
+    for _ in 0..if quick { 2 } else { 10 } {
+        samples.time(|| mount.remount());
+        mount.umount();
+    }
+    tell(fs, "mounting, until it answers", &samples, None, report);
+}
+
+fn client(project: &std::path::Path) -> Client {
+    let store = std::fs::File::open(project.join(".ckptfs")).expect("the store is there");
+    Client::connect(&store).expect("the daemon listens")
+}
+
+fn make(client: &mut Client) {
+    for number in 1..=CHECKPOINTS {
+        let tags = if number.is_multiple_of(TAGGED) { vec![format!("tag-{number}")] } else { Vec::new() };
+        let options = CheckpointOptions { note: format!("step {number}\nsession: {}", number % 7), tags, ..CheckpointOptions::default() };
+        client.checkpoint(options).unwrap_or_else(|error| panic!("checkpoint {number}: {error}"));
+    }
+}
+
+fn tell(fs: Fs, what: &str, samples: &Samples, bound: Option<f64>, report: &mut Report) {
+    let mut row = vec![fs.name().to_owned(), what.to_owned(), samples.len().to_string()];
+    row.extend([samples.p50(), samples.p99(), samples.max()].map(ms));
+    row.push(bound.map_or_else(|| "-".to_owned(), |limit| format!("{limit}")));
+    let head = ["filesystem", "what", "rounds", "p50 ms", "p99 ms", "max ms", "at most ms"];
+    report.row("history", "Naming and finding in 10,000 checkpoints", &head, row);
+    if let Some(limit) = bound {
+        report.bound(fs.name(), &Bound { what: format!("10,000 checkpoints: {what}, p50"), limit, measured: samples.p50() / 1e3, unit: "ms" });
+    }
+}

@@ -1,0 +1,24 @@
+//! `ckptfs redo`.
+
+use super::error::Outcome;
+use super::{Context, undo};
+use crate::engine::api::{UndoOptions, UndoWalk};
+
+/// Do again what was undone last
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// So many operations
+    #[arg(value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    count: u32,
+    /// Leave out what cannot be done again
+    #[arg(long)]
+    skip: bool,
+    /// Only tell what would be done
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let options = UndoOptions { walk: UndoWalk::Redo(args.count as usize), skip: args.skip, dry_run: args.dry_run };
+    undo::walk_and_tell(options, "done again", context)
+}

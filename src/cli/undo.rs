@@ -1,0 +1,81 @@
+//! `ckptfs undo`.
+
+use super::error::{Failure, Outcome};
+use super::progress::Spinner;
+use super::{Context, changes, locate, ops};
+use crate::engine::api::{UndoOptions, UndoWalk, UndoneStep};
+
+/// Undo the last operations on the history: checkpoints, restores, deletions, tags, pins
+///
+/// Nothing is destroyed: what was in the tree before a restore is undone is a checkpoint, and `ckptfs redo` does it all again. A checkpoint whose making is
+/// undone is deleted, and comes back with its number, tags and note.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// So many operations, the newest first
+    #[arg(value_name = "COUNT", default_value_t = 1, conflicts_with = "to", value_parser = clap::value_parser!(u32).range(1..))]
+    count: u32,
+    /// Back to how everything was right after this operation, also along a line that was left; 0: before the first
+    #[arg(long, value_name = "OP")]
+    to: Option<u64>,
+    /// Leave out what cannot be undone any more
+    #[arg(long)]
+    skip: bool,
+    /// Only tell what would be undone
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let walk = args.to.map_or(UndoWalk::Undo(args.count as usize), UndoWalk::To);
+    walk_and_tell(UndoOptions { walk, skip: args.skip, dry_run: args.dry_run }, "undone", context)
+}
+
+/// Walks, and prints each step; `done` is the word for it.
+pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let spinner = Spinner::start(&context.out, if done == "undone" { "undoing" } else { "doing again" });
+    let answer = served.client.undo(options);
+    spinner.stop();
+    let undone = answer?;
+    let out = &mut context.out;
+    if out.json {
+        out.json(&undone)?;
+    } else {
+        if undone.steps.is_empty() {
+            out.talk("everything is so already");
+        }
+        for step in &undone.steps {
+            let mut line = match (&step.skipped, options.dry_run) {
+                (Some(_), _) => b"left out: ".to_vec(),
+                (None, true) => format!("would be {done}: ").into_bytes(),
+                (None, false) => format!("{done}: ").into_bytes(),
+            };
+            let of = step.original.as_ref().unwrap_or(&step.operation);
+            line.extend_from_slice(format!("{} ", of.number).as_bytes());
+            line.extend_from_slice(&ops::what(out, of));
+            line.extend_from_slice(out.text(&remark(step)).as_bytes());
+            line.push(b'\n');
+            out.bytes(&line)?;
+            for path in &step.unknown {
+                out.warn(&format!("{} was changed while nothing was mounted; it stays as it is", String::from_utf8_lossy(&path.0)));
+            }
+        }
+    }
+    match undone.stopped {
+        None => Ok(()),
+        // The data says why.
+        Some(_) if out.json => Err(Failure::No),
+        Some(why) => {
+            out.flush()?;
+            Err(why.into())
+        }
+    }
+}
+
+fn remark(step: &UndoneStep) -> String {
+    match (&step.skipped, step.guard) {
+        (Some(why), _) => format!("; {why}"),
+        (None, Some(guard)) => format!("; {}; what was there before is checkpoint {guard}", changes::count(step.changes.unwrap_or(0))),
+        (None, None) => String::new(),
+    }
+}

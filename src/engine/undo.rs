@@ -1,0 +1,372 @@
+//! Undo and redo: what was done to the history is a list of operations, each of which can be undone by another one.
+//!
+//! What is what: [`crate::history::operations`]; why so: docs/adr/0013-undo.md. Each step is done whole or not at all, also over `kill -9`; several are
+//! done one after the other, and end where one cannot be done.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::Engine;
+use super::api::{StateName, TreePath, VerbError, VerbResult};
+use super::error;
+use super::restore::Asked;
+use crate::history::operations::{Told, Walk};
+use crate::store::ids::CheckpointId;
+use crate::store::journal::codec::TAGS_MAX;
+use crate::store::operation::{Deed, Operation, Retagged};
+use crate::store::record::{Actor, Kept};
+use crate::sys::Errno;
+use crate::sys::lock::MutexGuard;
+
+/// Operations that one answer tells at most.
+const OPERATIONS_MAX: usize = 10_000;
+
+/// What kind of operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OperationKind {
+    /// A checkpoint was made.
+    Checkpoint,
+    /// The tree, or paths of it, became what they were.
+    Restore,
+    /// A checkpoint was deleted, or its making undone.
+    Delete,
+    /// A deleted checkpoint was brought back.
+    Revive,
+    /// Tags came and went.
+    Tag,
+    /// A checkpoint was pinned.
+    Pin,
+    /// A checkpoint was unpinned.
+    Unpin,
+}
+
+/// How the tags of a checkpoint changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TagsChanged {
+    /// Whose.
+    pub checkpoint: CheckpointId,
+    /// Tags that it lost.
+    pub lost: Vec<String>,
+    /// Tags that it got.
+    pub got: Vec<String>,
+}
+
+/// An operation, as `ops --json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationInfo {
+    /// Its number.
+    pub number: u64,
+    /// When: RFC 3339, UTC.
+    pub at: String,
+    /// Who asked for it.
+    pub by: Actor,
+    /// What it was.
+    pub what: OperationKind,
+    /// The checkpoint that it was about; of a restore: what was restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointId>,
+    /// Of a restore: the checkpoint of what was there before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<CheckpointId>,
+    /// Of a restore: only these paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<TreePath>,
+    /// Of a deletion: it was for good.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub freed: bool,
+    /// Tags that came and went.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<TagsChanged>,
+    /// Of a pin: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The operation that it undid, if it was the undoing of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undoes: Option<u64>,
+    /// The operation that undid it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undone_by: Option<u64>,
+    /// It was not undone, or was done again.
+    pub in_effect: bool,
+    /// Why it cannot be undone, if it is in effect and cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub obstacle: Option<String>,
+}
+
+/// Which way to walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UndoWalk {
+    /// Undo the newest so many.
+    Undo(usize),
+    /// Do again the last so many that were undone.
+    Redo(usize),
+    /// Back to how everything was right after this operation; 0: before the first.
+    To(u64),
+}
+
+/// What is to be undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndoOptions {
+    /// Which way, and how far.
+    pub walk: UndoWalk,
+    /// Leave out what cannot be undone.
+    #[serde(default)]
+    pub skip: bool,
+    /// Only tell what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// One operation that was undone, or left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndoneStep {
+    /// Which, as it was before.
+    pub operation: OperationInfo,
+    /// What it stands for, if it was the undoing or redoing of another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original: Option<OperationInfo>,
+    /// The operation that undid it; `None` in a dry run, and if it was left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_operation: Option<u64>,
+    /// Of a restore: the checkpoint of what was there before this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<CheckpointId>,
+    /// Of a restore: how many paths this changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<u64>,
+    /// Of a restore: paths that were changed while nothing was mounted; nobody knows what they were, and they stay as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<TreePath>,
+    /// Why it was left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<String>,
+}
+
+/// What was undone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Undone {
+    /// In this order.
+    pub steps: Vec<UndoneStep>,
+    /// Why the rest was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<VerbError>,
+    /// It was only asked what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
+    let Operation { number, at_ns, by, undoes, deed } = &told.operation;
+    let (what, checkpoint) = match deed {
+        Deed::Made { id } => (OperationKind::Checkpoint, Some(*id)),
+        Deed::Restored { target, .. } => (OperationKind::Restore, Some(*target)),
+        Deed::Deleted { id, .. } => (OperationKind::Delete, Some(*id)),
+        Deed::Revived { id } => (OperationKind::Revive, Some(*id)),
+        Deed::Tagged { changes } => (OperationKind::Tag, Some(changes).filter(|all| all.len() == 1).and_then(|all| all.first()).map(|one| one.id)),
+        Deed::Pinned { id, after, .. } => (if after.is_some() { OperationKind::Pin } else { OperationKind::Unpin }, Some(*id)),
+    };
+    let mut info = OperationInfo {
+        number: *number,
+        at: jiff::Timestamp::from_nanosecond(i128::from(*at_ns)).map(|time| time.to_string()).unwrap_or_default(),
+        by: by.clone(),
+        what,
+        checkpoint,
+        guard: None,
+        paths: Vec::new(),
+        freed: false,
+        tags: Vec::new(),
+        reason: None,
+        undoes: *undoes,
+        undone_by: told.undone_by,
+        in_effect: told.in_effect,
+        obstacle,
+    };
+    match deed {
+        Deed::Restored { guard, paths, .. } => {
+            info.guard = Some(*guard);
+            info.paths = paths.iter().cloned().map(TreePath).collect();
+        }
+        Deed::Deleted { freed, .. } => info.freed = *freed,
+        Deed::Tagged { changes } => {
+            let one = |change: &Retagged| TagsChanged { checkpoint: change.id, lost: change.lost.clone(), got: change.got.clone() };
+            info.tags = changes.iter().map(one).collect();
+        }
+        Deed::Pinned { after, .. } => info.reason = after.clone(),
+        Deed::Made { .. } | Deed::Revived { .. } => {}
+    }
+    info
+}
+
+/// The tags of a checkpoint without a change.
+fn tags_without(kept: &Kept, change: &Retagged) -> Vec<String> {
+    let mut tags: Vec<String> = kept.tags.iter().filter(|tag| !change.got.contains(tag)).chain(&change.lost).cloned().collect();
+    tags.sort();
+    tags.dedup();
+    tags
+}
+
+impl Engine {
+    /// See [`super::api::Verbs::operations`].
+    pub(super) fn operation_infos(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
+        let told = self.timeline().operations(before, limit.min(OPERATIONS_MAX));
+        let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
+        let one = |told: &Told| info(told, self.obstacle(&told.operation).filter(|_| told.in_effect).map(|why| why.message));
+        Ok(told.iter().map(one).collect())
+    }
+
+    /// See [`super::api::Verbs::undo`].
+    pub(super) fn undo_operations(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
+        let (numbers, wanted) = self.walked(options)?;
+        let mut undone = Undone { dry_run: options.dry_run, ..Undone::default() };
+        let mut done = 0;
+        for number in numbers {
+            if done == wanted {
+                break;
+            }
+            match self.undo_one(by, number, options) {
+                Ok(step) => {
+                    done += usize::from(step.skipped.is_none());
+                    undone.steps.push(step);
+                }
+                Err(why) if undone.steps.is_empty() => return Err(why),
+                Err(why) => {
+                    undone.stopped = Some(why);
+                    break;
+                }
+            }
+        }
+        self.snapdir_changed();
+        Ok(undone)
+    }
+
+    /// The operations to look at, in this order, and how many of them are to be undone.
+    fn walked(&self, options: &UndoOptions) -> VerbResult<(Vec<u64>, usize)> {
+        let timeline = self.timeline();
+        let all = match options.walk {
+            UndoWalk::Undo(_) => timeline.walk(Walk::Undo(usize::MAX)),
+            UndoWalk::Redo(_) => timeline.walk(Walk::Redo(usize::MAX)),
+            UndoWalk::To(number) if number > 0 && !timeline.has_operation(number) => return Err(error::no_operation(number)),
+            UndoWalk::To(number) => timeline.walk(Walk::To(number)),
+        };
+        let (wanted, verb) = match options.walk {
+            UndoWalk::Undo(steps) => (steps, "undone"),
+            UndoWalk::Redo(steps) => (steps, "done again"),
+            UndoWalk::To(_) => (all.len(), "undone"),
+        };
+        if all.len() < wanted { Err(error::too_far(verb, all.len())) } else { Ok((all, wanted)) }
+    }
+
+    /// Undoes an operation, or tells what that would do.
+    fn undo_one(&self, by: &Actor, number: u64, options: &UndoOptions) -> VerbResult<UndoneStep> {
+        let one_at_a_time = self.checkpointing.lock();
+        let told = self.told(number)?.ok_or_else(|| error::no_operation(number))?;
+        let obstacle = self.obstacle(&told.operation);
+        let original = self.told(self.timeline().original(number))?.filter(|original| original.operation.number != number);
+        let original = original.map(|original| info(&original, None));
+        let operation = info(&told, None);
+        let mut step = UndoneStep { operation, original, by_operation: None, guard: None, changes: None, unknown: Vec::new(), skipped: None };
+        if !told.in_effect {
+            return Err(error::undone_meanwhile(number));
+        }
+        if let Some(why) = obstacle {
+            if !options.skip {
+                return Err(error::cannot_undo(number, why));
+            }
+            step.skipped = Some(why.message);
+            return Ok(step);
+        }
+        if options.dry_run {
+            return Ok(step);
+        }
+        self.invert(by, &told.operation, &mut step, one_at_a_time)?;
+        step.by_operation = self.timeline().undone_by(number);
+        Ok(step)
+    }
+
+    /// One operation.
+    fn told(&self, number: u64) -> VerbResult<Option<Told>> {
+        let told = self.timeline().operations(Some(number.saturating_add(1)), 1);
+        let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
+        Ok(told.into_iter().find(|told| told.operation.number == number))
+    }
+
+    /// Does the opposite of an operation. Nothing is in its way.
+    fn invert(&self, by: &Actor, operation: &Operation, step: &mut UndoneStep, one_at_a_time: MutexGuard<'_, ()>) -> VerbResult<()> {
+        let undoes = Some(operation.number);
+        let failed = |errno| error::failed(&format!("operation {} was not undone", operation.number), errno);
+        let kept = |id| self.timeline().checkpoint(id).ok_or(Errno::ENOENT).map_err(failed);
+        match &operation.deed {
+            Deed::Made { id } | Deed::Revived { id } => self.hide_checkpoint(by, undoes, *id).map(drop),
+            Deed::Deleted { id, .. } => {
+                let hidden = self.timeline().hidden_checkpoint(*id).ok_or(Errno::ENOENT).map_err(failed)?;
+                let records = self.timeline().reviving(&hidden);
+                self.timeline().operate(by, undoes, Deed::Revived { id: *id }, records).map_err(failed)
+            }
+            Deed::Restored { guard, paths, .. } => {
+                let unknown = self.unknown_in(*guard).map_err(failed)?;
+                let asked = Asked { by, undoes, started: Instant::now(), unknown };
+                let restored = self.restore_now(asked, *guard, paths, one_at_a_time)?;
+                step.guard = restored.guard;
+                step.changes = Some(restored.changes.len() as u64);
+                step.unknown = restored.unknown;
+                Ok(())
+            }
+            Deed::Tagged { changes } => {
+                let mut given = Vec::new();
+                for change in changes {
+                    given.push((change.id, tags_without(&kept(change.id)?, change)));
+                }
+                self.set_tags(by, undoes, given).map_err(failed)
+            }
+            Deed::Pinned { id, before, .. } => self.set_pin(by, undoes, &kept(*id)?, before.clone()).map_err(failed),
+        }
+    }
+
+    /// Why an operation cannot be undone now, if so.
+    fn obstacle(&self, operation: &Operation) -> Option<VerbError> {
+        match &operation.deed {
+            Deed::Made { id } | Deed::Revived { id } => match self.timeline().checkpoint(*id) {
+                Some(kept) => kept.pinned.map(|reason| error::pinned(*id, &reason)),
+                None => self.missing(*id),
+            },
+            Deed::Deleted { id, freed: true } => Some(error::freed(*id)),
+            Deed::Deleted { id, freed: false } => self.timeline().hidden_checkpoint(*id).is_none().then(|| error::freed(*id)),
+            Deed::Restored { guard, .. } => self.missing(*guard),
+            Deed::Pinned { id, .. } => self.missing(*id),
+            Deed::Tagged { changes } => changes.iter().find_map(|change| self.missing(change.id)).or_else(|| self.untaggable(changes)),
+        }
+    }
+
+    /// What to say of a checkpoint if it is not kept.
+    fn missing(&self, id: CheckpointId) -> Option<VerbError> {
+        if self.timeline().has_checkpoint(id) {
+            return None;
+        }
+        Some(if self.timeline().hidden_checkpoint(id).is_some() { error::hidden(id) } else { error::freed(id) })
+    }
+
+    /// Why the tags of checkpoints cannot be what they were.
+    fn untaggable(&self, changes: &[Retagged]) -> Option<VerbError> {
+        for change in changes {
+            let gives_back = |tag: &String, id: CheckpointId| changes.iter().any(|other| other.id == id && other.got.contains(tag));
+            let taken = |tag: &String| self.timeline().tagged(tag).filter(|id| *id != change.id && !gives_back(tag, *id));
+            if let Some((tag, id)) = change.lost.iter().find_map(|tag| Some((tag, taken(tag)?))) {
+                return Some(error::tag_taken(tag, id));
+            }
+            let count = self.timeline().checkpoint(change.id).map_or(0, |kept| tags_without(&kept, change).len());
+            if count > TAGS_MAX {
+                return Some(error::too_many_tags(count));
+            }
+        }
+        None
+    }
+
+    /// The checkpoint that is meant, also one that is hidden, by its number.
+    pub(super) fn stored_id(&self, state: &StateName) -> VerbResult<CheckpointId> {
+        let hidden = state.0.parse().ok().map(CheckpointId).filter(|id| self.timeline().hidden_checkpoint(*id).is_some());
+        hidden.map_or_else(|| self.checkpoint_id(state), Ok)
+    }
+}

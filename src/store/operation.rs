@@ -1,0 +1,78 @@
+//! Operations on the history: each mutation that somebody asked for, with what it takes to undo it.
+//!
+//! The record of an operation is appended together with the records of what it did, behind them: both are there after a crash, or neither is. It names
+//! what it did only as far as the way back needs it. To undo one is an operation too, which names the one that it undoes.
+
+use super::ids::CheckpointId;
+use super::record::Actor;
+
+/// What an operation did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// A checkpoint was made.
+    Made {
+        /// Which.
+        id: CheckpointId,
+    },
+    /// The tree, or these paths, became what they were.
+    Restored {
+        /// What was restored.
+        target: CheckpointId,
+        /// The checkpoint of what was there before.
+        guard: CheckpointId,
+        /// Only these; empty: the whole tree.
+        paths: Vec<Vec<u8>>,
+    },
+    /// A checkpoint was deleted, or its making undone.
+    Deleted {
+        /// Which.
+        id: CheckpointId,
+        /// What only it needed was freed at once.
+        freed: bool,
+    },
+    /// A deleted checkpoint was brought back.
+    Revived {
+        /// Which.
+        id: CheckpointId,
+    },
+    /// Tags came and went.
+    Tagged {
+        /// Of which checkpoints, each once.
+        changes: Vec<Retagged>,
+    },
+    /// A checkpoint was pinned or unpinned.
+    Pinned {
+        /// Which.
+        id: CheckpointId,
+        /// Why it was pinned before, if it was.
+        before: Option<String>,
+        /// Why it is now, if it is.
+        after: Option<String>,
+    },
+}
+
+/// How the tags of a checkpoint changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retagged {
+    /// Whose.
+    pub id: CheckpointId,
+    /// Tags that it lost.
+    pub lost: Vec<String>,
+    /// Tags that it got.
+    pub got: Vec<String>,
+}
+
+/// An operation. Their numbers are 1, 2, 3 ... in the order in which they were done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// Its number.
+    pub number: u64,
+    /// When: wall clock, nanoseconds since 1970.
+    pub at_ns: i64,
+    /// Who asked for it.
+    pub by: Actor,
+    /// The operation that it undoes, if it is the undoing of one.
+    pub undoes: Option<u64>,
+    /// What it did.
+    pub deed: Deed,
+}
