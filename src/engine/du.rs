@@ -5,17 +5,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::api::{StateName, VerbError, VerbResult};
+use super::api::{StateName, VerbResult};
 use super::error;
 use super::space::{Measuring, Space};
 use crate::history::needed::Census;
 use crate::store::ids::CheckpointId;
-use crate::sys::lock::Mutex;
 
 /// How long one part takes.
 const PART_TIME: Duration = Duration::from_millis(200);
-/// Those that may be under way at once; of more, the oldest is given up.
-const RUNS_MAX: usize = 4;
 
 /// Whose space is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,25 +60,13 @@ pub struct DuReport {
     pub unneeded_bytes: u64,
 }
 
-/// Those that are under way. A leaf.
-#[derive(Default)]
-pub(super) struct Runs(Mutex<(u64, Vec<(u64, Box<Measuring>)>)>);
-
 impl Engine {
     /// See [`super::api::Verbs::du`].
     pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {
         let started = Instant::now();
         let only = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;
         let mut measuring = match options.run {
-            Some(run) => {
-                let mut runs = self.du_runs.0.lock();
-                let at = runs.1.iter().position(|(known, _)| *known == run).ok_or_else(|| VerbError {
-                    code: "unknown-run".into(),
-                    message: "the daemon does not know this run any more".into(),
-                    hint: Some("begin again: ckptfs du".into()),
-                })?;
-                runs.1.remove(at).1
-            }
+            Some(run) => self.du_runs.take(run)?,
             None => {
                 let census = self.timeline().census(true).map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Box::new(Measuring::new(census))
@@ -93,15 +78,7 @@ impl Engine {
         }
         let (done, total) = measuring.progress();
         if more {
-            let mut runs = self.du_runs.0.lock();
-            let run = options.run.unwrap_or_else(|| {
-                runs.0 += 1;
-                runs.0
-            });
-            if runs.1.len() >= RUNS_MAX {
-                runs.1.remove(0);
-            }
-            runs.1.push((run, measuring));
+            let run = self.du_runs.put(options.run, measuring);
             return Ok(DuReport { run, done, total, ..DuReport::default() });
         }
         let (census, measured, space) = measuring.finish(self.keeps_extents_whole());

@@ -110,32 +110,45 @@ pub struct GcReport {
 }
 
 /// Runs that are under way. A leaf: each is taken out to be worked on.
-#[derive(Default)]
-pub(super) struct Runs(Mutex<(u64, Vec<(u64, Run)>)>);
+pub(super) struct Runs<T>(Mutex<UnderWay<T>>);
 
-impl Runs {
-    fn take(&self, number: u64) -> Option<Run> {
-        let mut runs = self.0.lock();
-        let at = runs.1.iter().position(|(known, _)| *known == number)?;
-        Some(runs.1.remove(at).1)
+struct UnderWay<T> {
+    /// Number of the newest.
+    last: u64,
+    runs: Vec<(u64, T)>,
+}
+
+impl<T> Default for Runs<T> {
+    fn default() -> Runs<T> {
+        Runs(Mutex::new(UnderWay { last: 0, runs: Vec::new() }))
+    }
+}
+
+impl<T> Runs<T> {
+    pub(super) fn take(&self, number: u64) -> VerbResult<T> {
+        let mut under_way = self.0.lock();
+        let at = under_way.runs.iter().position(|(known, _)| *known == number).ok_or_else(|| VerbError {
+            code: "unknown-run".into(),
+            message: "the daemon does not know this run any more; what it has done is done".into(),
+            hint: Some("begin again".into()),
+        })?;
+        Ok(under_way.runs.remove(at).1)
     }
 
-    fn put(&self, number: Option<u64>, run: Run) -> u64 {
-        let mut runs = self.0.lock();
-        let number = number.unwrap_or_else(|| {
-            runs.0 += 1;
-            runs.0
-        });
-        if runs.1.len() >= RUNS_MAX {
-            runs.1.remove(0);
+    pub(super) fn put(&self, number: Option<u64>, run: T) -> u64 {
+        let mut under_way = self.0.lock();
+        let number = number.unwrap_or(under_way.last + 1);
+        under_way.last = under_way.last.max(number);
+        if under_way.runs.len() >= RUNS_MAX {
+            under_way.runs.remove(0);
         }
-        runs.1.push((number, run));
+        under_way.runs.push((number, run));
         number
     }
 }
 
 /// A run under way.
-enum Run {
+pub(super) enum Run {
     Measuring(Box<Measuring>, Vec<Kept>),
     Freeing(Box<Plan>),
 }
@@ -149,7 +162,7 @@ struct Step {
 }
 
 /// What is to go.
-struct Plan {
+pub(super) struct Plan {
     report: GcReport,
     steps: std::vec::IntoIter<Step>,
     /// Versions of the step before that are there still.
@@ -165,11 +178,7 @@ impl Engine {
     pub(super) fn gc_for_a_while(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
         let started = Instant::now();
         let mut run = match options.run {
-            Some(run) => self.gc_runs.take(run).ok_or_else(|| VerbError {
-                code: "unknown-run".into(),
-                message: "the daemon does not know this run any more; what it has freed is freed".into(),
-                hint: Some("begin again: ckptfs gc".into()),
-            })?,
+            Some(run) => self.gc_runs.take(run)?,
             None => {
                 let mut checkpoints = self.timeline().checkpoints();
                 checkpoints.extend(self.timeline().hidden());

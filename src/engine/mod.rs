@@ -16,6 +16,7 @@ mod error;
 mod files;
 mod find;
 pub mod gc;
+mod keeper;
 mod listing;
 pub mod offline;
 mod past;
@@ -112,8 +113,9 @@ pub struct Engine {
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     checks: check::Checks,
-    gc_runs: gc::Runs,
-    du_runs: du::Runs,
+    gc_runs: gc::Runs<gc::Run>,
+    keeper: Arc<keeper::Keeper>,
+    du_runs: gc::Runs<Box<space::Measuring>>,
     /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
     over_bytes: std::sync::atomic::AtomicU64,
     /// Descriptors that open files may have.
@@ -181,7 +183,8 @@ impl Engine {
             unserved: Mutex::default(),
             checks: check::Checks::default(),
             gc_runs: gc::Runs::default(),
-            du_runs: du::Runs::default(),
+            keeper: Arc::default(),
+            du_runs: gc::Runs::default(),
             over_bytes: std::sync::atomic::AtomicU64::new(0),
             descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
@@ -212,6 +215,7 @@ impl Engine {
         engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
         engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
         engine.live.start_sealer(engine.config.seal).map_err(|error| failed(error.into()))?;
+        engine.keeper.start(&engine).map_err(|error| failed(error.into()))?;
         Ok(engine)
     }
 
@@ -252,6 +256,7 @@ impl Engine {
 
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
+        self.keeper.stop();
         self.syncer.stop();
         self.live.stop_sealer();
         let end = sys::now();

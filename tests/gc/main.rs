@@ -3,6 +3,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod around;
+mod by_itself;
 mod cut_short;
 mod plan;
 mod story;
