@@ -212,11 +212,16 @@ impl Engine {
             }
         }
         engine.adopt_tree().map_err(failed)?;
-        engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
-        engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
-        engine.live.start_sealer(engine.config.seal).map_err(|error| failed(error.into()))?;
-        engine.keeper.start(&engine).map_err(|error| failed(error.into()))?;
+        engine.start_threads().map_err(|error| failed(error.into()))?;
         Ok(engine)
+    }
+
+    /// Starts the threads that see to the store while it is served.
+    fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
+        self.timeline().start_indexer()?;
+        self.syncer.start(&self.live)?;
+        self.live.start_sealer(self.config.seal)?;
+        self.keeper.start(self)
     }
 
     /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it cannot.

@@ -147,6 +147,22 @@ impl Timeline {
         Ok(())
     }
 
+    /// Whether some checkpoint reads this object of the open epoch. If the newest one does not, none does; the one that did may have been deleted.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn reads_open(&self, slot: Slot, object: ObjectId) -> SysResult<bool> {
+        let census = Census::of(&self.retained());
+        let Some(newest) = census.kept.last() else { return Ok(false) };
+        if self.data_at(slot, *newest)?.is_none_or(|data| data.before.object != Some(object)) {
+            return Ok(false);
+        }
+        let born_ns = self.attr_at(slot, *newest)?.and_then(|attr| attr.before.stat.btime.map(nanoseconds));
+        let mut version = Captured { slot, born_ns, by: 0..census.kept.len(), ..Captured::new(object) };
+        self.narrow(&census, &mut version)?;
+        Ok(!version.by.is_empty())
+    }
+
     /// Takes the checkpoints out that are older than the file: they do not show it.
     ///
     /// Two things must say so. It was made, by the clock, after each of them and all before; and the name that it had when it first changed after
