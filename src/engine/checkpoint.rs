@@ -6,11 +6,10 @@ use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::request::{NodeId, Stale};
-use crate::history::absence::INCOMPLETE_PREFIX;
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
 use crate::store::operation::Deed;
-use crate::store::record::{Actor, Checkpoint, Kept, Reason, Record};
+use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Kept, Reason, Record};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::timeline::{Inner, Timeline, fault};
 use crate::store::Address;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use crate::store::record::{AttrState, Child, DataState, Key, Record, Undo};
+use crate::store::record::{AttrState, Child, DataState, Kept, Key, Record, Undo};
 use crate::sys::{SysResult, Xattrs};
 
 /// What was captured ahead of one inode, as far as it stands.
@@ -85,7 +85,7 @@ impl Timeline {
     /// # Errors
     /// EIO if a record cannot be read.
     pub fn ahead(&self) -> SysResult<HashMap<Slot, AheadNode>> {
-        let oldest = self.inner.read().checkpoints.first_key_value().map(|(id, _)| *id);
+        let oldest = self.stored_ids().first().copied();
         let mut frames: BTreeMap<Address, Option<HashSet<u16>>> = BTreeMap::new();
         for (at, item) in self.store.index.ahead().map_err(fault)? {
             frames.entry(at).or_insert_with(|| Some(HashSet::new())).get_or_insert_default().insert(item);
@@ -134,8 +134,11 @@ impl Timeline {
     pub fn changed_after(&self, after: Epoch) -> SysResult<Changed> {
         let (from, to) = {
             let inner = self.inner.read();
-            let from = inner.checkpoints.range(..=after.checkpoint()).next_back().map(|(_, (_, at))| *at);
-            (from.unwrap_or(self.store.journal.start()), inner.checkpoints.last_key_value().map(|(_, (_, at))| *at))
+            let last = |upto: CheckpointId| {
+                let of = |known: &BTreeMap<CheckpointId, (Kept, Address)>| known.range(..=upto).next_back().map(|(_, (_, at))| *at);
+                of(&inner.checkpoints).max(of(&inner.hidden))
+            };
+            (last(after.checkpoint()).unwrap_or(self.store.journal.start()), last(CheckpointId(u64::MAX)))
         };
         let mut changed = Changed::default();
         for frame in self.store.journal.scan(from, Some(to.unwrap_or(from))) {

@@ -38,7 +38,7 @@ impl Timeline {
         let aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
         let witness = store.journal.witness();
         let lost = witness < store.journal.position();
-        let mut replay = Replay { inner, aftermath, witness, applied, unsure: HashMap::new(), by: None, places: lost.then(HashMap::new) };
+        let mut replay = Replay { inner, aftermath, witness, applied, unsure: HashMap::new(), places: lost.then(HashMap::new), by: None };
         if lost {
             replay.look_back(&store, from)?;
         }
@@ -76,7 +76,8 @@ impl Timeline {
     /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
     pub fn stop(&self) {
         self.wake.stop();
-        let synced = self.store.journal.sync();
+        let journal = &self.store.journal;
+        let synced = journal.sync().and_then(|()| self.store.layout.note_end(journal.position()));
         if self.index_trouble().is_some() {
             self.store.index.distrust();
         } else if let Err(error) = synced.and_then(|()| self.store.index.flush_durable()) {

@@ -519,6 +519,13 @@ impl Timeline {
         self.inner.read().checkpoints.last_key_value().map(|(id, _)| *id)
     }
 
+    /// The newest checkpoint whose versions are in the store, hidden or not.
+    pub fn newest_stored(&self) -> Option<CheckpointId> {
+        let inner = self.inner.read();
+        let last = |known: &BTreeMap<CheckpointId, (Kept, Address)>| known.last_key_value().map(|(id, _)| *id);
+        last(&inner.checkpoints).max(last(&inner.hidden))
+    }
+
     /// The checkpoint with this tag.
     pub fn tagged(&self, tag: &str) -> Option<CheckpointId> {
         self.inner.read().tags.get(tag).copied()

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub enum Rank {
     /// The kernel asked for a checkpoint (`engine`): another such request is refused meanwhile, and does not wait.
     Asked,
-    /// One checkpoint or restore at a time (`engine`).
+    /// One operation on the history at a time (`engine`): checkpoint, restore, deletion, tags, pins, undo.
     Checkpointing,
     /// `live`: held for reading by every change, for writing by a freeze.
     Gate,

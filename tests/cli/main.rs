@@ -7,3 +7,4 @@ mod pins;
 mod plain;
 mod support;
 mod undo;
+mod undo_walks;

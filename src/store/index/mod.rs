@@ -196,7 +196,7 @@ impl Index {
         }
         let _applying = self.applying.lock();
         self.with("apply", |db| apply(db, batch))?;
-        *batch = Batch::new();
+        drop(batch.take());
         Ok(())
     }
 

@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 
 use super::*;
-use crate::store::record::{Checkpoint, Child, DataState, Kept, Reason, Record, Undo};
+use crate::store::operation::{Deed, Operation};
+use crate::store::record::{Actor, Checkpoint, Child, DataState, Kept, Reason, Record, Undo};
 use crate::sys::Kind;
 
 struct Bench {
@@ -37,8 +38,8 @@ impl Bench {
     /// Writes records to the journal and applies them in batches of `size`; returns where each begins.
     fn put(&self, index: &Index, records: &[Record], size: usize) -> Vec<Address> {
         let mut places = Vec::new();
+        let mut batch = Batch::new();
         for records in records.chunks(size) {
-            let mut batch = Batch::new();
             for (record, at) in records.iter().zip(self.journal.append(records).unwrap()) {
                 batch.add(at, record).unwrap();
                 places.push(at);
@@ -372,4 +373,34 @@ fn a_rebuild_from_a_damaged_journal_closes_the_index_until_one_succeeds() {
     fs::write(&segment, &whole).unwrap();
     index.rebuild(&bench.journal, None).unwrap();
     assert_eq!(data_after(&index, 7, 1), Some((2, at[1], 0)));
+}
+
+/// Who asked for a checkpoint is told by the record before it, also where a batch ends between the two.
+#[test]
+fn who_asked_pins_and_lineage_are_kept_within_and_across_batches() {
+    let by = |uid| Record::By { at_ns: 1, actor: Actor { uid, gid: 0, pid: 7, process: "sh".into() } };
+    let pin = |reason: Option<&str>| Record::Pinned { id: CheckpointId(2), reason: reason.map(str::to_owned) };
+    let restore = |target, guard, paths| Record::RestoreBegin { target: CheckpointId(target), guard: CheckpointId(guard), paths };
+    let hide = |id, hidden| Record::Hidden { id: CheckpointId(id), hidden };
+    let operation = |number, undoes| {
+        let actor = Actor { uid: 0, gid: 0, pid: 7, process: String::new() };
+        Record::Operation(Operation { number, at_ns: 1, by: actor, undoes, deed: Deed::Revived { id: CheckpointId(1) } })
+    };
+    let made = |id| Record::Checkpoint(checkpoint(id));
+    let mut records = vec![by(5), made(1), by(6), hide(1, true), made(2), pin(Some("a")), pin(None), pin(Some("b")), operation(1, None)];
+    records.extend([made(3), restore(1, 3, vec![]), made(4), restore(2, 4, vec![b"p".to_vec()]), made(5), operation(2, Some(1))]);
+    records.extend([hide(3, true), hide(3, false)]);
+    for size in [1, 2, 5, 100] {
+        let bench = Bench::new();
+        let (index, _) = bench.index();
+        let at = bench.put(&index, &records, size);
+        let found = index.checkpoints().unwrap();
+        let told: Vec<_> = found.iter().map(|(kept, _)| (kept.id.0, kept.by.as_ref().map(|by| by.uid), kept.pinned.clone(), kept.hidden)).collect();
+        let plain = |id| (id, None, None, false);
+        assert_eq!(told, [(1, Some(5), None, true), (2, None, Some("b".into()), false), plain(3), plain(4), plain(5)]);
+        let lineage = index.lineage().unwrap();
+        let parents: Vec<_> = (1..=5).map(|id| lineage.parent(CheckpointId(id), |_| true).map(|parent| parent.0)).collect();
+        assert_eq!(parents, [None, Some(1), Some(2), Some(1), Some(4)]);
+        assert_eq!(index.operations().unwrap(), [(1, at[8], None), (2, at[14], Some(1))]);
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::store::error::CodecError;
+use crate::store::operation::{Deed, Operation, Retagged};
 
 fn time(sec: i64, nsec: u32) -> Time {
     Time { sec, nsec }
@@ -47,6 +48,11 @@ fn checkpoint(reason: Reason) -> Checkpoint {
     }
 }
 
+fn operation(deed: Deed, undoes: Option<u64>) -> Operation {
+    let by = Actor { uid: 0, gid: u32::MAX, pid: 1, process: "sh".into() };
+    Operation { number: u64::MAX, at_ns: i64::MIN, by, undoes, deed }
+}
+
 const KINDS: [Kind; 7] = [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
 
 fn undos() -> Vec<Undo> {
@@ -82,6 +88,15 @@ fn records() -> Vec<Record> {
         Record::Pinned { id: CheckpointId(0), reason: None },
         Record::Hidden { id: CheckpointId(1), hidden: true },
         Record::Hidden { id: CheckpointId(128), hidden: false },
+        Record::Operation(operation(Deed::Made { id: CheckpointId(1) }, None)),
+        Record::Operation(operation(
+            Deed::Restored { target: CheckpointId(1), guard: CheckpointId(2), paths: vec![b"\xff/a".to_vec()] },
+            Some(u64::MAX),
+        )),
+        Record::Operation(operation(Deed::Deleted { id: CheckpointId(200), freed: true }, None)),
+        Record::Operation(operation(Deed::Revived { id: CheckpointId(0) }, Some(1))),
+        Record::Operation(operation(Deed::Tagged { changes: vec![Retagged { id: CheckpointId(1), lost: vec!["a".into()], got: vec![] }] }, None)),
+        Record::Operation(operation(Deed::Pinned { id: CheckpointId(1), before: None, after: Some("why".into()) }, Some(3))),
         Record::Replacing { slot: Slot(5), place: place(b"z"), object: object(ObjectOrigin::Moved) },
         Record::RestoreBegin { target: CheckpointId(1), guard: CheckpointId(2), paths: vec![b"a/b".to_vec(), vec![]] },
         Record::RestoreEnd,

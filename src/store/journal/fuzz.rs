@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
 use super::frame::{self, HEADER, Header, Link, Seen};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use crate::store::operation::{Deed, Operation, Retagged};
 use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Sealed, Undo};
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Stat, Time};
@@ -114,6 +115,26 @@ fn sealed() -> impl Strategy<Value = Record> {
     })
 }
 
+fn operation(by: impl Strategy<Value = Actor>) -> impl Strategy<Value = Operation> {
+    let id = || number().prop_map(CheckpointId);
+    let reason = || option::of("[a-z]{0,20}");
+    let deed = prop_oneof![
+        id().prop_map(|id| Deed::Made { id }),
+        (id(), id(), vec(vec(any::<u8>(), 0..30), 0..5)).prop_map(|(target, guard, paths)| Deed::Restored { target, guard, paths }),
+        (id(), any::<bool>()).prop_map(|(id, freed)| Deed::Deleted { id, freed }),
+        id().prop_map(|id| Deed::Revived { id }),
+        vec((id(), tags(), tags()).prop_map(|(id, lost, got)| Retagged { id, lost, got }), 0..4).prop_map(|changes| Deed::Tagged { changes }),
+        (id(), reason(), reason()).prop_map(|(id, before, after)| Deed::Pinned { id, before, after }),
+    ];
+    (number(), any::<i64>(), by, option::of(number()), deed).prop_map(|(number, at_ns, by, undoes, deed)| Operation {
+        number,
+        at_ns,
+        by,
+        undoes,
+        deed,
+    })
+}
+
 fn record() -> impl Strategy<Value = Record> {
     let id = || number().prop_map(CheckpointId);
     let actor = (any::<u32>(), any::<u32>(), any::<u32>(), vec(any::<char>(), 0..4)).prop_map(|(uid, gid, pid, process)| Actor {
@@ -136,6 +157,7 @@ fn record() -> impl Strategy<Value = Record> {
         1 => Just(Record::RestoreEnd),
         1 => (any::<i64>(), option::of(any::<i64>())).prop_map(|(at_ns, stopped_ns)| Record::Mounted { at_ns, stopped_ns }),
         1 => any::<i64>().prop_map(|at_ns| Record::Unmounted { at_ns }),
+        2 => operation(actor.clone()).prop_map(Record::Operation),
         1 => (any::<i64>(), actor).prop_map(|(at_ns, actor)| Record::By { at_ns, actor }),
         1 => sealed(),
     ]
