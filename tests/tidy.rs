@@ -10,7 +10,7 @@ use std::process::Command;
 const LAYERS: [&[&str]; 7] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "plugin"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 8] = [
+const HOMES: [(&str, &[&str]); 9] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
@@ -18,6 +18,7 @@ const HOMES: [(&str, &[&str]); 8] = [
     ("clap", &["src/cli", "src/main.rs"]),
     ("clap_complete", &["src/cli", "src/main.rs"]),
     ("indicatif", &["src/cli", "src/main.rs"]),
+    ("toml_edit", &["src/engine"]),
     ("unsafe", &["src/sys"]),
 ];
 

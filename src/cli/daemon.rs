@@ -38,6 +38,9 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 /// After a signal, the session has so long to end.
 const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Threads that read the kernel's requests, unless told otherwise.
+const READERS: u8 = 4;
+
 /// Answers that are under way at the end have so long.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -187,7 +190,7 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
         Some(before) => (before.root, succession.map(|succession| Succession { orphans: Some(before.orphans), ..succession })),
         None => (sys::open_root(&args.backing).map_err(|cause| io_error(args.backing.display(), cause))?, succession),
     };
-    let io = match args.serving.io {
+    let io = match args.serving.io.unwrap_or_default() {
         Io::Auto => IoChoice::Auto,
         Io::Passthrough => IoChoice::Passthrough,
         Io::Daemon => IoChoice::Daemon,
@@ -197,10 +200,10 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
         backing: args.backing.clone(),
         mount: args.mountpoint.clone(),
         io,
-        strict_writes: args.serving.writes == Writes::Daemon,
-        snapdir_visible: args.serving.snapdir == Snapdir::Visible,
+        strict_writes: args.serving.writes == Some(Writes::Daemon),
+        snapdir_visible: args.serving.snapdir == Some(Snapdir::Visible),
         succession,
-        seal: match args.serving.seal {
+        seal: match args.serving.seal.unwrap_or_default() {
             Seal::Off => SealMode::Off,
             Seal::Hash => SealMode::Hash,
             Seal::Full => SealMode::Full,
@@ -221,7 +224,7 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         dev: args.serving.dev(),
         suid: args.serving.suid(),
         exec: args.serving.exec(),
-        readers: args.serving.readers.into(),
+        readers: args.serving.readers.unwrap_or(READERS).into(),
     }
 }
 
@@ -385,6 +388,14 @@ impl Verbs for Served {
 
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
         self.verbs.verify(options)
+    }
+
+    fn du(&self, options: &DuOptions) -> VerbResult<DuReport> {
+        self.verbs.du(options)
+    }
+
+    fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
+        self.verbs.gc(by, options)
     }
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {

@@ -76,7 +76,7 @@ fn describe(checkpoint: &CheckpointInfo) -> String {
     format!("checkpoint {}{tags} of {} ({})", checkpoint.id, time::local(&checkpoint.created), changes::count(checkpoint.dirty))
 }
 
-fn confirmed(question: &str) -> io::Result<bool> {
+pub fn confirmed(question: &str) -> io::Result<bool> {
     write!(io::stderr(), "{question} [y/N] ")?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;

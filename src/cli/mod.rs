@@ -11,14 +11,17 @@ mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
+mod config;
 mod daemon;
 mod delete;
 mod diff;
 mod doctor;
+mod du;
 mod error;
 mod find;
 mod findings;
 mod fsck;
+mod gc;
 mod graph;
 mod holder;
 mod holders;
@@ -41,6 +44,7 @@ mod restore;
 mod run;
 mod run_at;
 mod show;
+mod size;
 mod stat;
 mod stats;
 mod status;
@@ -109,6 +113,8 @@ enum Verb {
     Run(run::Args),
     Bisect(bisect::Args),
     Delete(delete::Args),
+    Du(du::Args),
+    Gc(gc::Args),
     Ops(ops::Args),
     Undo(undo::Args),
     Redo(redo::Args),
@@ -117,6 +123,7 @@ enum Verb {
     Audit(audit::Args),
     Doctor(doctor::Args),
     Stats(stats::Args),
+    Config(config::Args),
     Completion(completion::Args),
     #[command(hide = true)]
     Daemon(daemon::Args),
@@ -172,6 +179,8 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Run(args) => run::run(args, context),
         Verb::Bisect(args) => bisect::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
+        Verb::Du(args) => du::run(args, context),
+        Verb::Gc(args) => gc::run(args, context),
         Verb::Ops(args) => ops::run(args, context),
         Verb::Undo(args) => undo::run(args, context),
         Verb::Redo(args) => redo::run(args, context),
@@ -180,6 +189,7 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Audit(args) => audit::run(args, context),
         Verb::Doctor(args) => doctor::run(args, context),
         Verb::Stats(args) => stats::run(args, context),
+        Verb::Config(args) => config::run(args, context),
         Verb::Completion(args) => completion::run(args, context),
         Verb::Daemon(args) => daemon::run(args),
     }

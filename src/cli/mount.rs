@@ -16,8 +16,13 @@ use crate::control::STORE_NAME;
 use crate::engine::api::{VerbResult, host_path};
 use crate::engine::auto::{AutoConfig, TripwireConfig};
 use crate::engine::hooks::HooksConfig;
+use crate::engine::settings::Settings;
 use crate::sys;
 
+/// What trips if nothing else is asked for.
+const TRIPWIRE: TripwireConfig = TripwireConfig { count: 25, within: Duration::from_secs(1) };
+/// How long a hook may take.
+const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
 /// The tripwire remembers so many operations.
 const TRIPWIRE_MAX: u32 = 10_000;
 /// Spans of time that make sense.
@@ -55,26 +60,26 @@ pub struct Args {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serving {
     /// Who reads and writes files: the kernel by itself (passthrough), or the daemon
-    #[arg(long, value_enum, value_name = "WHO", default_value_t)]
-    pub io: Io,
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub io: Option<Io>,
     /// Who writes files; with `daemon` writes wait during a checkpoint, so that every one is of one instant
-    #[arg(long, value_enum, value_name = "WHO", default_value_t)]
-    pub writes: Writes,
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub writes: Option<Writes>,
     /// Whether .snapshots is listed in the root directory
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    pub snapdir: Snapdir,
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub snapdir: Option<Snapdir>,
     /// What is done ahead of need when the machine is idle: `hash` lets a deep `verify` find every changed bit of what was captured
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
-    pub seal: Seal,
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub seal: Option<Seal>,
     /// Permission bits of .snapshots (octal), and so who may see the past; those of the root directory if not given
     #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
     pub snapdir_mode: Option<u32>,
-    /// How many threads read the kernel's requests
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
-    pub readers: u8,
-    /// Before a process removes or empties more than N files and directories within T, make a checkpoint; off: never
-    #[arg(long, value_name = "N/T", env = "CKPTFS_TRIPWIRE", default_value = "25/1s", value_parser = tripwire)]
-    pub tripwire: Tripwire,
+    /// How many threads read the kernel's requests [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub readers: Option<u8>,
+    /// Before a process removes or empties more than N files and directories within T, make a checkpoint; off: never [default: 25/1s]
+    #[arg(long, value_name = "N/T", env = "CKPTFS_TRIPWIRE", value_parser = tripwire)]
+    pub tripwire: Option<Tripwire>,
     /// Make a checkpoint so often, if something has changed
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub auto_every: Option<Duration>,
@@ -84,9 +89,9 @@ pub struct Serving {
     /// Run the commands pre-checkpoint, post-checkpoint, pre-restore and post-restore in this directory, as the user of the daemon
     #[arg(long, value_name = "DIR")]
     pub hooks: Option<PathBuf>,
-    /// A hook that takes longer is killed and has failed
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = pause)]
-    pub hook_timeout: Duration,
+    /// A hook that takes longer is killed and has failed [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = pause)]
+    pub hook_timeout: Option<Duration>,
     /// Options of the mount as in mount(8), separated by commas; nodev, nosuid and exec unless told otherwise
     #[arg(short, value_enum, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountFlag>,
@@ -184,16 +189,19 @@ pub enum Seal {
 impl Serving {
     /// The arguments that give this again.
     pub fn arguments(&self) -> Vec<OsString> {
-        fn option<T: ValueEnum>(name: &str, value: &T) -> OsString {
-            let value = value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-            format!("--{name}={value}").into()
+        fn option<T: ValueEnum>(name: &str, value: Option<&T>) -> Option<OsString> {
+            let value = value?.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+            Some(format!("--{name}={value}").into())
         }
-        let mut arguments =
-            vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
-        arguments.push(format!("--readers={}", self.readers).into());
         let ms = |span: Duration| format!("{}ms", span.as_millis());
-        let tripwire = self.tripwire.0.map_or("off".to_owned(), |wire| format!("{}/{}", wire.count, ms(wire.within)));
-        arguments.extend([format!("--tripwire={tripwire}").into(), format!("--hook-timeout={}", ms(self.hook_timeout)).into()]);
+        let mut arguments: Vec<OsString> = option("io", self.io.as_ref()).into_iter().collect();
+        arguments.extend(option("writes", self.writes.as_ref()));
+        arguments.extend(option("snapdir", self.snapdir.as_ref()));
+        arguments.extend(option("seal", self.seal.as_ref()));
+        arguments.extend(self.readers.map(|readers| format!("--readers={readers}").into()));
+        let wire = |Tripwire(wire): Tripwire| wire.map_or("off".to_owned(), |wire| format!("{}/{}", wire.count, ms(wire.within)));
+        arguments.extend(self.tripwire.map(|tripwire| format!("--tripwire={}", wire(tripwire)).into()));
+        arguments.extend(self.hook_timeout.map(|span| format!("--hook-timeout={}", ms(span)).into()));
         arguments.extend(self.auto_every.map(|span| format!("--auto-every={}", ms(span)).into()));
         arguments.extend(self.auto_quiet.map(|span| format!("--auto-quiet={}", ms(span)).into()));
         if let Some(dir) = &self.hooks {
@@ -208,12 +216,52 @@ impl Serving {
 
     /// The checkpoints that the daemon makes by itself.
     pub fn auto(&self) -> AutoConfig {
-        AutoConfig { tripwire: self.tripwire.0, every: self.auto_every, quiet: self.auto_quiet }
+        let Tripwire(tripwire) = self.tripwire.unwrap_or(Tripwire(Some(TRIPWIRE)));
+        AutoConfig { tripwire, every: self.auto_every, quiet: self.auto_quiet }
     }
 
     /// The commands around checkpoints and restores.
     pub fn hooks(&self) -> Option<HooksConfig> {
-        self.hooks.clone().map(|dir| HooksConfig { dir, timeout: self.hook_timeout })
+        self.hooks.clone().map(|dir| HooksConfig { dir, timeout: self.hook_timeout.unwrap_or(HOOK_TIMEOUT) })
+    }
+
+    /// What was not asked for is as the configuration says.
+    fn or(self, settings: &Settings) -> VerbResult<Serving> {
+        fn word<T: ValueEnum>(settings: &Settings, name: &str) -> Option<T> {
+            T::from_str(settings.text(name)?, false).ok()
+        }
+        let bad = |what: String| hinted("bad-config", what, "ckptfs config show --origin tells where it is set");
+        let readers = settings.number("mount.readers");
+        if readers.is_some_and(|readers| !(1..=64).contains(&readers)) {
+            return Err(bad("mount.readers is not in 1..=64".to_owned()));
+        }
+        let span = |name: &str| match settings.span(name) {
+            Some(span) if !(PAUSE_MIN..=PAUSE_MAX).contains(&span) => Err(bad(format!("{name} is not from 100ms to 366 days"))),
+            span => Ok(span),
+        };
+        let (every, quiet, within, timeout) = (span("auto.every")?, span("auto.quiet")?, span("tripwire.within")?, span("hooks.timeout")?);
+        let tripwire = match settings.number("tripwire.count") {
+            None if within.is_none() => None,
+            Some(0) => Some(Tripwire(None)),
+            count => match count.map_or(Ok(TRIPWIRE.count), u32::try_from) {
+                Ok(count @ 1..=TRIPWIRE_MAX) => Some(Tripwire(Some(TripwireConfig { count, within: within.unwrap_or(TRIPWIRE.within) }))),
+                _ => return Err(bad(format!("tripwire.count is more than {TRIPWIRE_MAX}"))),
+            },
+        };
+        Ok(Serving {
+            io: self.io.or_else(|| word(settings, "mount.io")),
+            writes: self.writes.or_else(|| word(settings, "mount.writes")),
+            snapdir: self.snapdir.or_else(|| word(settings, "mount.snapdir")),
+            seal: self.seal.or_else(|| word(settings, "mount.seal")),
+            snapdir_mode: self.snapdir_mode.or_else(|| snapdir_mode(settings.text("mount.snapdir-mode")?).ok()),
+            readers: self.readers.or_else(|| u8::try_from(readers?).ok()),
+            tripwire: self.tripwire.or(tripwire),
+            auto_every: self.auto_every.or(every),
+            auto_quiet: self.auto_quiet.or(quiet),
+            hook_timeout: self.hook_timeout.or(timeout),
+            hooks: self.hooks,
+            options: self.options,
+        })
     }
 
     /// Whether a thing is on that `on` turns on and `off` turns off; `otherwise` if neither is asked for.
@@ -267,7 +315,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let allow_other = allow_other(&args)?;
     let mut args = args;
     args.serving.hooks = args.serving.hooks.map(|dir| hooks_dir(&cwd.join(&dir), &[&backing, &mountpoint])).transpose()?;
-    let (serving, foreground, no_holder) = (args.serving, args.foreground, args.no_holder);
+    let serving = args.serving.or(&super::config::settings_of(&backing)?)?;
+    let (foreground, no_holder) = (args.foreground, args.no_holder);
     let daemon = daemon::Args { backing, mountpoint, serving, allow_other, foreground, no_holder, worker: false };
     if repaired > 0 {
         context.out.talk(&format!("took away {repaired} dead mount{} first", if repaired == 1 { "" } else { "s" }));

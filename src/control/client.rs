@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
 use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, OperationInfo, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath,
-    UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
+    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
 use crate::sys::host;
 
@@ -165,6 +165,22 @@ impl Client {
     pub fn verify(&mut self, options: VerifyOptions) -> VerbResult<Verified> {
         match self.call(Request::Verify(options))? {
             Response::Verified(verified) => Ok(*verified),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What space the history takes, counted for a moment.
+    pub fn du(&mut self, options: DuOptions) -> VerbResult<DuReport> {
+        match self.call(Request::Du(options))? {
+            Response::Du(report) => Ok(*report),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Thins out the history, for a moment.
+    pub fn gc(&mut self, options: GcOptions) -> VerbResult<GcReport> {
+        match self.call(Request::Gc(options))? {
+            Response::Gc(report) => Ok(*report),
             other => Err(unexpected(&other)),
         }
     }

@@ -5,8 +5,8 @@ use std::io::{self, BufRead, Write};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, OperationInfo, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath,
-    UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
+    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
 };
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
@@ -94,6 +94,10 @@ pub enum Request {
     Undo(UndoOptions),
     /// Look for damage, for a moment.
     Verify(VerifyOptions),
+    /// What space the history takes, counted for a moment.
+    Du(DuOptions),
+    /// Thin out the history, for a moment.
+    Gc(GcOptions),
     /// Who did what when.
     Audit,
     /// Unmount and end.
@@ -119,6 +123,9 @@ impl Request {
         match self {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
             Request::Find(_) | Request::Operations { .. } | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
+            // Of a takeover the next daemon knows nothing of a run that goes on.
+            Request::Du(options) => options.run.is_none(),
+            Request::Gc(options) => options.dry_run && options.run.is_none(),
             Request::Restore(options) => options.dry_run,
             Request::Undo(options) => options.dry_run,
             Request::Checkpoint(_) | Request::Retag { .. } | Request::Pin { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
@@ -152,6 +159,10 @@ pub enum Response {
     Undone(Box<Undone>),
     /// To `verify`.
     Verified(Box<Verified>),
+    /// To `du`.
+    Du(Box<DuReport>),
+    /// To `gc`.
+    Gc(Box<GcReport>),
     /// To `audit`, and part of a longer answer.
     Audit(Vec<AuditEvent>),
     /// To `unmount`.
@@ -293,7 +304,13 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
         Response::Operations(list) => heads(list, operation_bytes).into_iter().map(Response::Operations).collect(),
         // A part of a verification has few findings: `verify` sees to that.
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Undone(_) | Response::Done => Vec::new(),
+        Response::Checkpoint(_)
+        | Response::Stats(_)
+        | Response::Verified(_)
+        | Response::Undone(_)
+        | Response::Du(_)
+        | Response::Gc(_)
+        | Response::Done => Vec::new(),
         #[cfg(debug_assertions)]
         Response::Faults { .. } => Vec::new(),
     };
@@ -343,7 +360,13 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             *list = std::mem::take(&mut operations);
             None
         }
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Undone(_) | Response::Done => None,
+        Response::Checkpoint(_)
+        | Response::Stats(_)
+        | Response::Verified(_)
+        | Response::Undone(_)
+        | Response::Du(_)
+        | Response::Gc(_)
+        | Response::Done => None,
         #[cfg(debug_assertions)]
         Response::Faults { .. } => None,
     };

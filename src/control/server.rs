@@ -265,6 +265,8 @@ impl Server {
             Request::Operations { before, limit } => verbs.operations(before, limit).map(Response::Operations),
             Request::Undo(options) => verbs.undo(by, &options).map(|undone| Response::Undone(Box::new(undone))),
             Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
+            Request::Du(options) => verbs.du(&options).map(|report| Response::Du(Box::new(report))),
+            Request::Gc(options) => verbs.gc(by, &options).map(|report| Response::Gc(Box::new(report))),
             Request::Audit => verbs.audit().map(Response::Audit),
             #[cfg(debug_assertions)]
             Request::Fault { plan } => {

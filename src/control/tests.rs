@@ -140,6 +140,14 @@ impl Verbs for Fake {
         Ok(Verified { run: options.run.unwrap_or(7), total: u64::from(options.deep), ..Verified::default() })
     }
 
+    fn du(&self, _: &DuOptions) -> VerbResult<DuReport> {
+        Ok(DuReport::default())
+    }
+
+    fn gc(&self, _: &Actor, _: &GcOptions) -> VerbResult<GcReport> {
+        Ok(GcReport::default())
+    }
+
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
         Ok(vec![event(); self.changes])
     }

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
+pub use super::du::{DuOne, DuOptions, DuReport};
+pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcWhy};
+pub use super::retention::{Retention, Rule};
 pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
 pub use crate::store::check::DamageKind;
 
@@ -585,6 +588,10 @@ pub trait Verbs: Send + Sync {
     fn undo(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone>;
     /// Looks for damage, for a moment; the answer says how to go on.
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified>;
+    /// What space the history takes, counted for a moment; the answer says how to go on.
+    fn du(&self, options: &DuOptions) -> VerbResult<DuReport>;
+    /// Thins out the history, for a moment; the answer says how to go on.
+    fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport>;
     /// Who did what when, oldest first.
     fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
     /// Asks the daemon to unmount and end. `lazy`: although files are open.

@@ -159,7 +159,7 @@ pub(super) fn unknown_path(path: &[u8], id: CheckpointId) -> VerbError {
 }
 
 /// The known name with the fewest edits, if they are few.
-fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a String> {
+pub(super) fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a String> {
     // What is longer than any tag is no misspelt one, and would take long to compare.
     if name.len() > NEAREST_BYTES_MAX {
         return None;

@@ -11,11 +11,14 @@ pub mod check;
 mod checkpoint;
 mod control;
 pub mod counts;
+pub mod du;
 mod durable;
 mod error;
 mod files;
 mod find;
+pub mod gc;
 pub mod hooks;
+mod keeper;
 mod listing;
 pub mod offline;
 mod past;
@@ -23,7 +26,10 @@ mod pin;
 mod quiesce;
 pub mod request;
 mod restore;
+pub mod retention;
 mod service;
+pub mod settings;
+mod space;
 mod syncer;
 pub mod takeover;
 mod tripwire;
@@ -115,6 +121,11 @@ pub struct Engine {
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     checks: check::Checks,
+    gc_runs: gc::Runs<gc::Run>,
+    keeper: Arc<keeper::Keeper>,
+    du_runs: gc::Runs<Box<space::Measuring>>,
+    /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
+    over_bytes: std::sync::atomic::AtomicU64,
     /// Descriptors that open files may have.
     descriptors_max: usize,
     started: String,
@@ -124,6 +135,8 @@ pub struct Engine {
     auto: auto::Auto,
     tripwire: Option<tripwire::Tripwire>,
     hooks: Option<hooks::Hooks>,
+    /// The store's configuration file.
+    store_file: settings::StoreFile,
 }
 
 /// What [`Config`] said, for as long as the tree is served.
@@ -181,6 +194,10 @@ impl Engine {
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
             checks: check::Checks::default(),
+            gc_runs: gc::Runs::default(),
+            keeper: Arc::default(),
+            du_runs: gc::Runs::default(),
+            over_bytes: std::sync::atomic::AtomicU64::new(0),
             descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),
@@ -189,6 +206,7 @@ impl Engine {
             auto: auto::Auto::default(),
             tripwire: config.auto.tripwire.map(tripwire::Tripwire::new),
             hooks: config.hooks.map(hooks::Hooks::new),
+            store_file: settings::StoreFile::default(),
         });
         engine.bequeath();
         if aftermath.unclean {
@@ -209,11 +227,17 @@ impl Engine {
             }
         }
         engine.adopt_tree().map_err(failed)?;
-        engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
-        engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
-        engine.live.start_sealer(engine.config.seal).map_err(|error| failed(error.into()))?;
-        auto::Auto::start(&engine).map_err(|error| failed(error.into()))?;
+        engine.start_threads().map_err(|error| failed(error.into()))?;
         Ok(engine)
+    }
+
+    /// Starts the threads that see to the store while it is served.
+    fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
+        self.timeline().start_indexer()?;
+        self.syncer.start(&self.live)?;
+        self.live.start_sealer(self.config.seal)?;
+        auto::Auto::start(self)?;
+        self.keeper.start(self)
     }
 
     /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it cannot.
@@ -241,6 +265,11 @@ impl Engine {
         self.store_dir.as_fd()
     }
 
+    /// What the store's configuration file says now.
+    pub fn settings(&self) -> settings::Settings {
+        self.store_file.look(&self.store_dir).0
+    }
+
     /// The backing directory.
     pub fn root_fd(&self) -> BorrowedFd<'_> {
         self.live.root().as_fd()
@@ -249,6 +278,7 @@ impl Engine {
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
         self.auto.stop();
+        self.keeper.stop();
         self.syncer.stop();
         self.live.stop_sealer();
         let end = sys::now();

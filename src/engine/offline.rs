@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, OperationInfo, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath,
-    UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
+    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
 use crate::history::select::{Known, Unselected, select};
@@ -112,6 +112,14 @@ impl Verbs for Offline {
     }
 
     fn verify(&self, _: &VerifyOptions) -> VerbResult<Verified> {
+        not_mounted()
+    }
+
+    fn du(&self, _: &DuOptions) -> VerbResult<DuReport> {
+        not_mounted()
+    }
+
+    fn gc(&self, _: &Actor, _: &GcOptions) -> VerbResult<GcReport> {
         not_mounted()
     }
 

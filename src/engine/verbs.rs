@@ -2,8 +2,9 @@
 
 use super::Engine;
 use super::api::{
-    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, OperationInfo, Query, RestoreOptions, Restored, Retag, SealerInfo,
-    StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
+    RestoreOptions, Restored, Retag, SealerInfo, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified,
+    VerifyOptions, VersionInfo,
 };
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
@@ -112,6 +113,13 @@ impl Engine {
             ));
         }
         warnings.extend(self.hooks.as_ref().and_then(super::hooks::Hooks::warning));
+        warnings.extend(self.store_file.look(&self.store_dir).1);
+        let over = self.over_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        if over > 0 {
+            warnings.push(format!(
+                "the history takes {over} bytes more than retention.max-size: the rest is pinned, tagged or the newest; `ckptfs du` tells what takes it"
+            ));
+        }
         if self.succession.as_ref().is_some_and(|after| !after.is_held()) {
             warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
         }
@@ -304,6 +312,14 @@ impl Verbs for Engine {
 
     fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
         self.verify_for_a_while(options)
+    }
+
+    fn du(&self, options: &DuOptions) -> VerbResult<DuReport> {
+        self.du_for_a_while(options)
+    }
+
+    fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
+        self.gc_for_a_while(by, options)
     }
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {

@@ -1,10 +1,8 @@
 //! Which versions only one checkpoint needs.
 
-use std::collections::HashMap;
-
+use super::needed::{Captured, Census, Reading};
 use super::timeline::{Timeline, fault};
-use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
-use crate::store::record::{Record, Undo};
+use crate::store::ids::{CheckpointId, ObjectId};
 use crate::sys::{Errno, SysResult};
 
 impl Timeline {
@@ -17,34 +15,25 @@ impl Timeline {
     /// ENOENT if there is no such checkpoint; EIO if the journal cannot be read.
     pub fn unneeded_without(&self, id: CheckpointId) -> SysResult<Vec<ObjectId>> {
         let from = self.address(id).ok_or(Errno::ENOENT)?;
-        let kept: Vec<CheckpointId> = self.stored_ids();
-        let before = kept.iter().copied().filter(|other| *other < id).max();
-        let to = kept.iter().copied().filter(|other| *other > id).min().and_then(|next| self.address(next));
-        let mut objects: HashMap<(Slot, Epoch), ObjectId> = HashMap::new();
+        let census = Census::of(&self.retained());
+        let before = census.kept.partition_point(|other| *other < id);
+        let to = census.kept.get(census.kept.partition_point(|other| *other <= id)).and_then(|next| self.address(*next));
+        let mut reading = Reading::default();
         for frame in self.store.journal.scan(from, to) {
-            match frame.map_err(fault)?.1 {
-                Record::Undo { epoch, undo } => {
-                    for item in undo {
-                        if let Undo::Data { slot, before } = item
-                            && let Some(object) = before.object
-                        {
-                            objects.entry((slot, epoch)).or_insert(object);
-                        }
-                    }
-                }
-                Record::Void { epoch, slot } => {
-                    objects.remove(&(slot, epoch));
-                }
-                _ => {}
-            }
+            reading.take(frame.map_err(fault)?.1);
         }
         let mut unneeded = Vec::new();
-        for ((slot, _), object) in objects {
-            let needed = match before {
-                Some(before) => self.data_at(slot, before)?.is_some_and(|data| data.before.object == Some(object)),
-                None => false,
-            };
-            if !needed {
+        for ((slot, epoch), data) in &reading.data {
+            let Some(object) = data.object else { continue };
+            let mut version = Captured { slot: *slot, born_ns: reading.born_ns(*slot, *epoch), ..Captured::new(object) };
+            if let Some(before) = before.checked_sub(1).and_then(|number| census.kept.get(number))
+                && self.data_at(*slot, *before)?.is_some_and(|data| data.before.object == Some(object))
+            {
+                // The one before reads it, and maybe others before that: unless the file is younger than all of them.
+                version.by = 0..census.kept.partition_point(|other| other <= before);
+                self.narrow(&census, &mut version)?;
+            }
+            if version.by.is_empty() {
                 unneeded.push(object);
             }
         }

@@ -6,6 +6,7 @@ mod collect;
 pub mod diff;
 pub mod indexer;
 pub mod lookup;
+pub mod needed;
 pub mod operations;
 pub mod present;
 mod resume;

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::timeline::{Timeline, asked, fault};
+use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Operation};
 use crate::store::record::{Actor, Kept, Record};
 use crate::store::{Address, StoreError};
@@ -52,17 +53,6 @@ impl Operations {
     /// Which operation undid each that was undone; the last, if several did.
     fn undone_by(&self) -> HashMap<u64, u64> {
         self.known.iter().filter_map(|(number, (_, undoes))| Some(((*undoes)?, *number))).collect()
-    }
-
-    /// Deletes a checkpoint for good that the daemon made and nobody asked for: no operation, for there is nothing to be undone.
-    ///
-    /// # Errors
-    /// As [`Timeline::append`]; then nothing was done.
-    pub fn forgo(&self, by: &Actor, id: CheckpointId) -> SysResult<()> {
-        let records: Vec<Record> = asked(Some(by)).into_iter().chain([Record::Deleted { id }]).collect();
-        self.write(&records)?;
-        self.inner.write().drop_checkpoint(id);
-        Ok(())
     }
 
     /// What is to be undone, in this order, so that everything is as it was right after operation `to`. What was done and undone since is left out.
@@ -136,6 +126,17 @@ impl Timeline {
         if let (Some(at), Record::Operation(done)) = (at.last(), operation) {
             inner.operations.note(done.number, *at, done.undoes);
         }
+        Ok(())
+    }
+
+    /// Deletes a checkpoint for good that the daemon made and nobody asked for: no operation, for there is nothing to be undone.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`]; then nothing was done.
+    pub fn forgo(&self, by: &Actor, id: CheckpointId) -> SysResult<()> {
+        let records: Vec<Record> = asked(Some(by)).into_iter().chain([Record::Deleted { id }]).collect();
+        self.write(&records)?;
+        self.inner.write().drop_checkpoint(id);
         Ok(())
     }
 

@@ -124,7 +124,8 @@ struct Replay {
 impl Replay {
     /// After a power cut: what the index already has may not have been done either. Takes note of it, from the last checkpoint before the witness on.
     fn look_back(&mut self, store: &Store, upto: Address) -> SysResult<()> {
-        let before = self.inner.checkpoints.values().map(|(_, address)| *address).filter(|address| *address < self.witness).max();
+        let stored = self.inner.checkpoints.values().chain(self.inner.hidden.values());
+        let before = stored.map(|(_, address)| *address).filter(|address| *address < self.witness).max();
         let begin = before.unwrap_or_else(|| store.journal.start());
         if begin >= upto {
             return Ok(());

@@ -471,6 +471,14 @@ impl Timeline {
         self.inner.read().checkpoints.keys().copied().collect()
     }
 
+    /// Every checkpoint that something is kept for, and when it was made (nanoseconds since 1970), oldest first.
+    pub fn retained(&self) -> Vec<(CheckpointId, i64)> {
+        let inner = self.inner.read();
+        let mut ids: Vec<_> = inner.checkpoints.iter().chain(&inner.hidden).map(|(id, (kept, _))| (*id, kept.created_ns)).collect();
+        ids.sort_unstable();
+        ids
+    }
+
     /// At most `limit` checkpoints that are wanted, newest first.
     pub fn newest(&self, limit: usize, wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
         self.newest_before(None, limit, wanted)

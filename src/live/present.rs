@@ -70,3 +70,11 @@ impl Drop for Renaming<'_> {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
+
+impl Live {
+    /// The space that a file takes; `None` if it is not there, is no regular file, or the filesystem cannot tell.
+    pub fn allocation(&self, slot: Slot) -> Option<sys::Allocation> {
+        let (file, _) = self.open_file(At::from(slot), sys::Open::READ).ok()?;
+        sys::allocation(&file).ok()
+    }
+}

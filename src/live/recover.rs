@@ -76,7 +76,7 @@ impl Live {
             let Some(object) = data.object else { continue };
             let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
             if sys::stat_at(&*layer, file.as_bytes()) == Err(Errno::ENOENT) {
-                if object.origin == ObjectOrigin::Cloned && !self.is_needed(slot, object)? {
+                if object.origin == ObjectOrigin::Cloned && !self.timeline.reads_open(slot, object)? {
                     continue;
                 }
                 if object.origin == ObjectOrigin::Cloned {
@@ -103,12 +103,6 @@ impl Live {
             }
         }
         Ok(())
-    }
-
-    /// Some checkpoint reads this object of the open epoch. If the newest one that is stored does not, none does; the one that did may have been freed.
-    fn is_needed(&self, slot: Slot, object: ObjectId) -> SysResult<bool> {
-        let Some(latest) = self.timeline.newest_stored() else { return Ok(false) };
-        Ok(self.timeline.data_at(slot, latest)?.is_some_and(|data| data.before.object == Some(object)))
     }
 
     /// The last renames recorded may not have happened: then the inodes are where they were.

@@ -91,12 +91,15 @@ mod armed {
         pub half: bool,
         /// Milliseconds for which the call is held up before.
         pub pause_ms: u64,
+        /// The process ends there and then, as by `kill -9`.
+        #[serde(default)]
+        pub kill: bool,
     }
 
     impl Plan {
         /// The `nth` call fails, once.
         pub fn nth(nth: u64, errno: Errno) -> Plan {
-            Plan { nth, errno: errno.0, only: None, lasting: false, half: false, pause_ms: 0 }
+            Plan { nth, errno: errno.0, only: None, lasting: false, half: false, pause_ms: 0, kill: false }
         }
 
         /// Only calls of this kind.
@@ -146,6 +149,7 @@ mod armed {
     static LASTING: AtomicBool = AtomicBool::new(false);
     static HALVES: AtomicBool = AtomicBool::new(false);
     static PAUSE_MS: AtomicU64 = AtomicU64::new(0);
+    static KILL: AtomicBool = AtomicBool::new(false);
     static CALLS: AtomicU64 = AtomicU64::new(0);
     static FAILED: AtomicU64 = AtomicU64::new(0);
 
@@ -168,6 +172,7 @@ mod armed {
         LASTING.store(plan.lasting, Ordering::SeqCst);
         HALVES.store(plan.half, Ordering::SeqCst);
         PAUSE_MS.store(plan.pause_ms, Ordering::SeqCst);
+        KILL.store(plan.kill, Ordering::SeqCst);
         CALLS.store(0, Ordering::SeqCst);
         FAILED.store(0, Ordering::SeqCst);
         ARMED.store(true, Ordering::SeqCst);
@@ -212,6 +217,7 @@ mod armed {
             lasting: LASTING.load(Ordering::Relaxed),
             half: HALVES.load(Ordering::Relaxed),
             pause_ms: PAUSE_MS.load(Ordering::Relaxed),
+            kill: KILL.load(Ordering::Relaxed),
         };
         if !plan.counts(call) || !plan.fails(CALLS.fetch_add(1, Ordering::Relaxed) + 1) {
             return Ok(());
@@ -222,6 +228,9 @@ mod armed {
 
     fn fail(call: Call, plan: &Plan) -> SysResult<()> {
         std::thread::sleep(Duration::from_millis(plan.pause_ms));
+        if plan.kill {
+            let _ = crate::sys::kill(std::process::id().cast_signed(), libc::SIGKILL);
+        }
         HALF.set(plan.half && call == Call::Write);
         if plan.errno == 0 { Ok(()) } else { Err(Errno(plan.errno)) }
     }

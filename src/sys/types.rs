@@ -192,3 +192,23 @@ pub struct Stat {
 
 /// Extended attributes of an inode, sorted by name: (name, value).
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// A range of the device that a file uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Where it begins, in bytes.
+    pub physical: u64,
+    /// Its bytes.
+    pub length: u64,
+    /// Something else uses a part of it too.
+    pub shared: bool,
+}
+
+/// The space that a file takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allocation {
+    /// Where it is, in the order of the file.
+    pub placed: Vec<Placed>,
+    /// Bytes that are the file's alone and have no place that could be compared: inline or compressed data.
+    pub unplaced_bytes: u64,
+}

@@ -1,5 +1,6 @@
 //! The real program: what it prints, where, and how it exits.
 
+mod config;
 mod history;
 mod mounted;
 mod pins;

@@ -2,12 +2,13 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 20] = [
+const VERBS: [&str; 23] = [
     "mount",
     "umount",
     "checkpoint",
     "status",
     "stats",
+    "config",
     "log",
     "show",
     "diff",
@@ -18,6 +19,8 @@ const VERBS: [&str; 20] = [
     "ops",
     "undo",
     "redo",
+    "du",
+    "gc",
     "verify",
     "fsck",
     "audit",

@@ -6,7 +6,9 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::{Change, CheckpointOptions, Query, RestoreOptions, Restored, StateName, TreePath, UndoOptions, UndoWalk, VerbError};
+use ckptfs::engine::api::{
+    Change, CheckpointOptions, GcOptions, Query, RestoreOptions, Restored, StateName, TreePath, UndoOptions, UndoWalk, VerbError,
+};
 use rustix::fs::{Mode, OFlags};
 
 use super::diffs;
@@ -136,6 +138,17 @@ impl World {
                 // It is looked at with the others.
                 self.snaps.insert(index, snap);
                 return Ok(());
+            }
+        }
+        if op.number(0).is_multiple_of(2) {
+            // What is deleted is freed, and nothing else.
+            let mut options = GcOptions::default();
+            loop {
+                let report = self.client()?.gc(options.clone()).map_err(|error| said("gc", &error))?;
+                if report.finished {
+                    break;
+                }
+                options.run = Some(report.run);
             }
         }
         match std::fs::symlink_metadata(&view) {

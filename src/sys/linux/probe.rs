@@ -7,7 +7,7 @@ use std::sync::Once;
 use super::super::fault::{self, Call};
 use super::super::name::{check_retry, last_errno};
 use super::super::signal::ignore_sigio;
-use super::super::types::{Errno, SysResult};
+use super::super::types::{Allocation, Errno, Placed, SysResult};
 
 /// `cachestat` of every architecture's table but alpha's (since 6.5).
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -80,6 +80,8 @@ const FLAG_SYNC: u32 = 0x1;
 const EXTENT_LAST: u32 = 0x1;
 /// Allocated and never written: reads as zeros, as a hole does.
 const EXTENT_UNWRITTEN: u32 = 0x800;
+/// Somebody else uses some of it too, or did a moment ago (`FIEMAP_EXTENT_SHARED`); it does not say who.
+const EXTENT_SHARED: u32 = 0x2000;
 /// Flags of extents whose physical place does not tell their content: UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED,
 /// NOT_ALIGNED, DATA_INLINE, DATA_TAIL.
 const EXTENT_OPAQUE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
@@ -134,6 +136,31 @@ pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
     match (extents(a, stat_a.size)?, extents(b, stat_b.size)?) {
         (Some(a), Some(b)) => Ok(a == b),
         _ => Ok(false),
+    }
+}
+
+/// Where the space is that a file takes (`FS_IOC_FIEMAP`). The file is flushed; what is written meanwhile is seen or not.
+///
+/// Errors: EOPNOTSUPP where the filesystem cannot tell.
+pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
+    fault::check(Call::Probe)?;
+    let mut found = Allocation::default();
+    let mut start = 0;
+    // SAFETY: every field is an integer or an array of integers, for which zero is valid.
+    let mut map: Box<Fiemap> = Box::new(unsafe { MaybeUninit::zeroed().assume_init() });
+    loop {
+        let count = map_extents(&file, start, &mut map)?;
+        let Some(mapped) = map.extents.get(..count) else { return Err(Errno::EIO) };
+        for extent in mapped {
+            let shared = extent.flags & EXTENT_SHARED != 0;
+            if extent.flags & EXTENT_OPAQUE == 0 {
+                found.placed.push(Placed { physical: extent.physical, length: extent.length, shared });
+            } else if !shared {
+                found.unplaced_bytes = found.unplaced_bytes.saturating_add(extent.length);
+            }
+        }
+        let Some(last) = mapped.last().filter(|last| last.flags & EXTENT_LAST == 0 && last.length > 0) else { return Ok(found) };
+        start = last.logical.saturating_add(last.length);
     }
 }
 

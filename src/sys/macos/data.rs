@@ -9,7 +9,7 @@ use super::super::args::Open;
 use super::super::fault::Call;
 use super::super::name::{check_retry, component, retry};
 use super::super::path::{open_file_at, unlink_at};
-use super::super::types::{Errno, SysResult};
+use super::super::types::{Allocation, Errno, SysResult};
 use super::attr::stat_fd;
 
 /// `FALLOC_FL_KEEP_SIZE` of Linux's fallocate(2).
@@ -103,6 +103,11 @@ pub fn dirty_pages(_file: impl AsFd) -> SysResult<u64> {
 
 /// EOPNOTSUPP: nothing tells which extents two files share here.
 pub fn shares_extents(_a: &File, _b: &File) -> SysResult<bool> {
+    Err(Errno::EOPNOTSUPP)
+}
+
+/// EOPNOTSUPP: nothing tells where a file's space is here.
+pub fn allocation(_file: impl AsFd) -> SysResult<Allocation> {
     Err(Errno::EOPNOTSUPP)
 }
 

@@ -1,0 +1,308 @@
+//! `ckptfs config`: what the configuration files say, and changing them.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use serde::Serialize;
+
+use super::Context;
+use super::error::{Failure, Outcome, hinted, io_error};
+use super::locate::{self, Located};
+use super::output::Role;
+use crate::control::STORE_NAME;
+use crate::engine::api::{VerbError, VerbResult};
+use crate::engine::settings::{
+    self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting, Settings, Value, parse, parse_value, read_store,
+};
+use crate::sys::{self, host};
+
+/// Show and change the configuration: .ckptfs/ckptfs.toml of the directory, and the user's ckptfs/config.toml
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show what is set, the store's before the user's
+    Show {
+        /// Say which line of which file has it
+        #[arg(long)]
+        origin: bool,
+        /// Also the keys that are not set, and what each is for
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Print the value of a key; status 1 if it is not set
+    Get {
+        /// Such as retention.keep-last
+        key: String,
+    },
+    /// Set a key in the store's file, or in the user's; the rest of the file stays as it is
+    Set {
+        /// Such as retention.keep-last
+        key: String,
+        /// Its value; without one it is set no more
+        value: Option<String>,
+        /// In the user's file
+        #[arg(long)]
+        user: bool,
+    },
+    /// Say what is wrong with the files, if anything is
+    Check,
+}
+
+/// What `config show --json` prints, for each key.
+#[derive(Serialize)]
+struct Shown<'a> {
+    key: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    origin: Option<Origin>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<usize>,
+    about: &'a str,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    match args.what {
+        What::Show { origin, all } => show(origin, all, context),
+        What::Get { key } => get(known(&key)?, context),
+        What::Set { key, value, user } => set(known(&key)?, value.as_deref(), user, context),
+        What::Check => check(context),
+    }
+}
+
+/// The two files around a directory, and what they say.
+struct Found {
+    store: Option<(OwnedFd, PathBuf)>,
+    user: Option<PathBuf>,
+}
+
+impl Found {
+    fn around(dir: Option<&Path>) -> VerbResult<Found> {
+        let root = match locate::locate(locate::start(dir)?)? {
+            Located::Served(served) => Some(served.root),
+            Located::Store { root } => Some(root),
+            Located::Stale { .. } | Located::Nothing { .. } => None,
+        };
+        let open = |root: PathBuf| {
+            let store = host::open_dir_path(&root.join(STORE_NAME)).map_err(|cause| io_error(root.join(STORE_NAME).display(), cause))?;
+            Ok::<_, VerbError>((store, root.join(STORE_NAME).join(STORE_FILE)))
+        };
+        Ok(Found { store: root.map(open).transpose()?, user: user_file() })
+    }
+
+    fn path(&self, origin: Origin) -> String {
+        match origin {
+            Origin::Store => self.store.as_ref().map(|(_, path)| path.display().to_string()),
+            Origin::User => self.user.as_ref().map(|path| path.display().to_string()),
+        }
+        .unwrap_or_default()
+    }
+
+    fn of_store(&self) -> VerbResult<Settings> {
+        let Some((store, path)) = &self.store else { return Ok(Settings::default()) };
+        read_store(store).map_err(|error| bad(path, &error))
+    }
+
+    fn of_user(&self) -> VerbResult<Settings> {
+        let Some(path) = &self.user else { return Ok(Settings::default()) };
+        match read_text(path)? {
+            Some(text) => parse(&text, Origin::User).map_err(|error| bad(path, &error)),
+            None => Ok(Settings::default()),
+        }
+    }
+}
+
+/// What the files around `dir` say, the store's before the user's.
+pub fn settings(dir: Option<&Path>) -> VerbResult<Settings> {
+    let found = Found::around(dir)?;
+    Ok(found.of_store()?.or(found.of_user()?))
+}
+
+/// As [`settings`], of the backing directory of a tree that is to be mounted.
+pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
+    let store = host::open_dir_path(&backing.join(STORE_NAME)).ok().map(|store| (store, backing.join(STORE_NAME).join(STORE_FILE)));
+    let found = Found { store, user: user_file() };
+    Ok(found.of_store()?.or(found.of_user()?))
+}
+
+/// `$XDG_CONFIG_HOME/ckptfs/config.toml`; `~/.config` without it. Relative paths do not count, as the specification of base directories says.
+fn user_file() -> Option<PathBuf> {
+    let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = of("XDG_CONFIG_HOME").or_else(|| of("HOME").map(|home| home.join(".config")))?;
+    Some(home.join("ckptfs/config.toml"))
+}
+
+fn read_text(path: &Path) -> VerbResult<Option<String>> {
+    match fs::metadata(path) {
+        Err(cause) if matches!(cause.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => return Ok(None),
+        Err(cause) => return Err(io_error(path.display(), cause)),
+        Ok(found) if !found.is_file() || found.len() > FILE_BYTES_MAX => {
+            return Err(hinted("bad-config", format!("{} is no file of at most {FILE_BYTES_MAX} bytes", path.display()), "remove it"));
+        }
+        Ok(_) => {}
+    }
+    fs::read_to_string(path).map(Some).map_err(|cause| io_error(path.display(), cause))
+}
+
+fn bad(path: &Path, error: &ConfigError) -> VerbError {
+    let at = if error.line == 0 { path.display().to_string() } else { format!("{}:{}", path.display(), error.line) };
+    let hint = error.hint.clone().unwrap_or_else(|| "correct the file; `ckptfs config show --all` lists every key".into());
+    hinted("bad-config", format!("{at}: {}", error.message), hint)
+}
+
+fn known(name: &str) -> VerbResult<&'static Key> {
+    settings::find(name).ok_or_else(|| {
+        let hint = match settings::nearest(name) {
+            Some(near) => format!("did you mean {near}?"),
+            None => "`ckptfs config show --all` lists every key".into(),
+        };
+        hinted("unknown-key", format!("there is no key {name:?}"), hint)
+    })
+}
+
+fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
+    let found = Found::around(context.dir())?;
+    let settings = found.of_store()?.or(found.of_user()?);
+    let out = &mut context.out;
+    let shown: Vec<(&Key, Option<&Setting>)> = KEYS.iter().map(|key| (key, settings.get(key.name))).filter(|(_, set)| all || set.is_some()).collect();
+    if out.json {
+        let list: Vec<Shown<'_>> = shown
+            .iter()
+            .map(|(key, set)| Shown {
+                key: key.name,
+                value: set.map(|set| &set.value),
+                origin: set.map(|set| set.origin),
+                file: set.map(|set| found.path(set.origin)),
+                line: set.map(|set| set.line),
+                about: key.about,
+            })
+            .collect();
+        return Ok(out.json(&list)?);
+    }
+    for (key, set) in shown {
+        let line = match set {
+            Some(set) => {
+                let value = written(key, &set.value);
+                let at = if origin { format!("  # {}:{}", found.path(set.origin), set.line) } else { String::new() };
+                format!("{} = {}{}", key.name, out.text(&value), out.paint(Role::Faint, &out.text(&at)))
+            }
+            None => {
+                let whose = if key.files == Files::Store { "; the store's file only" } else { "" };
+                out.paint(Role::Faint, &format!("# {}: {}{whose}", key.name, key.about))
+            }
+        };
+        out.line(&line)?;
+    }
+    Ok(())
+}
+
+/// As it stands in a file.
+fn written(key: &Key, value: &Value) -> String {
+    match (key.kind, value) {
+        (Kind::Count | Kind::Bytes, Value::Number(number)) => number.to_string(),
+        (_, value) => format!("{:?}", value.to_string()),
+    }
+}
+
+fn get(key: &Key, context: &mut Context) -> Outcome {
+    let settings = settings(context.dir())?;
+    let set = settings.get(key.name);
+    let out = &mut context.out;
+    match set {
+        Some(set) if out.json => Ok(out.json(&set.value)?),
+        Some(set) => {
+            let text = set.value.to_string();
+            let text = out.text(&text).into_owned();
+            Ok(out.line(&text)?)
+        }
+        None => {
+            out.talk(&format!("{} is not set", key.name));
+            Err(Failure::No)
+        }
+    }
+}
+
+fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Outcome {
+    let value = value.map(|text| parse_value(key, text)).transpose();
+    let value = value.map_err(|why| hinted("bad-value", format!("{}: {why}", key.name), format!("{} is {}", key.name, key.kind.wanted())))?;
+    let found = Found::around(context.dir())?;
+    if user {
+        if key.files == Files::Store {
+            let hint = format!("the daemon acts by it: ckptfs config set {} VALUE, in the directory", key.name);
+            return Err(hinted("bad-config", format!("{} belongs into the store's file only", key.name), hint).into());
+        }
+        let path = found.user.ok_or_else(|| hinted("not-found", "there is no home directory", "set HOME or XDG_CONFIG_HOME"))?;
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(dir).map_err(|cause| io_error(dir.display(), cause))?;
+        let text = read_text(&path)?.unwrap_or_default();
+        let text = changed(&text, key, value.as_ref(), Origin::User, &path)?;
+        let fd = host::open_dir_path(dir).map_err(|cause| io_error(dir.display(), cause))?;
+        write(&fd, "config.toml", &text).map_err(|cause| io_error(path.display(), cause))?;
+    } else {
+        // What is wrong with it, or with whose it is, is told first.
+        found.of_store()?;
+        let Some((store, path)) = found.store else {
+            return Err(hinted("not-mounted", "there is no store here", "ckptfs mount DIR makes one; --user sets it for all of yours").into());
+        };
+        let text = read_text(&path)?.unwrap_or_default();
+        let text = changed(&text, key, value.as_ref(), Origin::Store, &path)?;
+        write(&store, STORE_FILE, &text).map_err(|cause| io_error(path.display(), cause))?;
+    }
+    match value {
+        Some(value) => context.out.talk(&format!("{} = {}", key.name, written(key, &value))),
+        None => context.out.talk(&format!("{} is not set any more", key.name)),
+    }
+    Ok(())
+}
+
+/// The text with the key set; it must be one that is read again.
+fn changed(text: &str, key: &Key, value: Option<&Value>, origin: Origin, path: &Path) -> VerbResult<String> {
+    parse(text, origin).map_err(|error| bad(path, &error))?;
+    let text = settings::set(text, key, value).map_err(|error| bad(path, &error))?;
+    parse(&text, origin).map_err(|error| bad(path, &error))?;
+    Ok(text)
+}
+
+/// Whole, in place of what was there: a reader finds the old text or the new one.
+fn write(dir: impl AsFd, name: &str, text: &str) -> std::io::Result<()> {
+    let new = format!("{name}.new-{}", std::process::id());
+    let written = (|| {
+        let mut file = sys::create_file_at(&dir, new.as_bytes(), sys::Open::READ_WRITE, 0o600)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        Ok(sys::rename_at(&dir, new.as_bytes(), &dir, name.as_bytes(), sys::RenameMode::Replace)?)
+    })();
+    if written.is_err() {
+        // It stays where even that fails, and does nothing there.
+        let _ = sys::unlink_at(&dir, new.as_bytes());
+    }
+    written
+}
+
+fn check(context: &mut Context) -> Outcome {
+    let found = Found::around(context.dir())?;
+    let wrong: Vec<VerbError> = [found.of_store(), found.of_user()].into_iter().filter_map(Result::err).collect();
+    let out = &mut context.out;
+    if out.json {
+        out.json(&wrong)?;
+    } else if wrong.is_empty() {
+        out.line("nothing is wrong")?;
+    } else {
+        for error in &wrong {
+            let text = format!("{}{}", error.message, error.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default());
+            let text = out.text(&text).into_owned();
+            out.line(&text)?;
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(Failure::No) }
+}

@@ -1,0 +1,187 @@
+//! `ckptfs gc`.
+
+use std::io::{self, IsTerminal};
+
+use super::delete::confirmed;
+use super::error::{Failure, Outcome, hinted};
+use super::output::{Out, Role};
+use super::progress::Bar;
+use super::{Context, config, locate, size};
+use crate::control::Client;
+use crate::engine::api::{GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
+use crate::engine::settings::{self, Value, parse_value};
+use crate::store::ids::CheckpointId;
+
+/// Thin out the history by rules, and free what no checkpoint needs; what is freed cannot be brought back
+///
+/// A checkpoint stays that one of the rules keeps, on the command line or in the configuration; without any rule all stay that were not deleted. Pinned and tagged
+/// ones and the newest stay whatever the rules are.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only tell what would go, and how many bytes would come free
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Keep so many of the newest
+    #[arg(long, value_name = "N")]
+    keep_last: Option<String>,
+    /// Keep what is not older: "30d", "1h 30m"
+    #[arg(long, value_name = "D")]
+    keep_within: Option<String>,
+    /// Keep one for each of so many hours that have one
+    #[arg(long, value_name = "N")]
+    keep_hourly: Option<String>,
+    /// Keep one for each of so many days that have one
+    #[arg(long, value_name = "N")]
+    keep_daily: Option<String>,
+    /// Keep one for each of so many weeks that have one
+    #[arg(long, value_name = "N")]
+    keep_weekly: Option<String>,
+    /// Free the oldest until the history takes no more than this: "10G"
+    #[arg(long, value_name = "BYTES")]
+    max_size: Option<String>,
+    /// Say of each checkpoint that stays which rule keeps it
+    #[arg(short, long)]
+    verbose: bool,
+    /// Do not ask; without a terminal nothing is asked anyway
+    #[arg(short, long)]
+    yes: bool,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let retention = retention(&args, context)?;
+    let mut served = locate::served(context.dir())?;
+    let ask = !args.yes && !args.dry_run && io::stdin().is_terminal() && io::stderr().is_terminal();
+    let plan = if args.dry_run || ask { Some(whole(&mut served.client, &retention, true, context)?) } else { None };
+    if let Some(plan) = plan.as_ref().filter(|_| args.dry_run) {
+        return print(plan, &args, context);
+    }
+    if let Some(plan) = plan {
+        if plan.gone.is_empty() && plan.leftovers == 0 {
+            return print(&plan, &args, context);
+        }
+        let what = format!("{}, free {}?", checkpoints("Delete", plan.gone.len()), size::human(plan.freed_bytes));
+        if !confirmed(&what)? {
+            context.out.talk("nothing was freed");
+            return Err(Failure::No);
+        }
+    }
+    let report = whole(&mut served.client, &retention, false, context)?;
+    print(&report, &args, context)
+}
+
+/// The rules of the command line, and of the configuration where that says nothing.
+fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
+    let of = |name: &str, text: &Option<String>| -> VerbResult<Option<Value>> {
+        let (Some(text), Some(key)) = (text, settings::find(name)) else { return Ok(None) };
+        let flag = name.trim_start_matches("retention.");
+        parse_value(key, text).map(Some).map_err(|why| hinted("bad-value", format!("--{flag}: {why}"), format!("it is {}", key.kind.wanted())))
+    };
+    let number = |value: Option<Value>| match value {
+        Some(Value::Number(number)) => Some(number),
+        Some(Value::Span(span, _)) => Some(span.as_secs()),
+        Some(Value::Text(_)) | None => None,
+    };
+    let configured = Retention::of(&config::settings(context.dir())?);
+    Ok(Retention {
+        keep_last: number(of("retention.keep-last", &args.keep_last)?).or(configured.keep_last),
+        keep_within_s: number(of("retention.keep-within", &args.keep_within)?).or(configured.keep_within_s),
+        keep_hourly: number(of("retention.keep-hourly", &args.keep_hourly)?).or(configured.keep_hourly),
+        keep_daily: number(of("retention.keep-daily", &args.keep_daily)?).or(configured.keep_daily),
+        keep_weekly: number(of("retention.keep-weekly", &args.keep_weekly)?).or(configured.keep_weekly),
+        max_bytes: number(of("retention.max-size", &args.max_size)?).or(configured.max_bytes),
+    })
+}
+
+/// Asks until it is finished.
+fn whole(client: &mut Client, retention: &Retention, dry_run: bool, context: &Context) -> VerbResult<GcReport> {
+    let mut options = GcOptions { retention: retention.clone(), dry_run, run: None };
+    let mut bar = Bar::start(&context.out, "measuring versions", false);
+    let mut freeing = false;
+    loop {
+        let report = client.gc(options.clone())?;
+        if report.freeing && !freeing {
+            freeing = true;
+            bar.stop();
+            bar = Bar::start(&context.out, "freeing", false);
+        }
+        bar.at(report.done, report.total);
+        if report.finished {
+            bar.stop();
+            return Ok(report);
+        }
+        options.run = Some(report.run);
+    }
+}
+
+fn checkpoints(verb: &str, count: usize) -> String {
+    format!("{verb} {count} checkpoint{}", if count == 1 { "" } else { "s" })
+}
+
+fn rule(rule: Rule) -> &'static str {
+    match rule {
+        Rule::Pinned => "pinned",
+        Rule::Tagged => "tagged",
+        Rule::Newest => "the newest",
+        Rule::Last => "keep-last",
+        Rule::Within => "keep-within",
+        Rule::Hourly => "keep-hourly",
+        Rule::Daily => "keep-daily",
+        Rule::Weekly => "keep-weekly",
+        Rule::NoRule => "no rule says that something goes",
+    }
+}
+
+fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    if out.json {
+        return Ok(out.json(report)?);
+    }
+    for gone in &report.gone {
+        let why = match gone.why {
+            GcWhy::Deleted => "it was deleted",
+            GcWhy::NoRule => "no rule keeps it",
+            GcWhy::MaxSize => "max-size",
+        };
+        let sign = out.paint(Role::Bad, if report.dry_run { "would go" } else { "gone" });
+        let id = out.paint(Role::Id, &gone.id.to_string());
+        out.line(&format!("{sign} {id}  {}  {why}", size::human(gone.bytes)))?;
+    }
+    if args.verbose {
+        for kept in &report.kept {
+            let rules: Vec<&str> = kept.rules.iter().map(|one| rule(*one)).collect();
+            let (sign, id) = (out.paint(Role::Good, "stays"), out.paint(Role::Id, &kept.id.to_string()));
+            out.line(&format!("{sign} {id}  {}", rules.join(", ")))?;
+        }
+    }
+    if report.leftovers > 0 {
+        let verb = if report.dry_run { "would go: " } else { "" };
+        out.line(&format!("{verb}{} versions that no checkpoint needed any more  {}", report.leftovers, size::human(report.leftover_bytes)))?;
+    }
+    out.line(&summary(report))?;
+    warn(report, out);
+    Ok(())
+}
+
+fn summary(report: &GcReport) -> String {
+    let left = report.history_bytes.saturating_sub(report.freed_bytes);
+    let done = if report.dry_run { "would be deleted" } else { "deleted" };
+    let freed = if report.dry_run { "would come free" } else { "came free" };
+    format!(
+        "{} {done}, {} kept; {} {freed}, the history takes {}",
+        checkpoints("", report.gone.len()).trim_start(),
+        report.kept.len() + report.changed.len(),
+        size::human(report.freed_bytes),
+        size::human(left)
+    )
+}
+
+fn warn(report: &GcReport, out: &Out) {
+    if report.over_bytes > 0 {
+        let over = size::human(report.over_bytes);
+        out.warn(&format!("the history is {over} larger than it may be: the rest is pinned, tagged or the newest (ckptfs du tells what takes it)"));
+    }
+    if !report.changed.is_empty() {
+        let ids: Vec<String> = report.changed.iter().map(CheckpointId::to_string).collect();
+        out.warn(&format!("pinned, tagged or brought back meanwhile, and kept: {}", ids.join(", ")));
+    }
+}

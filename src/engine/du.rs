@@ -1,0 +1,125 @@
+//! `du`: what space the history takes, by checkpoint.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Engine;
+use super::api::{StateName, VerbResult};
+use super::error;
+use super::space::{Measuring, Space};
+use crate::history::needed::Census;
+use crate::store::ids::CheckpointId;
+
+/// How long one part takes.
+const PART_TIME: Duration = Duration::from_millis(200);
+
+/// Whose space is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DuOptions {
+    /// Only of this checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<StateName>,
+    /// Go on with the run of this number, which an answer gave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<u64>,
+}
+
+/// The space of one checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DuOne {
+    /// Which.
+    pub id: CheckpointId,
+    /// What would come free if only it were freed.
+    pub exclusive_bytes: u64,
+    /// What its versions take besides, which others hold too: other checkpoints, or the live files.
+    pub shared_bytes: u64,
+    /// Captured versions that it shows.
+    pub versions: u64,
+    /// It was deleted, and can come back until it is freed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hidden: bool,
+}
+
+/// The space that the history takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DuReport {
+    /// Its number: ask again with it until `finished`.
+    pub run: u64,
+    /// All is counted.
+    pub finished: bool,
+    /// How far it is.
+    pub done: u64,
+    /// How much there is.
+    pub total: u64,
+    /// Each checkpoint, oldest first; when it is finished.
+    pub checkpoints: Vec<DuOne>,
+    /// What would come free if no checkpoint were kept; of all, whichever was asked for.
+    pub history_bytes: u64,
+    /// What no checkpoint needs any more: `gc` frees it.
+    pub unneeded_bytes: u64,
+}
+
+impl Engine {
+    /// See [`super::api::Verbs::du`].
+    pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {
+        let started = Instant::now();
+        let only = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;
+        let mut measuring = match options.run {
+            Some(run) => self.du_runs.take(run)?,
+            None => {
+                let census = self.timeline().census(true).map_err(|errno| error::failed("the history cannot be read", errno))?;
+                Box::new(Measuring::new(census))
+            }
+        };
+        let mut more = true;
+        while more && started.elapsed() < PART_TIME {
+            more = self.measure_next(&mut measuring).map_err(|errno| error::failed("a version cannot be looked at", errno))?;
+        }
+        let (done, total) = measuring.progress();
+        if more {
+            let run = self.du_runs.put(options.run, measuring);
+            return Ok(DuReport { run, done, total, ..DuReport::default() });
+        }
+        let (census, measured, space) = measuring.finish(self.keeps_extents_whole());
+        let hidden: Vec<CheckpointId> = self.timeline().hidden().iter().map(|kept| kept.id).collect();
+        let mut report = account(&census, &measured, &space);
+        report.checkpoints.retain(|one| only.is_none_or(|only| one.id == only));
+        report.checkpoints.iter_mut().for_each(|one| one.hidden = hidden.contains(&one.id));
+        Ok(DuReport { run: options.run.unwrap_or(0), finished: true, done, total, ..report })
+    }
+}
+
+fn account(census: &Census, measured: &[usize], space: &Space) -> DuReport {
+    let kept = census.kept.len();
+    // Sums of differences: what is added at the begin of a range and taken away at its end.
+    let mut all = vec![(0_i128, 0_i64); kept + 1];
+    let mut gone = Vec::with_capacity(measured.len());
+    for (number, at) in measured.iter().enumerate() {
+        let by = census.versions.get(*at).map_or(0..0, |version| version.by.clone());
+        gone.push(if by.is_empty() { Some(kept) } else { Some(by.start).filter(|_| by.len() == 1) });
+        for (edge, sign) in [(by.start, 1), (by.end, -1)] {
+            if let Some(sum) = all.get_mut(edge) {
+                sum.0 += i128::from(space.all(number)) * i128::from(sign);
+                sum.1 += sign;
+            }
+        }
+    }
+    // Each checkpoint alone: what two of them hold together comes free with neither.
+    let exclusive = space.freed_alone(&gone, kept + 1);
+    let mut sum = (0_i128, 0_i64);
+    let one = |(number, id): (usize, &CheckpointId)| {
+        let edge = all.get(number).copied().unwrap_or_default();
+        sum = (sum.0 + edge.0, sum.1 + edge.1);
+        let exclusive_bytes = exclusive.get(number).copied().unwrap_or(0);
+        let shared_bytes = u64::try_from(sum.0).unwrap_or(0).saturating_sub(exclusive_bytes);
+        DuOne { id: *id, exclusive_bytes, shared_bytes, versions: u64::try_from(sum.1).unwrap_or(0), hidden: false }
+    };
+    let checkpoints = census.kept.iter().enumerate().map(one).collect();
+    DuReport {
+        checkpoints,
+        history_bytes: space.freed(&vec![Some(0); measured.len()], 1).first().copied().unwrap_or(0),
+        unneeded_bytes: exclusive.get(kept).copied().unwrap_or(0),
+        ..DuReport::default()
+    }
+}

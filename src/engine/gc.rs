@@ -1,0 +1,431 @@
+//! `gc`: thinning out the history, and freeing what nobody needs.
+//!
+//! A run first counts what there is (the journal, then the space of each version), then makes its plan, and then frees one checkpoint after the other: its deletion is recorded,
+//! then the versions go that only it and those before it in the plan needed. So whatever happens in between, all that a kept checkpoint needs is there; what a
+//! run that was cut short has left is needed by nobody, and every run begins with looking for such.
+//!
+//! As a verification ([`super::check`]) it works for a moment and is asked again. Only the record of a deletion is made under the lock of checkpoints and restores,
+//! and nothing under the gate: nobody waits for a version to be removed. What was pinned, tagged or brought back since the plan was made stays, with what it needs.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
+
+use super::Engine;
+use super::api::{CheckpointInfo, VerbError, VerbResult};
+use super::error;
+use super::retention::{Known, Retention, Rule, order, rules};
+use super::space::{Measuring, Space};
+use crate::history::needed::{Captured, Census};
+use crate::store::ids::{CheckpointId, Epoch, ObjectId};
+use crate::store::record::{Actor, Kept, Reason};
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno};
+
+/// How long one part of a run takes.
+const PART_TIME: Duration = Duration::from_millis(200);
+/// Runs that may be under way at once; of more, the oldest is given up.
+const RUNS_MAX: usize = 4;
+
+/// What `gc` is asked to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcOptions {
+    /// What is to be kept.
+    #[serde(default)]
+    pub retention: Retention,
+    /// Only tell what would go.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// Go on with the run of this number, which an answer gave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<u64>,
+}
+
+/// A checkpoint that stays, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcKept {
+    /// Which.
+    pub id: CheckpointId,
+    /// The rules that keep it.
+    pub rules: Vec<Rule>,
+}
+
+/// Why a checkpoint goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GcWhy {
+    /// It was deleted or undone before, and could come back until now.
+    Deleted,
+    /// No rule keeps it.
+    NoRule,
+    /// The history takes more than it may.
+    MaxSize,
+}
+
+/// A checkpoint that goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcGone {
+    /// Which.
+    pub id: CheckpointId,
+    /// Why.
+    pub why: GcWhy,
+    /// What comes free with it, after those before it in the list.
+    pub bytes: u64,
+}
+
+/// What a run has done, or would do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcReport {
+    /// Its number: ask again with it until `finished`.
+    pub run: u64,
+    /// Nothing is left to do.
+    pub finished: bool,
+    /// Something is being freed already; before, it is counted what there is.
+    pub freeing: bool,
+    /// How far it is.
+    pub done: u64,
+    /// How much there is.
+    pub total: u64,
+    /// It was only asked what would go.
+    pub dry_run: bool,
+    /// What stays and why, oldest first; when it is finished.
+    pub kept: Vec<GcKept>,
+    /// What goes, in this order; when it is finished.
+    pub gone: Vec<GcGone>,
+    /// Versions that no checkpoint needed any more, left by a deletion or a run that was cut short, ...
+    pub leftovers: u64,
+    /// ... and what comes free with them.
+    pub leftover_bytes: u64,
+    /// What comes free in all.
+    pub freed_bytes: u64,
+    /// What the history took before.
+    pub history_bytes: u64,
+    /// By how much the history is larger than it may be, because the rest is pinned, tagged or the newest.
+    pub over_bytes: u64,
+    /// Checkpoints that were to go and stay: they were pinned, tagged or brought back meanwhile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<CheckpointId>,
+}
+
+/// Runs that are under way. A leaf: each is taken out to be worked on.
+pub(super) struct Runs<T>(Mutex<UnderWay<T>>);
+
+struct UnderWay<T> {
+    /// Number of the newest.
+    last: u64,
+    runs: Vec<(u64, T)>,
+}
+
+impl<T> Default for Runs<T> {
+    fn default() -> Runs<T> {
+        Runs(Mutex::new(UnderWay { last: 0, runs: Vec::new() }))
+    }
+}
+
+impl<T> Runs<T> {
+    pub(super) fn take(&self, number: u64) -> VerbResult<T> {
+        let mut under_way = self.0.lock();
+        let at = under_way.runs.iter().position(|(known, _)| *known == number).ok_or_else(|| VerbError {
+            code: "unknown-run".into(),
+            message: "the daemon does not know this run any more; what it has done is done".into(),
+            hint: Some("begin again".into()),
+        })?;
+        Ok(under_way.runs.remove(at).1)
+    }
+
+    pub(super) fn put(&self, number: Option<u64>, run: T) -> u64 {
+        let mut under_way = self.0.lock();
+        let number = number.unwrap_or(under_way.last + 1);
+        under_way.last = under_way.last.max(number);
+        if under_way.runs.len() >= RUNS_MAX {
+            under_way.runs.remove(0);
+        }
+        under_way.runs.push((number, run));
+        number
+    }
+}
+
+/// A run under way.
+pub(super) enum Run {
+    Measuring(Box<Measuring>, Vec<Kept>),
+    Freeing(Box<Plan>),
+}
+
+/// What goes next.
+struct Step {
+    /// A checkpoint, as it was when the plan was made; `None`: what nobody needs.
+    checkpoint: Option<Kept>,
+    /// The versions that go with it.
+    versions: Vec<Captured>,
+}
+
+/// What is to go.
+pub(super) struct Plan {
+    report: GcReport,
+    steps: std::vec::IntoIter<Step>,
+    /// Versions of the step before that are there still.
+    versions: Vec<Captured>,
+    /// All checkpoints that were there when the plan was made.
+    kept: Vec<CheckpointId>,
+    /// Epochs of which something was removed.
+    epochs: BTreeSet<Epoch>,
+}
+
+impl Engine {
+    /// See [`super::api::Verbs::gc`].
+    pub(super) fn gc_for_a_while(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
+        let started = Instant::now();
+        let mut run = match options.run {
+            Some(run) => self.gc_runs.take(run)?,
+            None => {
+                let mut checkpoints = self.timeline().checkpoints();
+                checkpoints.extend(self.timeline().hidden());
+                let census = self.timeline().census(true).map_err(|errno| error::failed("the history cannot be read", errno))?;
+                Run::Measuring(Box::new(Measuring::new(census)), checkpoints)
+            }
+        };
+        let report = loop {
+            let working = || started.elapsed() < PART_TIME;
+            run = match run {
+                Run::Measuring(mut measuring, checkpoints) => {
+                    let mut more = true;
+                    while more && working() {
+                        more = self.measure_next(&mut measuring).map_err(|errno| error::failed("a version cannot be looked at", errno))?;
+                    }
+                    let (done, total) = measuring.progress();
+                    if more {
+                        let report = GcReport { done, total, dry_run: options.dry_run, ..GcReport::default() };
+                        let run = self.gc_runs.put(options.run, Run::Measuring(measuring, checkpoints));
+                        return Ok(GcReport { run, ..report });
+                    }
+                    let (census, measured, space) = measuring.finish(self.keeps_extents_whole());
+                    let plan = plan(&census, &measured, &space, &checkpoints, options);
+                    self.over_bytes.store(plan.report.over_bytes, std::sync::atomic::Ordering::Relaxed);
+                    if options.dry_run {
+                        break GcReport { finished: true, ..plan.report };
+                    }
+                    Run::Freeing(Box::new(plan))
+                }
+                Run::Freeing(mut plan) => {
+                    let mut more = true;
+                    while more && working() {
+                        more = self.free_next(by, &mut plan)?;
+                    }
+                    if !more {
+                        self.end_gc(&plan.epochs);
+                        break GcReport { finished: true, ..plan.report };
+                    }
+                    let report = GcReport { kept: Vec::new(), gone: Vec::new(), freeing: true, ..plan.report.clone() };
+                    let run = self.gc_runs.put(options.run, Run::Freeing(plan));
+                    return Ok(GcReport { run, ..report });
+                }
+            };
+        };
+        Ok(GcReport { run: options.run.unwrap_or(0), ..report })
+    }
+
+    /// Removes the next version, or deletes the next checkpoint; `false`: there is none.
+    fn free_next(&self, by: &Actor, plan: &mut Plan) -> VerbResult<bool> {
+        if let Some(version) = plan.versions.pop() {
+            plan.report.done += 1;
+            let stays = |id: &CheckpointId| plan.kept.get(version.by.clone()).is_some_and(|by| by.contains(id));
+            if !plan.report.changed.iter().any(stays) {
+                self.remove_version(version.object);
+                plan.epochs.insert(version.object.epoch);
+            }
+            return Ok(true);
+        }
+        let Some(step) = plan.steps.next() else { return Ok(false) };
+        plan.versions = step.versions;
+        let Some(planned) = step.checkpoint else { return Ok(true) };
+        plan.report.done += 1;
+        if !self.delete_planned(by, &planned)? {
+            plan.report.changed.push(planned.id);
+            if let Some(at) = plan.report.gone.iter().position(|gone| gone.id == planned.id) {
+                let gone = plan.report.gone.remove(at);
+                plan.report.freed_bytes = plan.report.freed_bytes.saturating_sub(gone.bytes);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Deletes a checkpoint for good, unless it was pinned, tagged or brought back since; whether it is gone.
+    fn delete_planned(&self, by: &Actor, planned: &Kept) -> VerbResult<bool> {
+        {
+            let _one_at_a_time = self.checkpointing.lock();
+            let now = self.timeline().checkpoint(planned.id).or_else(|| self.timeline().hidden_checkpoint(planned.id));
+            // Somebody else has deleted it: it is gone.
+            let Some(now) = now else { return Ok(true) };
+            if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
+                return Ok(false);
+            }
+            self.timeline().free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
+        }
+        if !planned.hidden {
+            self.forget_view(&CheckpointInfo::new(planned));
+        }
+        Ok(true)
+    }
+
+    fn remove_version(&self, object: ObjectId) {
+        match self.timeline().store().layers.remove(object) {
+            Err(error) if error.errno() == Errno::ENOENT => {}
+            // The next run finds it.
+            Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
+            Ok(()) => {}
+        }
+    }
+
+    /// Removes the directories that are empty now, and sees to it that the space is free when somebody asks for it.
+    fn end_gc(&self, epochs: &BTreeSet<Epoch>) {
+        self.snapdir_changed();
+        if epochs.is_empty() {
+            return;
+        }
+        let (open, store) = (self.timeline().epoch(), self.timeline().store());
+        for epoch in epochs.range(..open) {
+            if let Err(error) = store.layers.remove_epoch_if_empty(*epoch) {
+                tracing::debug!(%error, "an empty layer was not removed");
+            }
+        }
+        // Filesystems free what was removed when they write it down.
+        if let Err(errno) = sys::syncfs(&self.store_dir) {
+            tracing::debug!(%errno, "the filesystem was not synced after a gc");
+        }
+    }
+}
+
+/// Somebody asked for it.
+fn is_manual(kept: &Kept) -> bool {
+    matches!(kept.reason, Reason::Asked | Reason::Directory { .. })
+}
+
+fn plan(census: &Census, measured: &[usize], space: &Space, checkpoints: &[Kept], options: &GcOptions) -> Plan {
+    let kept: Vec<&Kept> = census.kept.iter().filter_map(|id| checkpoints.iter().find(|kept| kept.id == *id)).collect();
+    let known: Vec<Known> = kept
+        .iter()
+        .map(|kept| Known {
+            id: kept.id,
+            made_ns: kept.created_ns,
+            manual: is_manual(kept),
+            tagged: !kept.tags.is_empty(),
+            pinned: kept.pinned.is_some(),
+            hidden: kept.hidden,
+        })
+        .collect();
+    let now = sys::now();
+    let now_ns = now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec));
+    let rules = rules(&known, &options.retention, now_ns, &TimeZone::system());
+    let (order, sure) = order(&known, &rules);
+    let steps = steps_of(census, measured, &order);
+    let freed = space.freed(&steps, order.len() + 1);
+    let history_bytes = space.freed(&vec![Some(0); measured.len()], 1).first().copied().unwrap_or(0);
+    let mut report = GcReport { dry_run: options.dry_run, history_bytes, ..GcReport::default() };
+    report.leftover_bytes = freed.first().copied().unwrap_or(0);
+    report.freed_bytes = report.leftover_bytes;
+    let mut goes = vec![false; known.len()];
+    let mut planned = vec![Step { checkpoint: None, versions: Vec::new() }];
+    for (number, at) in order.iter().enumerate() {
+        let left = history_bytes.saturating_sub(report.freed_bytes);
+        let too_large = options.retention.max_bytes.is_some_and(|max| left > max);
+        let (Some(checkpoint), Some(one)) = (kept.get(*at), known.get(*at)) else { break };
+        if number >= sure && !too_large {
+            break;
+        }
+        let why = if number >= sure {
+            GcWhy::MaxSize
+        } else if one.hidden {
+            GcWhy::Deleted
+        } else {
+            GcWhy::NoRule
+        };
+        let bytes = freed.get(number + 1).copied().unwrap_or(0);
+        report.freed_bytes = report.freed_bytes.saturating_add(bytes);
+        report.gone.push(GcGone { id: one.id, why, bytes });
+        planned.push(Step { checkpoint: Some((*checkpoint).clone()), versions: Vec::new() });
+        if let Some(goes) = goes.get_mut(*at) {
+            *goes = true;
+        }
+    }
+    let left = history_bytes.saturating_sub(report.freed_bytes);
+    report.over_bytes = options.retention.max_bytes.map_or(0, |max| left.saturating_sub(max));
+    let stays = known.iter().zip(&rules).zip(&goes).filter(|(_, goes)| !**goes);
+    report.kept = stays.map(|((one, rules), _)| GcKept { id: one.id, rules: rules.clone() }).collect();
+    for (at, step) in measured.iter().zip(&steps) {
+        let step = step.and_then(|step| planned.get_mut(step));
+        if let (Some(step), Some(version)) = (step, census.versions.get(*at)) {
+            step.versions.push(version.clone());
+        }
+    }
+    report.leftovers = planned.first().map_or(0, |step| step.versions.len() as u64);
+    report.total = planned.iter().map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some())).sum();
+    Plan { report, steps: planned.into_iter(), versions: Vec::new(), kept: census.kept.clone(), epochs: BTreeSet::new() }
+}
+
+/// With which step each measured version goes, 0 being before the first checkpoint of `order`; `None`: with none, somebody who stays needs it.
+fn steps_of(census: &Census, measured: &[usize], order: &[usize]) -> Vec<Option<usize>> {
+    let mut step_of: Vec<Option<usize>> = vec![None; census.kept.len()];
+    for (number, at) in order.iter().enumerate() {
+        if let Some(step) = step_of.get_mut(*at) {
+            *step = Some(number + 1);
+        }
+    }
+    // The last of a range, `None` being later than any: at [level][i] of the 2^level from i on.
+    let later = |a: Option<usize>, b: Option<usize>| a.zip(b).map(|(a, b)| a.max(b));
+    let mut levels: Vec<Vec<Option<usize>>> = vec![step_of];
+    while let Some(below) = levels.last().filter(|below| below.len() > 1 << (levels.len() - 1)) {
+        let half = 1 << (levels.len() - 1);
+        let next = below.iter().zip(below.iter().skip(half)).map(|(a, b)| later(*a, *b)).collect();
+        levels.push(next);
+    }
+    let last = |range: &std::ops::Range<usize>| {
+        let Some(level) = range.len().checked_ilog2() else { return Some(0) };
+        let row = levels.get(level as usize)?;
+        later(*row.get(range.start)?, *row.get(range.end.checked_sub(1 << level)?)?)
+    };
+    let mut steps: Vec<Option<usize>> = measured
+        .iter()
+        .map(|at| census.versions.get(*at).filter(|version| !(version.open && version.by.is_empty())).and_then(|version| last(&version.by)))
+        .collect();
+    // What was captured ahead became a version later: should one object ever be two versions, it goes with the last of them.
+    let mut of_object: HashMap<ObjectId, Option<usize>> = HashMap::new();
+    let object = |at: &usize| census.versions.get(*at).map(|version| version.object);
+    for (at, step) in measured.iter().zip(&steps) {
+        if let Some(object) = object(at) {
+            of_object.entry(object).and_modify(|known| *known = later(*known, *step)).or_insert(*step);
+        }
+    }
+    for (at, step) in measured.iter().zip(&mut steps) {
+        *step = object(at).and_then(|object| of_object.get(&object).copied()).flatten();
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::ids::{ObjectOrigin, Slot};
+
+    fn census(kept: u64, ranges: &[std::ops::Range<usize>]) -> Census {
+        let object = |number: usize| ObjectId { epoch: Epoch(1), slot: Slot(number as u64), serial: 0, origin: ObjectOrigin::Cloned };
+        let versions = ranges.iter().enumerate().map(|(number, by)| Captured { by: by.clone(), ..Captured::new(object(number)) });
+        Census { kept: (1..=kept).map(CheckpointId).collect(), versions: versions.collect(), ..Census::default() }
+    }
+
+    #[test]
+    fn a_version_goes_with_the_last_checkpoint_that_needs_it() {
+        let ranges = [0..0, 0..1, 0..5, 1..4, 2..3, 4..7, 6..7, 3..7];
+        let census = census(7, &ranges);
+        let all: Vec<usize> = (0..ranges.len()).collect();
+        for order in [vec![0, 1, 2, 3, 4, 5, 6], vec![2, 0, 4], vec![6, 5, 4, 3], vec![]] {
+            let naive = |range: &std::ops::Range<usize>| {
+                let steps: Option<Vec<usize>> = range.clone().map(|at| order.iter().position(|gone| *gone == at).map(|step| step + 1)).collect();
+                steps.map(|steps| steps.into_iter().max().unwrap_or(0))
+            };
+            let expected: Vec<Option<usize>> = ranges.iter().map(naive).collect();
+            assert_eq!(steps_of(&census, &all, &order), expected, "{order:?}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Which checkpoints are kept by which rule, and in which order the others go.
+
+use std::collections::HashSet;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Serialize};
+
+use super::settings::Settings;
+use crate::store::ids::CheckpointId;
+
+/// What is to be kept; what no rule keeps goes. Without any rule all is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retention {
+    /// So many of the newest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_last: Option<u64>,
+    /// What is not older than so many seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_within_s: Option<u64>,
+    /// One for each of so many hours that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_hourly: Option<u64>,
+    /// One for each of so many days that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_daily: Option<u64>,
+    /// One for each of so many weeks that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_weekly: Option<u64>,
+    /// Bytes that the history may take: the oldest go until it does not take more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
+}
+
+impl Retention {
+    /// What the configuration says.
+    pub fn of(settings: &Settings) -> Retention {
+        Retention {
+            keep_last: settings.number("retention.keep-last"),
+            keep_within_s: settings.span("retention.keep-within").map(|span| span.as_secs()),
+            keep_hourly: settings.number("retention.keep-hourly"),
+            keep_daily: settings.number("retention.keep-daily"),
+            keep_weekly: settings.number("retention.keep-weekly"),
+            max_bytes: settings.number("retention.max-size"),
+        }
+    }
+
+    /// Some rule says what is to be kept.
+    pub fn has_rules(&self) -> bool {
+        [self.keep_last, self.keep_within_s, self.keep_hourly, self.keep_daily, self.keep_weekly].iter().any(Option::is_some)
+    }
+}
+
+/// Why a checkpoint is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// It is pinned.
+    Pinned,
+    /// It has a tag.
+    Tagged,
+    /// It is the newest.
+    Newest,
+    /// `keep-last`.
+    Last,
+    /// `keep-within`.
+    Within,
+    /// `keep-hourly`.
+    Hourly,
+    /// `keep-daily`.
+    Daily,
+    /// `keep-weekly`.
+    Weekly,
+    /// No rule was given that something should go.
+    NoRule,
+}
+
+/// What is to be known of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub id: CheckpointId,
+    pub made_ns: i64,
+    /// A person asked for it.
+    pub manual: bool,
+    pub tagged: bool,
+    pub pinned: bool,
+    /// It was deleted, and could come back until now.
+    pub hidden: bool,
+}
+
+/// The rules that keep each checkpoint, in the order given: oldest first. None keep those that are to go.
+pub(super) fn rules(known: &[Known], retention: &Retention, now_ns: i64, zone: &TimeZone) -> Vec<Vec<Rule>> {
+    let mut kept: Vec<Vec<Rule>> = known.iter().map(|one| if one.pinned { vec![Rule::Pinned] } else { Vec::new() }).collect();
+    let seen = || known.iter().enumerate().rev().filter(|(_, one)| !one.hidden);
+    let mut keep = |at: usize, rule: Rule| {
+        if let Some(rules) = kept.get_mut(at) {
+            rules.push(rule);
+        }
+    };
+    seen().filter(|(_, one)| one.tagged).for_each(|(at, _)| keep(at, Rule::Tagged));
+    seen().take(1).for_each(|(at, _)| keep(at, Rule::Newest));
+    let count = |wanted: Option<u64>| usize::try_from(wanted.unwrap_or(0)).unwrap_or(usize::MAX);
+    seen().take(count(retention.keep_last)).for_each(|(at, _)| keep(at, Rule::Last));
+    if let Some(within_s) = retention.keep_within_s {
+        let since_ns = now_ns.saturating_sub(i64::try_from(within_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000));
+        seen().filter(|(_, one)| one.made_ns >= since_ns).for_each(|(at, _)| keep(at, Rule::Within));
+    }
+    for (rule, wanted) in [(Rule::Hourly, retention.keep_hourly), (Rule::Daily, retention.keep_daily), (Rule::Weekly, retention.keep_weekly)] {
+        let mut begun: HashSet<String> = HashSet::new();
+        // Of each span of time the newest that a person asked for, else the newest.
+        let mut chosen: Vec<(String, usize, bool)> = Vec::new();
+        for (at, one) in seen() {
+            let span = span_of(rule, one.made_ns, zone);
+            if begun.contains(&span) {
+                if let Some(found) = chosen.iter_mut().find(|(known, _, manual)| *known == span && !manual && one.manual) {
+                    (found.1, found.2) = (at, true);
+                }
+            } else if begun.len() < count(wanted) {
+                begun.insert(span.clone());
+                chosen.push((span, at, one.manual));
+            }
+        }
+        chosen.iter().for_each(|(_, at, _)| keep(*at, rule));
+    }
+    if !retention.has_rules() {
+        seen().for_each(|(at, _)| keep(at, Rule::NoRule));
+    }
+    kept
+}
+
+/// Which hour, day or week it is, where the daemon is.
+fn span_of(rule: Rule, at_ns: i64, zone: &TimeZone) -> String {
+    let Ok(time) = Timestamp::from_nanosecond(i128::from(at_ns)) else { return String::new() };
+    let local = time.to_zoned(zone.clone());
+    match rule {
+        Rule::Weekly => local.date().iso_week_date().to_string().chars().take("2026-W01".len()).collect(),
+        Rule::Daily => local.date().to_string(),
+        // Twice the same hour, when clocks are set back, is two hours.
+        _ => format!("{} {} {}", local.date(), local.hour(), local.offset()),
+    }
+}
+
+/// The order in which checkpoints go: those that nobody sees any more, those that no rule keeps, and, as far as the history is too large, what rules
+/// keep but neither a pin, a tag nor being the newest does: first what nobody asked for. Oldest first each. How many of them go whatever the size is.
+pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize) {
+    let each = || known.iter().zip(rules).enumerate();
+    let unkept = |hidden: bool| each().filter(move |(_, (one, rules))| rules.is_empty() && one.hidden == hidden).map(|(at, _)| at);
+    let mut order: Vec<usize> = unkept(true).chain(unkept(false)).collect();
+    let sure = order.len();
+    let held = |rules: &[Rule]| rules.iter().any(|rule| matches!(rule, Rule::Pinned | Rule::Tagged | Rule::Newest));
+    for manual in [false, true] {
+        order.extend(each().filter(|(_, (one, rules))| !rules.is_empty() && !held(rules) && one.manual == manual).map(|(at, _)| at));
+    }
+    (order, sure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR_NS: i64 = 3_600_000_000_000;
+    const NOW_NS: i64 = 1_700_000_000_000_000_000;
+
+    /// One each hour, the last just now; numbers from 1.
+    fn hourly(count: u64) -> Vec<Known> {
+        let age = |id: u64| i64::try_from(count - id).unwrap();
+        let known =
+            |id: u64| Known { id: CheckpointId(id), made_ns: NOW_NS - age(id) * HOUR_NS, manual: true, tagged: false, pinned: false, hidden: false };
+        (1..=count).map(known).collect()
+    }
+
+    fn kept(known: &[Known], retention: &Retention) -> Vec<u64> {
+        let rules = rules(known, retention, NOW_NS, &TimeZone::UTC);
+        known.iter().zip(rules).filter(|(_, rules)| !rules.is_empty()).map(|(one, _)| one.id.0).collect()
+    }
+
+    #[test]
+    fn each_rule_keeps_what_it_says_and_together_they_keep_what_one_does() {
+        let known = hourly(100);
+        assert_eq!(kept(&known, &Retention { keep_last: Some(3), ..Retention::default() }), [98, 99, 100]);
+        assert_eq!(kept(&known, &Retention { keep_last: Some(0), ..Retention::default() }), [100], "the newest stays");
+        assert_eq!(kept(&known, &Retention { keep_within_s: Some(7200), ..Retention::default() }), [98, 99, 100]);
+        assert_eq!(kept(&known, &Retention { keep_hourly: Some(2), ..Retention::default() }), [99, 100]);
+        // 2023-11-14 22:13 UTC: the day before ended with 77, that before it with 53.
+        assert_eq!(kept(&known, &Retention { keep_daily: Some(3), ..Retention::default() }), [53, 77, 100]);
+        // A Tuesday; the week before ended with 53.
+        assert_eq!(kept(&known, &Retention { keep_weekly: Some(2), ..Retention::default() }), [53, 100]);
+        assert_eq!(kept(&known, &Retention { keep_last: Some(2), keep_daily: Some(2), ..Retention::default() }), [77, 99, 100]);
+        assert_eq!(kept(&known, &Retention::default()).len(), 100, "without a rule all stays");
+        assert!(kept(&[], &Retention { keep_last: Some(1), ..Retention::default() }).is_empty());
+    }
+
+    #[test]
+    fn pins_and_tags_stay_and_what_a_person_asked_for_stands_for_its_day() {
+        let mut known = hourly(60);
+        (known[4].pinned, known[9].tagged) = (true, true);
+        known.iter_mut().skip(30).for_each(|one| one.manual = one.id.0 == 40);
+        assert_eq!(kept(&known, &Retention { keep_last: Some(1), ..Retention::default() }), [5, 10, 60]);
+        // The newest is of the day that began with 38: 40 stands for it, and 37 for the one before (30 is the last manual one there).
+        assert_eq!(kept(&known, &Retention { keep_daily: Some(2), ..Retention::default() }), [5, 10, 30, 40, 60]);
+    }
+
+    #[test]
+    fn what_goes_goes_oldest_first_and_what_nobody_asked_for_before_the_rest() {
+        let mut known = hourly(6);
+        known[3].manual = false;
+        (known[1].hidden, known[0].pinned) = (true, true);
+        let rules = rules(&known, &Retention { keep_last: Some(3), ..Retention::default() }, NOW_NS, &TimeZone::UTC);
+        let (order, sure) = order(&known, &rules);
+        let ids: Vec<u64> = order.iter().map(|at| known[*at].id.0).collect();
+        assert_eq!((ids, sure), (vec![2, 3, 4, 5], 2));
+    }
+}

@@ -1,0 +1,212 @@
+//! The configuration: which keys there are, what a file may say, and where each value comes from.
+//!
+//! There are two files. `.ckptfs/ckptfs.toml` belongs to the store: the daemon reads it, and every verb. `~/.config/ckptfs/config.toml` belongs to a
+//! user: only the programs that this user starts read it, and only keys that the user could have written on their command lines
+//! ([`Files::Both`]). So a user's file never makes a daemon of somebody else do anything. A value on the command line goes before the store's, and
+//! that before the user's.
+//!
+//! The daemon looks at its file when it needs a value, and reads it again when it was changed (by its inode, size, mtime and ctime). It reads only a regular file of its own
+//! user that nobody else can write. A file with a mistake changes nothing: what was read last goes on to count, and `status` says so.
+
+mod parse;
+mod store_file;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+pub use parse::{ConfigError, parse, parse_value, set};
+pub use store_file::{FILE_BYTES_MAX, STORE_FILE, StoreFile, read_store};
+
+/// Which files may have a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// The store's and the user's.
+    Both,
+    /// The store's only: the daemon acts by it.
+    Store,
+}
+
+/// What kind of value a key has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number.
+    Count,
+    /// A size: a number of bytes, or text such as "10G".
+    Bytes,
+    /// A length of time: text such as "30d" or "1h 30m".
+    Span,
+    /// One of these words.
+    Word(&'static [&'static str]),
+    /// Permission bits, octal, as text.
+    Mode,
+}
+
+impl Kind {
+    /// What is wanted, for people.
+    pub fn wanted(self) -> String {
+        match self {
+            Kind::Count => "a whole number".into(),
+            Kind::Bytes => "a size such as \"10G\" or 1048576".into(),
+            Kind::Span => "a length of time such as \"30d\" or \"1h 30m\"".into(),
+            Kind::Word(words) => format!("one of {}", words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(", ")),
+            Kind::Mode => "an octal mode up to 1777 as text, such as \"0700\"".into(),
+        }
+    }
+}
+
+/// A key of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// `table.name`.
+    pub name: &'static str,
+    /// Its values.
+    pub kind: Kind,
+    /// Which files may have it.
+    pub files: Files,
+    /// What it is for.
+    pub about: &'static str,
+}
+
+const fn key(name: &'static str, kind: Kind, files: Files, about: &'static str) -> Key {
+    Key { name, kind, files, about }
+}
+
+/// Every key, in the order in which `config show` has them.
+pub const KEYS: &[Key] = &[
+    key("retention.keep-last", Kind::Count, Files::Both, "keep so many of the newest checkpoints"),
+    key("retention.keep-within", Kind::Span, Files::Both, "keep what is not older"),
+    key("retention.keep-hourly", Kind::Count, Files::Both, "keep one for each of so many hours that have one"),
+    key("retention.keep-daily", Kind::Count, Files::Both, "keep one for each of so many days that have one"),
+    key("retention.keep-weekly", Kind::Count, Files::Both, "keep one for each of so many weeks that have one"),
+    key("retention.max-size", Kind::Bytes, Files::Both, "free the oldest until the history takes no more"),
+    key("retention.auto", Kind::Span, Files::Store, "how often the daemon does this by itself"),
+    key("tripwire.count", Kind::Count, Files::Store, "destructive operations of one process tree that make a checkpoint; 0: never"),
+    key("tripwire.within", Kind::Span, Files::Store, "in which time"),
+    key("auto.every", Kind::Span, Files::Store, "make a checkpoint so often, if something changed"),
+    key("auto.quiet", Kind::Span, Files::Store, "make a checkpoint when nothing was written for so long"),
+    key("hooks.timeout", Kind::Span, Files::Store, "how long a hook may take"),
+    key("mount.io", Kind::Word(&["auto", "passthrough", "daemon"]), Files::Both, "mount --io"),
+    key("mount.writes", Kind::Word(&["auto", "daemon"]), Files::Both, "mount --writes"),
+    key("mount.snapdir", Kind::Word(&["hidden", "visible"]), Files::Both, "mount --snapdir"),
+    key("mount.snapdir-mode", Kind::Mode, Files::Both, "mount --snapdir-mode"),
+    key("mount.seal", Kind::Word(&["off", "hash", "full"]), Files::Both, "mount --seal"),
+    key("mount.readers", Kind::Count, Files::Both, "mount --readers"),
+];
+
+/// The key of this name.
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// The key whose name is most like this one, if one is.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let names: Vec<String> = KEYS.iter().map(|key| key.name.to_owned()).collect();
+    let found = super::error::nearest(name, &names).map(String::as_str).or_else(|| {
+        // The right word in another table, or in none.
+        let last = name.rsplit('.').next().unwrap_or(name);
+        names.iter().find(|known| known.rsplit('.').next() == Some(last)).map(String::as_str)
+    });
+    found.and_then(find).map(|key| key.name)
+}
+
+/// A value that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Of [`Kind::Count`] and [`Kind::Bytes`].
+    Number(u64),
+    /// Of [`Kind::Span`], with what was written.
+    Span(Duration, String),
+    /// Of the others.
+    Text(String),
+}
+
+impl std::fmt::Display for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Span(_, text) | Value::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Value::Number(number) => serializer.serialize_u64(*number),
+            Value::Span(_, text) | Value::Text(text) => serializer.serialize_str(text),
+        }
+    }
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// The user's file.
+    User,
+    /// The store's file.
+    Store,
+}
+
+/// A value, and the line that has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// What it says.
+    pub value: Value,
+    /// In which file.
+    pub origin: Origin,
+    /// In which line, from 1.
+    pub line: usize,
+}
+
+/// What files say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings(BTreeMap<&'static str, Setting>);
+
+impl Settings {
+    /// What this key is set to.
+    pub fn get(&self, name: &str) -> Option<&Setting> {
+        self.0.get(name)
+    }
+
+    /// A number, or a size in bytes.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        match self.get(name)?.value {
+            Value::Number(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// A length of time.
+    pub fn span(&self, name: &str) -> Option<Duration> {
+        match self.get(name)?.value {
+            Value::Span(span, _) => Some(span),
+            _ => None,
+        }
+    }
+
+    /// A text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match &self.get(name)?.value {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// These, and what only `other` has.
+    pub fn or(mut self, other: Settings) -> Settings {
+        for (name, setting) in other.0 {
+            self.0.entry(name).or_insert(setting);
+        }
+        self
+    }
+
+    fn insert(&mut self, key: &'static Key, setting: Setting) {
+        self.0.insert(key.name, setting);
+    }
+}
+
+#[cfg(test)]
+mod tests;

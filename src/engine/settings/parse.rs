@@ -1,0 +1,183 @@
+//! Reading and changing the text of a configuration file.
+
+use std::time::Duration;
+
+use jiff::{SpanRelativeTo, Unit};
+use toml_edit::{Document, DocumentMut, Item};
+
+use super::{Files, KEYS, Key, Kind, Origin, Setting, Settings, Value, find, nearest};
+
+/// What is wrong with a file, where, and what may have been meant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct ConfigError {
+    /// From 1.
+    pub line: usize,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+/// What the text of a file says. The first mistake ends it: nothing of a wrong file counts.
+///
+/// # Errors
+/// A text that is not TOML, an unknown key, one that does not belong into this file, a value of another kind.
+pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
+    let line = |at: Option<std::ops::Range<usize>>| 1 + text.get(..at.map_or(0, |at| at.start)).unwrap_or(text).matches('\n').count();
+    let document = Document::parse(text).map_err(|error| ConfigError {
+        line: line(error.span()),
+        message: error.message().trim().replace('\n', ", "),
+        hint: None,
+    })?;
+    let mut settings = Settings::default();
+    let mut open: Vec<(String, &dyn toml_edit::TableLike)> = vec![(String::new(), document.as_table())];
+    let mut found: Vec<(usize, String, &Item)> = Vec::new();
+    while let Some((prefix, table)) = open.pop() {
+        for (name, item) in table.iter() {
+            let at = table.get_key_value(name).and_then(|(key, _)| key.span()).or_else(|| item.span());
+            let name = format!("{prefix}{name}");
+            match item.as_table_like() {
+                Some(inner) if is_table(&name) => open.push((format!("{name}."), inner)),
+                _ => found.push((line(at), name, item)),
+            }
+        }
+    }
+    found.sort_by_key(|(line, _, _)| *line);
+    for (line, name, item) in found {
+        let wrong = |message: String, hint: Option<String>| ConfigError { line, message, hint };
+        let key = find(&name).ok_or_else(|| unknown(line, &name))?;
+        if origin == Origin::User && key.files == Files::Store {
+            let hint = format!("the daemon acts by it: ckptfs config set {name} VALUE, in the directory");
+            return Err(wrong(format!("{name} belongs into the store's file only"), Some(hint)));
+        }
+        let value = value(key, item).map_err(|why| wrong(format!("{name}: {why}"), Some(format!("{name} is {}", key.kind.wanted()))))?;
+        settings.insert(key, Setting { value, origin, line });
+    }
+    Ok(settings)
+}
+
+/// Some key begins with this table's name.
+fn is_table(name: &str) -> bool {
+    KEYS.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+}
+
+fn unknown(line: usize, name: &str) -> ConfigError {
+    let hint = match nearest(name) {
+        Some(near) => format!("did you mean {near}?"),
+        None => "`ckptfs config show --all` lists every key".to_owned(),
+    };
+    ConfigError { line, message: format!("there is no key {name}"), hint: Some(hint) }
+}
+
+fn value(key: &Key, item: &Item) -> Result<Value, String> {
+    match item.as_value() {
+        Some(toml_edit::Value::Integer(number)) if matches!(key.kind, Kind::Count | Kind::Bytes) => {
+            u64::try_from(*number.value()).map(Value::Number).map_err(|_| "it is negative".to_owned())
+        }
+        Some(toml_edit::Value::String(text)) if key.kind != Kind::Count => of_text(key, text.value()),
+        Some(other) => Err(format!("{} is {}", other.to_string().trim(), article(other.type_name()))),
+        None => Err(article(item.type_name())),
+    }
+}
+
+fn article(name: &str) -> String {
+    let an = name.starts_with(['a', 'e', 'i', 'o', 'u']);
+    format!("{} {name}", if an { "an" } else { "a" })
+}
+
+/// The value that a person wrote for a key on a command line.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_value(key: &Key, text: &str) -> Result<Value, String> {
+    match key.kind {
+        Kind::Count => text.parse().map(Value::Number).map_err(|_| format!("{text:?} is not {}", key.kind.wanted())),
+        _ => of_text(key, text),
+    }
+}
+
+fn of_text(key: &Key, text: &str) -> Result<Value, String> {
+    let wrong = || format!("{text:?} is not {}", key.kind.wanted());
+    match key.kind {
+        Kind::Count => Err(wrong()),
+        Kind::Bytes => bytes(text).map(Value::Number).ok_or_else(wrong),
+        Kind::Span => span(text).map(|span| Value::Span(span, text.to_owned())).ok_or_else(wrong),
+        Kind::Word(words) => words.contains(&text).then(|| Value::Text(text.to_owned())).ok_or_else(wrong),
+        Kind::Mode => {
+            let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o1777 && text.bytes().all(|byte| byte.is_ascii_digit()));
+            mode.map(|_| Value::Text(text.to_owned())).ok_or_else(wrong)
+        }
+    }
+}
+
+/// `1048576`, `10G`, `1.5 GiB`: powers of 1024.
+pub(super) fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|char: char| !(char.is_ascii_digit() || char == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches("ib").trim_end_matches('b') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return None,
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(1 << shift);
+    }
+    let (whole, part) = number.split_once('.')?;
+    // A tenth of a byte is no size.
+    if shift == 0 || part.is_empty() || part.len() > 6 {
+        return None;
+    }
+    let scale = 10_u64.checked_pow(u32::try_from(part.len()).ok()?)?;
+    let below = part.parse::<u64>().ok()?.checked_mul(1 << shift)? / scale;
+    whole.parse::<u64>().ok()?.checked_mul(1 << shift)?.checked_add(below)
+}
+
+/// `30d`, `1h 30m`, `2 weeks`: a day has 24 hours.
+pub(super) fn span(text: &str) -> Option<Duration> {
+    let span: jiff::Span = text.trim().parse().ok()?;
+    if span.is_negative() || span.get_months() != 0 || span.get_years() != 0 {
+        return None;
+    }
+    let seconds = span.total((Unit::Nanosecond, SpanRelativeTo::days_are_24_hours())).ok()?;
+    let whole = Duration::try_from_secs_f64(seconds / 1e9).ok()?;
+    (whole > Duration::ZERO).then_some(whole)
+}
+
+/// The text of a file with a key set to `value` (`None`: not set), everything else as it is, comments too.
+///
+/// # Errors
+/// A text that is not TOML, or has something that is no table where the key belongs.
+pub fn set(text: &str, key: &Key, value: Option<&Value>) -> Result<String, ConfigError> {
+    let wrong = |message: String| ConfigError { line: 1, message, hint: None };
+    let mut document: DocumentMut = text.parse().map_err(|error: toml_edit::TomlError| wrong(error.message().trim().to_owned()))?;
+    let (table, name) = key.name.split_once('.').unwrap_or(("", key.name));
+    let item = document.entry(table).or_insert_with(toml_edit::table);
+    let table_like = item.as_table_like_mut().ok_or_else(|| wrong(format!("{table} is no table")))?;
+    match value {
+        Some(Value::Number(number)) => {
+            let number = i64::try_from(*number).map_err(|_| wrong(format!("{number} is too large")))?;
+            put(table_like, name, number.into());
+        }
+        Some(Value::Span(_, text) | Value::Text(text)) => put(table_like, name, text.as_str().into()),
+        None => {
+            table_like.remove(name);
+            if table_like.is_empty() {
+                document.remove(table);
+            }
+        }
+    }
+    Ok(document.to_string())
+}
+
+/// What stands around the old value (a comment behind it) stays.
+fn put(table: &mut dyn toml_edit::TableLike, name: &str, mut value: toml_edit::Value) {
+    if let Some(old) = table.get(name).and_then(Item::as_value) {
+        *value.decor_mut() = old.decor().clone();
+    }
+    table.insert(name, Item::Value(value));
+}

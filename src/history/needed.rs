@@ -1,0 +1,185 @@
+//! Which captured versions there are, and which checkpoints need each: what can be freed when checkpoints go.
+//!
+//! A version is needed by the checkpoints before its record and not before the record of its slot before that one, because each of them reads the
+//! first record after it; but not by those that are older than the file. Nothing that is captured later is needed by them, and nothing that they need is
+//! captured later: so what nobody needs once stays so, whatever is done meanwhile.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use super::timeline::{Timeline, asked, fault};
+use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
+use crate::store::record::{Actor, DataState, Record, Undo};
+use crate::sys::{SysResult, Time};
+
+/// A captured version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Captured {
+    /// Its bytes.
+    pub object: ObjectId,
+    /// Whose it is.
+    pub slot: Slot,
+    /// Which of [`Census::kept`] need it, by their number there.
+    pub by: Range<usize>,
+    /// It was captured in the open epoch: it may be taken back, or be on its way into the layer still.
+    pub open: bool,
+    /// When the inode was made, nanoseconds since 1970.
+    pub born_ns: Option<i64>,
+}
+
+impl Captured {
+    /// One of a file of which nothing else is known, that nobody needs.
+    pub fn new(object: ObjectId) -> Captured {
+        Captured { object, slot: object.slot, by: 0..0, open: false, born_ns: None }
+    }
+}
+
+/// All captured versions that the journal tells of.
+#[derive(Clone, Debug, Default)]
+pub struct Census {
+    /// The checkpoints that something is kept for, oldest first.
+    pub kept: Vec<CheckpointId>,
+    /// The latest time at which one of them, or an older one, was made.
+    pub made_ns: Vec<i64>,
+    /// The versions, those first that nobody needs.
+    pub versions: Vec<Captured>,
+}
+
+/// What is read of the journal.
+#[derive(Default)]
+pub(super) struct Reading {
+    pub(super) data: HashMap<(Slot, Epoch), DataState>,
+    born: HashMap<(Slot, Epoch), Option<i64>>,
+}
+
+impl Reading {
+    /// When the inode was made that a record of this epoch is of, nanoseconds since 1970.
+    pub(super) fn born_ns(&self, slot: Slot, epoch: Epoch) -> Option<i64> {
+        self.born.get(&(slot, epoch)).copied().flatten()
+    }
+
+    pub(super) fn take(&mut self, record: Record) {
+        match record {
+            Record::Undo { epoch, undo } => {
+                for item in undo {
+                    match item {
+                        Undo::Data { slot, before } => {
+                            self.data.entry((slot, epoch)).or_insert(before);
+                        }
+                        Undo::Attr { slot, before } => {
+                            self.born.entry((slot, epoch)).or_insert(before.stat.btime.map(nanoseconds));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Record::Void { epoch, slot } => {
+                self.data.remove(&(slot, epoch));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Census {
+    /// These checkpoints, oldest first, with when each was made, and no versions.
+    pub(super) fn of(retained: &[(CheckpointId, i64)]) -> Census {
+        let mut latest = i64::MIN;
+        let made_ns = retained.iter().map(|(_, made_ns)| {
+            latest = latest.max(*made_ns);
+            latest
+        });
+        Census { made_ns: made_ns.collect(), kept: retained.iter().map(|(id, _)| *id).collect(), versions: Vec::new() }
+    }
+}
+
+fn nanoseconds(time: Time) -> i64 {
+    time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
+}
+
+impl Timeline {
+    /// Every captured version. `all`: also those before the oldest checkpoint, which nobody needs. Reads the journal from there on.
+    ///
+    /// Of a file that is younger than a checkpoint that would need it, it is not yet looked whether it was there: [`Timeline::narrow`] does.
+    ///
+    /// # Errors
+    /// EIO if the journal cannot be read.
+    pub fn census(&self, all: bool) -> SysResult<Census> {
+        let open = self.epoch();
+        let retained = self.retained();
+        let start = self.store.journal.start();
+        let from = if all { start } else { retained.first().and_then(|(id, _)| self.address(*id)).unwrap_or(start) };
+        let mut reading = Reading::default();
+        for frame in self.store.journal.scan(from, None) {
+            reading.take(frame.map_err(fault)?.1);
+        }
+        let mut by_slot: HashMap<Slot, BTreeMap<Epoch, DataState>> = HashMap::new();
+        for ((slot, epoch), data) in &reading.data {
+            by_slot.entry(*slot).or_default().insert(*epoch, *data);
+        }
+        let Census { kept, made_ns, .. } = Census::of(&retained);
+        let number = |epoch: Epoch| kept.partition_point(|id| *id < CheckpointId(epoch.0));
+        let mut versions = Vec::new();
+        for (slot, records) in by_slot {
+            let mut before = Epoch(0);
+            for (epoch, data) in records {
+                if let Some(object) = data.object {
+                    let born_ns = reading.born_ns(slot, epoch);
+                    versions.push(Captured { slot, by: number(before)..number(epoch), born_ns, open: epoch >= open, ..Captured::new(object) });
+                }
+                before = epoch;
+            }
+        }
+        versions.sort_by_key(|version| (!version.by.is_empty(), version.object));
+        Ok(Census { made_ns, kept, versions })
+    }
+
+    /// Deletes a checkpoint, hidden or not, for good, as the rules of retention say: nobody's operation, and no way back. What only it needed can be
+    /// removed after.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`].
+    pub fn free(&self, by: &Actor, id: CheckpointId) -> SysResult<()> {
+        let mut records = asked(Some(by));
+        records.push(Record::Deleted { id });
+        self.append(&records)?;
+        self.inner.write().drop_checkpoint(id);
+        Ok(())
+    }
+
+    /// Whether some checkpoint reads this object of the open epoch. If the newest one does not, none does; the one that did may have been deleted.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn reads_open(&self, slot: Slot, object: ObjectId) -> SysResult<bool> {
+        let census = Census::of(&self.retained());
+        let Some(newest) = census.kept.last() else { return Ok(false) };
+        if self.data_at(slot, *newest)?.is_none_or(|data| data.before.object != Some(object)) {
+            return Ok(false);
+        }
+        let born_ns = self.attr_at(slot, *newest)?.and_then(|attr| attr.before.stat.btime.map(nanoseconds));
+        let mut version = Captured { slot, born_ns, by: 0..census.kept.len(), ..Captured::new(object) };
+        self.narrow(&census, &mut version)?;
+        Ok(!version.by.is_empty())
+    }
+
+    /// Takes the checkpoints out that are older than the file: they do not show it.
+    ///
+    /// Two things must say so. It was made, by the clock, after each of them and all before; and the name that it had when it first changed after
+    /// the newest of them led elsewhere there, or nowhere. A clock can be set back, and a name can be one that the file got later.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn narrow(&self, census: &Census, version: &mut Captured) -> SysResult<()> {
+        let Some(born_ns) = version.born_ns else { return Ok(()) };
+        let made = census.made_ns.get(version.by.clone()).unwrap_or_default();
+        let older = made.partition_point(|made_ns| *made_ns < born_ns);
+        let Some(newest) = older.checked_sub(1).and_then(|last| census.kept.get(version.by.start + last)) else { return Ok(()) };
+        let Some(home) = self.home_at(version.slot, *newest)? else { return Ok(()) };
+        let led_to = self.entry_at(home.before.parent, &home.before.name, *newest)?;
+        if led_to.is_some_and(|led_to| led_to.before.is_none_or(|child| child.slot != version.slot)) {
+            version.by.start += older;
+        }
+        Ok(())
+    }
+}

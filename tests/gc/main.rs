@@ -1,0 +1,11 @@
+//! `gc` and `du`: what is told comes free and nothing else, what is kept stays as it was, and a run that is cut short is finished by the next.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod around;
+mod by_itself;
+mod cut_short;
+mod plan;
+mod story;
+mod use_meanwhile;
