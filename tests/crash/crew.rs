@@ -5,7 +5,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -111,7 +112,8 @@ impl Crew {
                 }
                 thread::sleep(Duration::from_millis(1));
             };
-            if !status.success() {
+            // A store through a mapping whose daemon has died is answered with SIGBUS.
+            if !status.success() && status.signal() != Some(libc::SIGBUS) {
                 return Err(format!("worker {index}: {}", fs::read_to_string(self.dir.join(format!("said-{index}"))).unwrap_or_default()));
             }
         }
@@ -162,22 +164,34 @@ impl Done {
         done
     }
 
+    /// A write may be more than one request, and the daemon have died between two: what of it is there, as the size of the file tells.
+    fn as_far_as_done(&self, op: &Op, live: &Path) -> Op {
+        match op {
+            Op::Write { path, offset, length, fill } => {
+                let size = fs::symlink_metadata(live.join(path)).map_or(0, |meta| meta.size());
+                let length = if size > *offset && size < offset + length { size - offset } else { *length };
+                Op::Write { path: path.clone(), offset: *offset, length, fill: *fill }
+            }
+            op => op.clone(),
+        }
+    }
+
     /// Does the same in a plain directory, and compares that with the live one.
     ///
     /// # Errors
     /// The differences from what must be there.
-    pub fn compare(&self, plain: &Path, live: &Path) -> Result<(), String> {
+    pub fn compare(&self, plain: &Path, live_dir: &Path) -> Result<(), String> {
         for answered in &self.answered {
             again(answered, plain)?;
         }
         let opts = TreeOpts { mtime: false, dir_mtime: false, ..TreeOpts::default() };
-        let live = tree(live);
+        let live = tree(live_dir);
         let without = compare(&live, &tree(plain), &opts);
         if without.is_empty() {
             return Ok(());
         }
         if let Some(op) = &self.under_way {
-            let _ = op.carry_out(plain);
+            let _ = self.as_far_as_done(op, live_dir).carry_out(plain);
             if compare(&live, &tree(plain), &opts).is_empty() {
                 return Ok(());
             }

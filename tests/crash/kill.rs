@@ -209,6 +209,12 @@ fn read(root: &Path) -> Option<Tree> {
     try_tree_without(root, &TreeOpts::default().ignore).ok()
 }
 
+/// Every part of the tree is as the same part of a plain directory, but for times.
+fn is_as(live: &Path, plain: &Path) -> bool {
+    let opts = TreeOpts { mtime: false, dir_mtime: false, ..TreeOpts::default() };
+    (0..WORKERS).map(part).all(|part| compare(&tree(&live.join(&part)), &tree(&plain.join(&part)), &opts).is_empty())
+}
+
 /// After the kill: what was under way happened or did not, and everything else is as it was answered.
 fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
     let log = rig.mount.log_json();
@@ -226,8 +232,13 @@ fn settle(rig: &Rig, world: &mut World, done: &[Done]) -> Result<(), String> {
         }
         (UnderWay::Restore { to, paths }, Some(id)) => {
             let plain = Some(world.copy());
-            let from = world.known[&to].plain.clone().expect("it was chosen for that");
-            world.restore_plain(&from, &paths);
+            // The guard comes first. Killed right after it, the restore had not begun, and nothing else has happened: nobody worked meanwhile.
+            if is_as(rig.path(), &world.plain) {
+                println!("killed between a guard and its restore");
+            } else {
+                let from = world.known[&to].plain.clone().expect("it was chosen for that");
+                world.restore_plain(&from, &paths);
+            }
             world.made(*id, Known { tree: None, tags: Vec::new(), plain });
         }
         (UnderWay::Delete(id), None) if !ids.contains(&id) => drop(world.known.remove(&id)),
@@ -287,7 +298,9 @@ fn exact_dirty(rig: &Rig, id: u64, then: &Tree) -> Result<(), String> {
     let missing: Vec<&PathBuf> = then.keys().chain(now.keys()).filter(|path| differs(path) && !carried(path)).collect();
     // A renamed file is named, and may be at its new name what another was before.
     let renamed = |path: &PathBuf| then.get(path).map(|node| node.ino) != now.get(path).map(|node| node.ino);
-    let wrong: Vec<&PathBuf> = named.iter().filter(|path| !differs(path) && !renamed(path)).collect();
+    // A restore gives directories their times back, also of those in which nothing else differs from the newest checkpoint.
+    let retimed = |path: &PathBuf| then.get(path).map(|node| node.mtime) != now.get(path).map(|node| node.mtime);
+    let wrong: Vec<&PathBuf> = named.iter().filter(|path| !differs(path) && !renamed(path) && !retimed(path)).collect();
     if missing.is_empty() && wrong.is_empty() {
         return Ok(());
     }
@@ -337,7 +350,10 @@ fn killed_at_any_moment(v: Variant) {
         let checked = settle(&rig, &mut world, &done).and_then(|()| check(&rig, &mut world));
         world.history.push(format!("killed, round {round}"));
         let last = || world.history.iter().rev().take(30).cloned().collect::<Vec<_>>().join("\n  ");
-        checked.unwrap_or_else(|problem| panic!("round {round}, CKPTFS_SEED={seed}: {problem}\nthe last verbs, backwards:\n  {}", last()));
+        checked.unwrap_or_else(|problem| {
+            let log = fs::read_to_string(rig.mount.path().join(".ckptfs/daemon.log")).unwrap_or_default();
+            panic!("round {round}, CKPTFS_SEED={seed}: {problem}\nthe last verbs, backwards:\n  {}\nthe daemon's log:\n{log}", last())
+        });
     }
     println!("{v:?}: {kills} kills, {} checkpoints", world.last);
 }
