@@ -305,9 +305,12 @@ impl Engine {
             (Some(at_ns), _) => Some(at_ns),
             // The mount was there all the time, and whoever wanted to change something waited.
             (None, true) if self.took_over() => None,
-            // A killed daemon lived at least until it last wrote to the journal, and until the last change of what has a record: most changes need
-            // no new one.
-            (None, true) => Some(self.journal_written_ns()?.max(self.live.last_recorded_change().map_or(i64::MIN, nanoseconds))),
+            // A killed daemon lived at least until it last wrote to the journal (of which a power cut may have left more than of the note when), and until
+            // the last change of what has a record: most changes need no new one.
+            (None, true) => {
+                let changed_ns = self.live.last_recorded_change().map(nanoseconds);
+                Some(self.journal_written_ns()?).max(changed_ns).max(aftermath.recorded_ns)
+            }
             (None, false) => None,
         };
         let begin = sys::now();

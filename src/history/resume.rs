@@ -106,6 +106,22 @@ impl Timeline {
     }
 }
 
+/// The latest time that a record tells of.
+fn time_of(record: &Record) -> Option<i64> {
+    match record {
+        Record::Checkpoint(checkpoint) => Some(checkpoint.created_ns),
+        Record::By { at_ns, .. } => Some(*at_ns),
+        Record::Undo { undo, .. } => {
+            let changed = undo.iter().filter_map(|item| match item {
+                Undo::Attr { before, .. } => Some(before.stat.ctime),
+                _ => None,
+            });
+            changed.max().map(|ctime| ctime.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(ctime.nsec)))
+        }
+        _ => None,
+    }
+}
+
 struct Replay {
     inner: Inner,
     aftermath: Aftermath,
@@ -186,6 +202,7 @@ impl Replay {
     fn take(&mut self, address: Address, record: Record) {
         let beyond = address >= self.witness;
         let by = self.by.take();
+        self.aftermath.recorded_ns = self.aftermath.recorded_ns.max(time_of(&record));
         self.note_places(&record);
         match record {
             Record::Undo { epoch, undo } => {

@@ -172,6 +172,8 @@ pub struct Aftermath {
     pub restoring: Option<(CheckpointId, CheckpointId, Vec<Vec<u8>>)>,
     /// When the tree stopped being served, nanoseconds since 1970, if that is known.
     pub stopped_ns: Option<i64>,
+    /// The latest time that the last records tell of: the daemon lived then. Nanoseconds since 1970.
+    pub recorded_ns: Option<i64>,
 }
 
 /// Wall clock, nanoseconds since 1970.

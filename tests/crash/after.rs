@@ -3,7 +3,7 @@
 use std::fs as files;
 use std::path::Path;
 
-use super::common::tree::{NodeKind, TreeOpts, compare, try_tree_without};
+use super::common::tree::{TreeOpts, compare, try_tree_without};
 use super::common::{Fs, Mount, MountOpts};
 use super::disk::Host;
 use super::load::{Known, Promised, Tree, found_synced, tree};
@@ -17,8 +17,6 @@ pub struct Found {
     pub absent: u64,
     /// Checkpoints that the log names as not whole.
     pub named: u64,
-    /// Checkpoints of which something cannot be read, and the log of the daemon says why.
-    pub unreadable: u64,
 }
 
 impl std::ops::AddAssign for Found {
@@ -26,7 +24,6 @@ impl std::ops::AddAssign for Found {
         self.exact += other.exact;
         self.absent += other.absent;
         self.named += other.named;
-        self.unreadable += other.unreadable;
     }
 }
 
@@ -49,7 +46,7 @@ pub fn look(host: &Host, fs: Fs, image: &Path, opts: &MountOpts, promised: &Prom
     let dir = disk.path().join("project");
     let found = {
         let mount = Mount::start(&dir, opts);
-        check(fs, &mount, promised, known).inspect_err(|_| {
+        check(&mount, promised, known).inspect_err(|_| {
             let log = files::read_to_string(dir.join(".ckptfs/daemon.log")).unwrap_or_default();
             eprintln!("{log}");
         })?
@@ -58,7 +55,7 @@ pub fn look(host: &Host, fs: Fs, image: &Path, opts: &MountOpts, promised: &Prom
     Ok(found)
 }
 
-fn check(fs: Fs, mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, String> {
+fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, String> {
     let (log, status) = (mount.log_json(), mount.status_json());
     let entries = log.as_array().expect("the log is a list");
     let mut found = Found::default();
@@ -80,16 +77,6 @@ fn check(fs: Fs, mount: &Mount, promised: &Promised, known: &[Known]) -> Result<
         }
         let Some(expected) = &known.tree else { continue };
         let differences = differences(&mount.view(known.id), expected);
-        // btrfs gives a directory that it mends at its mount the time of that, as somebody else would who changes it: see docs/semantics.md.
-        let is_dir = |line: &str| {
-            let path = line.split('"').nth(1).unwrap_or_default();
-            path.is_empty() || expected.get(Path::new(path)).is_some_and(|node| node.kind == NodeKind::Dir)
-        };
-        if fs == Fs::Btrfs && !differences.is_empty() && differences.iter().all(|line| line.ends_with("(os error 5)") && is_dir(line)) {
-            println!("checkpoint {} ({}): {}", known.id, if must { "synced" } else { "not synced" }, differences.join("; "));
-            found.unreadable += 1;
-            continue;
-        }
         if !differences.is_empty() {
             return Err(format!(
                 "checkpoint {} ({}) is wrong:\n  {}\nstatus: {}",
@@ -107,9 +94,7 @@ fn check(fs: Fs, mount: &Mount, promised: &Promised, known: &[Known]) -> Result<
             return Err(format!("the application had synced {promised} at place {place}, and {found} is there"));
         }
     }
-    if found.unreadable == 0 {
-        goes_on(mount, promised, known)?;
-    }
+    goes_on(mount, promised, known)?;
     Ok(found)
 }
 

@@ -122,6 +122,8 @@ fn renames_that_did_not_reach_the_disk_are_taken_back(v: Variant) {
         fs::rename(root.join("d/f1"), root.join("d/new/f1")).unwrap();
         ckptfs(root, "checkpoint");
         fs::rename(root.join("d/link"), root.join("other/link")).unwrap();
+        // Recorded with the directory as it was a moment ago, which is later than anything on the disk.
+        fs::rename(root.join("d/f2"), root.join("d/g2")).unwrap();
         fs::rename(root.join("d/new"), root.join("other/new")).unwrap();
         fs::rename(root.join("other/new/f1"), root.join("d/f1")).unwrap();
         thread::sleep(JOURNAL_SYNCED);
