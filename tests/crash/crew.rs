@@ -164,18 +164,6 @@ impl Done {
         done
     }
 
-    /// A write may be more than one request, and the daemon have died between two: what of it is there, as the size of the file tells.
-    fn as_far_as_done(&self, op: &Op, live: &Path) -> Op {
-        match op {
-            Op::Write { path, offset, length, fill } => {
-                let size = fs::symlink_metadata(live.join(path)).map_or(0, |meta| meta.size());
-                let length = if size > *offset && size < offset + length { size - offset } else { *length };
-                Op::Write { path: path.clone(), offset: *offset, length, fill: *fill }
-            }
-            op => op.clone(),
-        }
-    }
-
     /// Does the same in a plain directory, and compares that with the live one.
     ///
     /// # Errors
@@ -191,7 +179,7 @@ impl Done {
             return Ok(());
         }
         if let Some(op) = &self.under_way {
-            let _ = self.as_far_as_done(op, live_dir).carry_out(plain);
+            let _ = as_far_as_done(op, live_dir, plain).carry_out(plain);
             if compare(&live, &tree(plain), &opts).is_empty() {
                 return Ok(());
             }
@@ -203,6 +191,22 @@ impl Done {
         let concerned: Vec<String> = self.answered.iter().filter(|(op, _)| named(op)).map(|answered| format!("{answered:?}")).collect();
         Err(format!("not what was answered (under way: {:?}):\n  {}\nof:\n  {}", self.under_way, without.join("\n  "), concerned.join("\n  ")))
     }
+}
+
+/// A write may be more than one request, and the daemon have died between two: what of it is there, as the size of the file tells.
+fn as_far_as_done(op: &Op, live: &Path, plain: &Path) -> Op {
+    let size = |root: &Path, path: &Path| fs::symlink_metadata(root.join(path)).map_or(0, |meta| meta.size());
+    let part = |path: &Path, offset: u64, length: u64| {
+        let end = size(live, path);
+        if end > offset && end < offset + length { end - offset } else { length }
+    };
+    let mut op = op.clone();
+    match &mut op {
+        Op::Write { path, offset, length, .. } => *length = part(path, *offset, *length),
+        Op::Append { path, length, .. } => *length = part(path, size(plain, path), *length),
+        _ => {}
+    }
+    op
 }
 
 fn errno(result: &std::io::Result<()>) -> i32 {
