@@ -70,7 +70,7 @@ fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
 }
 
 /// What was changed while nobody served the tree, or did not come to the disk before the power was cut, cannot be told: `None`.
-fn told<T>(view: &View<'_>, result: SysResult<T>) -> SysResult<Option<T>> {
+pub(super) fn told<T>(view: &View<'_>, result: SysResult<T>) -> SysResult<Option<T>> {
     match result {
         Err(Errno::EIO | Errno::ESTALE) if view.may_be_unserved() => Ok(None),
         other => other.map(Some),

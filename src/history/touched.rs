@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::diff::told;
 use super::present::Trail;
 use super::timeline::{Timeline, fault};
 use super::view::{State, View};
@@ -75,7 +76,8 @@ impl Touched {
         }
         let mut open = vec![Trail::root()];
         while let Some(dir) = open.pop() {
-            for (name, child) in before.list(&dir)? {
+            // What cannot be told of a directory is told where it is compared.
+            for (name, child) in told(before, before.list(&dir))?.unwrap_or_default() {
                 if child.kind == Kind::Dir {
                     open.push(dir.step(&name, child.slot));
                 } else if wanted.contains(&child.slot) {
