@@ -102,8 +102,8 @@ impl Engine {
             reason,
         };
         let objects = cut.objects();
-        self.timeline().seal(by, checkpoint.clone(), cut.ahead).inspect_err(|_| self.live.drop_cut(&objects))?;
-        self.live.epoch_closed();
+        self.timeline().seal(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.drop_cut(&objects))?;
+        self.live.epoch_closed(&cut.stats);
         Ok((checkpoint, cut.files))
     }
 

@@ -220,6 +220,7 @@ impl Service for Engine {
         if self.announcer.sets_nothing(caller, node) {
             return self.getattr(node, None);
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let slot = self.writable(node)?;
         let handle = match fh {
             Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handle(HandleId(fh.0)).ok(),
@@ -259,6 +260,7 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return if new.kind == Kind::Dir { self.mkdir_snapshot(caller, name) } else { Err(Errno::EROFS) };
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: new.kind,
@@ -278,6 +280,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer;
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make =
             Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None, again: caller.again };
@@ -285,6 +288,7 @@ impl Service for Engine {
     }
 
     fn link(&self, caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (parent, name) = self.writable_name(parent, name)?;
         let slot = match self.node(node)? {
             Node::Live(slot) => slot,
@@ -300,6 +304,7 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return removed(self.unlink_snapshot(caller, name), caller.again);
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         removed(self.live.unlink(slot, &name).map(drop), caller.again)
     }
@@ -311,11 +316,13 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return removed(self.rmdir_snapshot(caller, name), caller.again);
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         removed(self.live.rmdir(slot, &name).map(drop), caller.again)
     }
 
     fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let from = self.writable_name(parent, name)?;
         let to = self.writable_name(new_parent, new_name)?;
         let how = match how {
@@ -341,6 +348,7 @@ impl Service for Engine {
                 Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None })
             }
             Node::Live(slot) => {
+                let _acting = (flags.write || flags.truncate).then(|| self.live.acting_for(caller.pid, caller.uid));
                 let (id, handle) = self.live.open(slot, flags)?;
                 Ok(self.opened(id, &handle))
             }
@@ -352,6 +360,7 @@ impl Service for Engine {
             return answer.map(|ghost| (ghost, announce::opened()));
         }
         self.check_descriptors()?;
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: Kind::File,
@@ -388,6 +397,7 @@ impl Service for Engine {
         if fh.0 & PAST_HANDLE != 0 {
             return Err(Errno::EROFS);
         }
+        let _acting = (!from_cache).then(|| self.live.acting_for(caller.pid, caller.uid));
         let (written, lost_set_id) = self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache, from_cache)?;
         if lost_set_id {
             self.attributes_changed(node);
@@ -453,6 +463,7 @@ impl Service for Engine {
     }
 
     fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let mode = match how {
             XattrHow::Any => XattrMode::Any,
             XattrHow::Create => XattrMode::Create,
@@ -489,6 +500,7 @@ impl Service for Engine {
     }
 
     fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let slot = self.writable(node)?;
         match self.live.remove_xattr(slot, name) {
             Err(Errno::NO_XATTR) if caller.again => {}
@@ -507,6 +519,7 @@ impl Service for Engine {
     }
 
     fn fallocate(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let Open::Live(handle) = self.open_file(fh)? else { return Err(Errno::EROFS) };
         self.live.change_content(&handle, |file| {
             if caller.uid == 0 {
@@ -526,6 +539,7 @@ impl Service for Engine {
     }
 
     fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let copied = self.copy_range((from.1, from.2), (to.1, to.2), length, caller.uid == 0)?;
         if caller.uid != 0 {
             self.attributes_changed(to.0);

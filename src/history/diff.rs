@@ -30,7 +30,7 @@ pub enum Difference {
 }
 
 /// One path that differs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Differs {
     /// The path in the newer state, or in the older if it was deleted.
     pub path: Vec<u8>,
@@ -40,6 +40,10 @@ pub struct Differs {
     pub kind: Kind,
     /// Its inode in the newer state, or in the older.
     slot: Slot,
+    /// The way to it in the older state, if it was there; of a rename: by the path it had.
+    pub old: Option<Arc<Trail>>,
+    /// The way to it in the newer state, if it is there.
+    pub new: Option<Arc<Trail>>,
 }
 
 /// Compares two states. See the module.
@@ -91,12 +95,20 @@ impl Comparison<'_> {
     /// # Errors
     /// As [`Comparison::all`].
     pub fn below(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
+        let mut found = pair_renames(self.unpaired(path)?);
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(found)
+    }
+
+    /// As [`Comparison::below`], in no order and with a rename told as what went and what came, everything below it included.
+    ///
+    /// # Errors
+    /// As [`Comparison::all`].
+    pub fn unpaired(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
         let from = there(self.from.walk(path))?;
         let to = there(self.to.walk(path))?;
         let mut found = Vec::new();
         self.pair(path, from, to, &mut found)?;
-        let mut found = pair_renames(found);
-        found.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(found)
     }
 
@@ -124,7 +136,8 @@ impl Comparison<'_> {
                 }
             }
             if !path.is_empty() {
-                out.push(Differs { path, how: how.clone(), kind: child.kind, slot: child.slot });
+                let (old, new) = if *how == Difference::Added { (None, Some(trail)) } else { (Some(trail), None) };
+                out.push(Differs { path, how: how.clone(), kind: child.kind, slot: child.slot, old, new });
             }
         }
         Ok(())
@@ -133,7 +146,11 @@ impl Comparison<'_> {
     /// A path that exists in both states; gives the names below it that may differ.
     fn both(&self, path: &[u8], from: &(Child, Arc<Trail>), to: &(Child, Arc<Trail>), out: &mut Vec<Differs>) -> SysResult<Vec<Pair>> {
         let (old, new) = (from.0, to.0);
-        let differs = |how| Differs { path: path.to_vec(), how, kind: new.kind, slot: new.slot };
+        let trails = || (Some(Arc::clone(&from.1)), Some(Arc::clone(&to.1)));
+        let differs = |how| {
+            let (before, after) = trails();
+            Differs { path: path.to_vec(), how, kind: new.kind, slot: new.slot, old: before, new: after }
+        };
         if old.kind != new.kind {
             out.push(differs(Difference::TypeChanged));
             let mut below = Vec::new();
@@ -157,7 +174,14 @@ impl Comparison<'_> {
                 Ok(old) => below.push((path, old, new)),
                 // Changed while nobody served the tree: what it was cannot be told.
                 Err(Errno::EIO) if self.from.may_be_unserved() => {
-                    out.extend(new.map(|(child, _)| Differs { path, how: Difference::Modified, kind: child.kind, slot: child.slot }))
+                    out.extend(new.map(|(child, trail)| Differs {
+                        path,
+                        how: Difference::Modified,
+                        kind: child.kind,
+                        slot: child.slot,
+                        old: None,
+                        new: Some(trail),
+                    }))
                 }
                 Err(errno) => return Err(errno),
             }
@@ -295,6 +319,8 @@ fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
     let moved: HashMap<Vec<u8>, Vec<u8>> =
         from_of.iter().filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone()))).collect();
     let consumed: std::collections::HashSet<usize> = from_of.values().copied().collect();
+    let mut trails: HashMap<usize, Option<Arc<Trail>>> =
+        from_of.iter().filter_map(|(to, from)| Some((*to, found.get(*from)?.old.clone()))).collect();
     let carried = |to: &[u8], from: &[u8]| {
         let (Some((to_dir, to_name)), Some((from_dir, from_name))) = (split(to), split(from)) else { return false };
         to_name == from_name && moved.get(to_dir).is_some_and(|old| old == from_dir)
@@ -307,7 +333,7 @@ fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
         let from = from_of.get(&index).and_then(|_| moved.get(&item.path)).cloned();
         match from {
             Some(from) if carried(&item.path, &from) => {}
-            Some(from) => out.push(Differs { how: Difference::Renamed(from), ..item }),
+            Some(from) => out.push(Differs { how: Difference::Renamed(from), old: trails.remove(&index).flatten(), ..item }),
             None => out.push(item),
         }
     }

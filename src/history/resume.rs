@@ -32,7 +32,7 @@ impl Timeline {
         }
         // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
         let aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
-        let mut replay = Replay { inner, aftermath, witness: store.journal.witness(), applied, unsure: HashMap::new() };
+        let mut replay = Replay { inner, aftermath, witness: store.journal.witness(), applied, unsure: HashMap::new(), only: Vec::new() };
         for frame in store.journal.scan(from, None) {
             let (address, record) = frame.map_err(fault)?;
             let structural = matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. });
@@ -51,6 +51,7 @@ impl Timeline {
             inner: RwLock::ranked(Rank::Timeline, inner),
             owed,
             wake: Wake::default(),
+            numbers: Mutex::default(),
             distrusted: Mutex::default(),
             met: Mutex::default(),
         };
@@ -83,6 +84,8 @@ struct Replay {
     unsure: HashMap<(Epoch, Slot), ObjectId>,
     /// Up to where the index has the journal.
     applied: Address,
+    /// Names of the restore that is about to begin.
+    only: Vec<Vec<u8>>,
 }
 
 impl Replay {
@@ -116,15 +119,19 @@ impl Replay {
             }
             Record::Checkpoint(checkpoint) => {
                 self.undone(beyond);
+                self.only.clear();
                 self.inner.seal();
                 self.inner.put_checkpoint(checkpoint, address);
             }
             Record::Tags { id, tags } => self.inner.retag(id, tags),
             Record::Deleted { id } => self.inner.drop_checkpoint(id),
             // Beyond the witness: the names were not exchanged, the restore was not begun, or was not ended.
-            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd if beyond => {}
+            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::RestoreOnly { .. } if beyond => {}
             Record::Replacing { slot, place, object } => self.aftermath.replacing = Some((slot, place, object)),
-            Record::RestoreBegin { target, guard, paths } => self.aftermath.restoring = Some((target, guard, paths)),
+            Record::RestoreBegin { target, guard, paths } => {
+                self.aftermath.restoring = Some((target, guard, paths));
+                self.aftermath.restoring_only = std::mem::take(&mut self.only);
+            }
             Record::RestoreEnd => self.aftermath.restoring = None,
             Record::Mounted { at_ns, stopped_ns } => {
                 let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns });
@@ -146,7 +153,8 @@ impl Replay {
                 self.inner.note_ahead(address, upto);
             }
             Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
-            Record::By { .. } => {}
+            Record::RestoreOnly { paths } => self.only.extend(paths),
+            Record::By { .. } | Record::Touched { .. } | Record::OpenAt { .. } => {}
         }
     }
 

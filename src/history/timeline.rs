@@ -14,8 +14,9 @@ use super::absence::{Absence, Clock};
 use super::select::{Known, Unselected, select};
 use super::table::Table;
 use super::view::State;
+use super::who::{self, Numbered};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Key, Place, Record, Sealed, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Key, Place, ProcessNumber, Record, Sealed, Undo};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, Kind, SysResult};
@@ -27,8 +28,8 @@ pub(super) struct Inner {
     pub(super) open: Table,
     /// How often records came to the open epoch, or an epoch was closed: as long as it stays, what had no record has none.
     recordings: u64,
-    /// Inodes made in the open epoch: no checkpoint can see them.
-    born: HashSet<Slot>,
+    /// Inodes made in the open epoch, and by whom: no checkpoint can see them.
+    pub(super) born: HashMap<Slot, ProcessNumber>,
     /// Closed epochs not yet in the index, oldest first.
     pub(super) sealed: VecDeque<Arc<Table>>,
     /// Every checkpoint kept, with where its record is in the journal.
@@ -50,7 +51,7 @@ impl Inner {
         Inner {
             open: Table::new(epoch),
             recordings: 0,
-            born: HashSet::new(),
+            born: HashMap::new(),
             sealed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
             tags: BTreeMap::new(),
@@ -63,8 +64,8 @@ impl Inner {
     }
 
     /// Without checkpoints nothing has a past: nobody could ask for what was kept, and nothing would ever remove it.
-    fn is_born(&self, slot: Slot) -> bool {
-        slot == Slot::STAGING || self.checkpoints.is_empty() || self.born.contains(&slot)
+    pub(super) fn is_born(&self, slot: Slot) -> bool {
+        slot == Slot::STAGING || self.checkpoints.is_empty() || self.born.contains_key(&slot)
     }
 
     pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
@@ -113,6 +114,8 @@ pub struct Aftermath {
     pub moved: HashMap<Slot, (Place, Option<Place>)>,
     /// A restore was under way.
     pub restoring: Option<(CheckpointId, CheckpointId, Vec<Vec<u8>>)>,
+    /// It was to restore these names alone, if there are any.
+    pub restoring_only: Vec<Vec<u8>>,
     /// When the tree stopped being served, nanoseconds since 1970, if that is known.
     pub stopped_ns: Option<i64>,
 }
@@ -131,6 +134,8 @@ pub struct Timeline {
     /// Records that could not be appended when what they tell happened: they go before the next ones. A crash before that is found by recovery.
     pub(super) owed: Mutex<Vec<Record>>,
     pub(super) wake: super::indexer::Wake,
+    /// A leaf.
+    pub(super) numbers: Mutex<who::Numbers>,
     /// Objects that were found to hold something else than was captured. A leaf.
     pub(super) distrusted: Mutex<HashSet<ObjectId>>,
     /// What was found to be changed behind our back since the mount, by checkpoint. A leaf.
@@ -168,7 +173,7 @@ impl Timeline {
     pub fn set_born(&self, slot: Slot, born: bool) {
         let mut inner = self.inner.write();
         if born {
-            inner.born.insert(slot);
+            inner.born.insert(slot, who::acting_number());
         } else {
             if inner.is_born(slot) {
                 inner.open.drop_place(slot);
@@ -205,13 +210,15 @@ impl Timeline {
             });
             inner.open.epoch
         };
-        if undo.is_empty() && more.is_empty() {
+        let touched = self.staged();
+        if undo.is_empty() && more.is_empty() && touched.is_none() {
             return Ok(());
         }
-        let mut records = Vec::with_capacity(1 + more.len());
+        let mut records = Vec::with_capacity(2 + more.len());
         if !undo.is_empty() {
             records.push(Record::Undo { epoch, undo: undo.clone() });
         }
+        records.extend(touched);
         records.extend(more);
         self.write(&records)?;
         let mut inner = self.inner.write();
@@ -220,10 +227,10 @@ impl Timeline {
             inner.open.add(item);
         }
         for record in records {
-            if let Record::Moved { places } = record {
-                for (slot, place) in places {
-                    inner.open.put_place(slot, place);
-                }
+            match record {
+                Record::Moved { places } => places.into_iter().for_each(|(slot, place)| inner.open.put_place(slot, place)),
+                Record::Touched { processes, touches } => inner.open.touched.take(&processes, touches),
+                _ => {}
             }
         }
         Ok(())
@@ -340,13 +347,17 @@ impl Timeline {
     ///
     /// # Errors
     /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
-    pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>) -> SysResult<()> {
+    ///
+    /// `open`: who has what open for writing; they may write in the next epoch without a request.
+    pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>, open: &[(Slot, Arc<Numbered>)]) -> SysResult<()> {
         let mut inner = self.inner.write();
         let next = inner.open.epoch.next();
         let mut records = asked(by);
         let made = records.len();
         records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
+        let open = who::open_ones(open);
+        records.extend(open.clone());
         let addresses = self.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
         inner.seal();
@@ -356,6 +367,9 @@ impl Timeline {
                 inner.open.count(1);
             }
             inner.open.add(item);
+        }
+        if let Some(Record::Touched { processes, touches }) = open {
+            inner.open.touched.take(&processes, touches);
         }
         inner.clock.made(checkpoint.id, checkpoint.created_ns, crate::sys::clock_ahead_ns());
         inner.put_checkpoint(checkpoint, address);

@@ -196,10 +196,10 @@ impl Live {
         };
         let file = Arc::new(file);
         if io == IoMode::Passthrough && flags.write {
-            self.note_hot(slot, &file, flags.read)?;
+            self.note_hot(slot, &file, flags.read, None)?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
-        self.handles.adopt(id, Handle { slot, file, flags, io });
+        self.handles.adopt(id, Handle { slot, file, flags, io, by: None });
         Ok(())
     }
 
@@ -231,7 +231,7 @@ impl Live {
 
     fn adopt_hot(&self, slot: Slot, mappable: bool) {
         let file: SysResult<File> = self.open_file(slot.into(), Open::READ).map(|(file, _)| file);
-        let noted = file.and_then(|file| self.note_hot(slot, &Arc::new(file), mappable));
+        let noted = file.and_then(|file| self.note_hot(slot, &Arc::new(file), mappable, None));
         if let Err(errno) = noted {
             tracing::warn!(slot = slot.0, %errno, "a file that may be mapped is not watched any more");
         }

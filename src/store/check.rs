@@ -261,7 +261,10 @@ impl Reading {
             | Record::RestoreBegin { .. }
             | Record::RestoreEnd
             | Record::Mounted { .. }
-            | Record::By { .. } => {}
+            | Record::By { .. }
+            | Record::Touched { .. }
+            | Record::OpenAt { .. }
+            | Record::RestoreOnly { .. } => {}
         }
     }
 

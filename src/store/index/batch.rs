@@ -81,6 +81,7 @@ impl Batch {
             Record::Tags { id, tags } => self.checkpoints.entry(*id).or_default().tags = Some(tags.clone()),
             Record::Deleted { id } => self.checkpoints.entry(*id).or_default().deleted = true,
             Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Unmounted { .. } | Record::By { .. } => {}
+            Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
             Record::Sealed { epoch, whole, .. } => {
                 self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));

@@ -26,7 +26,7 @@
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
 //! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`;
 //! 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Sealed `uint epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash),
-//! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`.
+//! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`; 18 and 19: see `codec_who`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
@@ -57,7 +57,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 14;
+pub(super) const KIND_MAX: u16 = 19;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -126,6 +126,18 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             w.uint(upto.0);
             14
         }
+        Record::Touched { processes, touches } => {
+            w.touched(processes, touches)?;
+            18
+        }
+        Record::OpenAt { id, open, more } => {
+            w.open_at(*id, open, *more)?;
+            18
+        }
+        Record::RestoreOnly { paths } => {
+            w.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
+            19
+        }
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
         return Err(CodecError::Limit);
@@ -166,6 +178,8 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
             Record::Sealed { epoch, objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?, whole: r.bool()? }
         }
         14 => Record::Ahead { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?, upto: Epoch(r.uint()?) },
+        18 => r.who()?,
+        19 => Record::RestoreOnly { paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? },
         _ => return Err(CodecError::Unknown),
     };
     r.end()?;
@@ -626,6 +640,9 @@ impl<'a> Reader<'a> {
         })
     }
 }
+
+#[path = "codec_who.rs"]
+mod who;
 
 #[cfg(test)]
 #[path = "codec_tests.rs"]

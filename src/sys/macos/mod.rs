@@ -24,7 +24,7 @@ pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use process::{
-    drop_cap_fsetid_for, has_sys_admin, own_memory, own_thread, peer_cred, process_name, process_starttime, release_memory, set_thread_idle,
+    drop_cap_fsetid_for, facts_of, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_starttime, release_memory, set_thread_idle,
     set_thread_normal, waits_of_thread,
 };
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
