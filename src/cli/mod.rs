@@ -6,6 +6,7 @@
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb needs it.
 
 mod audit;
+mod by;
 mod cat;
 mod changes;
 mod checkpoint;

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
     Verified, VerifyOptions, VersionInfo,
@@ -65,6 +66,15 @@ pub enum Request {
         #[serde(default)]
         sizes: bool,
     },
+    /// What differs between two states, and which process changed it.
+    ByProcess {
+        /// The older one; the newest checkpoint if absent.
+        from: Option<StateName>,
+        /// The newer one; the live tree if absent.
+        to: Option<StateName>,
+    },
+    /// Take back what a process changed.
+    RestoreOnlyBy(OnlyBy),
     /// Make the tree what it was.
     Restore(RestoreOptions),
     /// Delete a checkpoint.
@@ -99,6 +109,8 @@ impl Request {
         match self {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
             Request::Find(_) | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
+            Request::ByProcess { .. } => true,
+            Request::RestoreOnlyBy(options) => options.dry_run,
             Request::Restore(options) => options.dry_run,
             Request::Checkpoint(_) | Request::Retag { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
             #[cfg(debug_assertions)]
@@ -123,6 +135,10 @@ pub enum Response {
     Changes(Vec<Change>),
     /// To `versions`, and part of a longer answer.
     Versions(Vec<VersionInfo>),
+    /// To `by-process`, and part of a longer answer.
+    ByProcess(ByProcess),
+    /// To `restore-only-by`.
+    RestoredOnly(RestoredOnly),
     /// To `restore`.
     Restored(Restored),
     /// To `verify`.
@@ -263,6 +279,11 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Status(status) => heads(&mut status.dirty, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::RestoredOnly(only) => heads(&mut only.restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::ByProcess(all) => {
+            let part = |changes| Response::ByProcess(ByProcess { processes: Vec::new(), changes });
+            heads(&mut all.changes, |one| change_bytes(&one.change) + 16 * one.by.len()).into_iter().map(part).collect()
+        }
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
         Response::Versions(versions) => heads(versions, version_bytes).into_iter().map(Response::Versions).collect(),
         Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
@@ -281,12 +302,14 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
     let mut checkpoints = Vec::new();
     let mut events = Vec::new();
     let mut versions = Vec::new();
+    let mut by = Vec::new();
     for part in parts {
         match part {
             Response::Changes(mut more) => changes.append(&mut more),
             Response::Checkpoints(mut more) => checkpoints.append(&mut more),
             Response::Audit(mut more) => events.append(&mut more),
             Response::Versions(mut more) => versions.append(&mut more),
+            Response::ByProcess(mut more) => by.append(&mut more.changes),
             _ => return None,
         }
     }
@@ -295,6 +318,12 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         Response::Status(status) => Some(&mut status.dirty),
         Response::Changes(list) => Some(list),
         Response::Restored(restored) => Some(&mut restored.changes),
+        Response::RestoredOnly(only) => Some(&mut only.restored.changes),
+        Response::ByProcess(all) => {
+            by.append(&mut all.changes);
+            all.changes = std::mem::take(&mut by);
+            None
+        }
         Response::Checkpoints(list) => {
             checkpoints.append(list);
             *list = std::mem::take(&mut checkpoints);
@@ -318,7 +347,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         changes.append(list);
         *list = std::mem::take(&mut changes);
     }
-    (changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty()).then_some(last)
+    (by.is_empty() && changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty()).then_some(last)
 }
 
 /// Takes parts of [`PART_BYTES`] off the front of `list`, until what is left fits.

@@ -259,6 +259,8 @@ impl Server {
             Request::Versions { path } => verbs.versions(&path).map(Response::Versions),
             Request::Diff { from, to, sizes: true } => verbs.diff_sized(&from, to.as_ref()).map(Response::Changes),
             Request::Diff { from, to, sizes: false } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
+            Request::ByProcess { from, to } => verbs.by_process(from.as_ref(), to.as_ref()).map(Response::ByProcess),
+            Request::RestoreOnlyBy(options) => verbs.restore_only_by(by, &options).map(Response::RestoredOnly),
             Request::Restore(options) => verbs.restore(by, &options).map(Response::Restored),
             Request::Delete { state } => verbs.delete(by, &state).map(Response::Checkpoint),
             Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),

@@ -24,6 +24,7 @@ mod syncer;
 pub mod takeover;
 mod unserved;
 mod verbs;
+mod who;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,6 +1,7 @@
 //! The verbs that people use.
 
 use super::Engine;
+use super::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use super::api::{
     AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, Query, RestoreOptions, Restored, Retag, SealerInfo, StateName,
     Stats, Status, TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
@@ -28,7 +29,7 @@ impl Engine {
         names
     }
 
-    fn state(&self, name: &StateName) -> VerbResult<State> {
+    pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
         self.timeline().select(&name.0).map_err(|why| error::unselected(&name.0, why, &self.state_names()))
     }
 
@@ -137,7 +138,7 @@ impl Engine {
     }
 }
 
-fn change(differs: Differs, backwards: bool) -> Change {
+pub(super) fn change(differs: Differs, backwards: bool) -> Change {
     let kind = differs.kind;
     let (path, change, from) = match (differs.how, backwards) {
         (Difference::Added, false) | (Difference::Deleted, true) => (differs.path, ChangeKind::Added, None),
@@ -236,7 +237,7 @@ impl Verbs for Engine {
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
         let id = self.checkpoint_id(state)?;
         let checkpoint = self.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
-        Ok(CheckpointInfo::new(&checkpoint))
+        Ok(CheckpointInfo { open_at_cut: self.open_at(id)?, ..CheckpointInfo::new(&checkpoint) })
     }
 
     fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
@@ -274,6 +275,14 @@ impl Verbs for Engine {
 
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         self.restore_to(by, options)
+    }
+
+    fn by_process(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<ByProcess> {
+        self.changes_by(from, to)
+    }
+
+    fn restore_only_by(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
+        self.restore_only(by, options)
     }
 
     fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {

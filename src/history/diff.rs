@@ -95,9 +95,7 @@ impl Comparison<'_> {
     /// # Errors
     /// As [`Comparison::all`].
     pub fn below(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
-        let mut found = pair_renames(self.unpaired(path)?);
-        found.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(found)
+        Ok(paired(self.unpaired(path)?))
     }
 
     /// As [`Comparison::below`], in no order and with a rename told as what went and what came, everything below it included.
@@ -173,16 +171,14 @@ impl Comparison<'_> {
             match there(self.from.step(&from.1, &name)) {
                 Ok(old) => below.push((path, old, new)),
                 // Changed while nobody served the tree: what it was cannot be told.
-                Err(Errno::EIO) if self.from.may_be_unserved() => {
-                    out.extend(new.map(|(child, trail)| Differs {
-                        path,
-                        how: Difference::Modified,
-                        kind: child.kind,
-                        slot: child.slot,
-                        old: None,
-                        new: Some(trail),
-                    }))
-                }
+                Err(Errno::EIO) if self.from.may_be_unserved() => out.extend(new.map(|(child, trail)| Differs {
+                    path,
+                    how: Difference::Modified,
+                    kind: child.kind,
+                    slot: child.slot,
+                    old: None,
+                    new: Some(trail),
+                })),
                 Err(errno) => return Err(errno),
             }
         }
@@ -301,6 +297,13 @@ fn next_data(file: &File, offset: u64) -> Option<u64> {
     }
 }
 
+/// What [`Comparison::unpaired`] found as a person is told, sorted by path.
+pub fn paired(found: Vec<Differs>) -> Vec<Differs> {
+    let mut found = pair_renames(found);
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
 /// Finds inodes that were deleted at one path and added at another: renames. What only moved along with its directory is left out.
 fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
     let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
@@ -319,8 +322,7 @@ fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
     let moved: HashMap<Vec<u8>, Vec<u8>> =
         from_of.iter().filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone()))).collect();
     let consumed: std::collections::HashSet<usize> = from_of.values().copied().collect();
-    let mut trails: HashMap<usize, Option<Arc<Trail>>> =
-        from_of.iter().filter_map(|(to, from)| Some((*to, found.get(*from)?.old.clone()))).collect();
+    let mut trails: HashMap<usize, Option<Arc<Trail>>> = from_of.iter().filter_map(|(to, from)| Some((*to, found.get(*from)?.old.clone()))).collect();
     let carried = |to: &[u8], from: &[u8]| {
         let (Some((to_dir, to_name)), Some((from_dir, from_name))) = (split(to), split(from)) else { return false };
         to_name == from_name && moved.get(to_dir).is_some_and(|old| old == from_dir)

@@ -95,6 +95,23 @@ impl Timeline {
         }
         Ok(writers)
     }
+
+    /// What was told to be open for writing when a checkpoint was made, and how many more there were.
+    ///
+    /// # Errors
+    /// EIO if the journal cannot be read.
+    pub fn open_at(&self, id: CheckpointId) -> SysResult<Option<(Vec<(Vec<u8>, Process)>, u64)>> {
+        let from = self.address(id).ok_or(Errno::ENOENT)?;
+        for frame in self.store.journal.scan(from, None) {
+            match frame.map_err(fault)?.1 {
+                Record::OpenAt { id: of, open, more } if of == id => return Ok(Some((open, more))),
+                // It is told before the next can be made.
+                Record::Checkpoint(later) if later.id > id => break,
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
 }
 
 impl Writers {

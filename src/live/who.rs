@@ -14,13 +14,15 @@ use super::Live;
 use super::data::Handle;
 use crate::history::timeline::Timeline;
 use crate::history::who::{Acting, Numbered};
-use crate::store::ids::Slot;
+use crate::store::ids::{Name, Slot};
 use crate::store::record::Process;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, ProcessFacts, Stat};
 
 /// So long a number stands for the same process: the kernel gives numbers out in turn, and does not come round sooner.
 const BELIEVED: Duration = Duration::from_millis(100);
+/// Names of a path that is told.
+const PATH_NAMES_MAX: usize = 1024;
 /// Threads that are remembered.
 const THREADS_MAX: usize = 4096;
 
@@ -87,6 +89,19 @@ impl Live {
         }
         threads.insert((thread, uid), (Arc::clone(&known), now));
         known
+    }
+
+    /// A path of an inode now; `None` if it has none that is known.
+    pub fn path_of(&self, slot: Slot) -> Option<Vec<u8>> {
+        let (mut names, mut at) = (Vec::new(), slot);
+        while at != Slot::ROOT {
+            let place = self.places(at.into()).into_iter().next().filter(|_| names.len() < PATH_NAMES_MAX)?;
+            names.push(place.name);
+            at = place.parent;
+        }
+        names.reverse();
+        let names: Vec<&[u8]> = names.iter().map(Name::as_bytes).collect();
+        Some(names.join(&b'/'))
     }
 
     /// A handle was opened by the process that this thread acts for.

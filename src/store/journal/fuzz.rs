@@ -7,9 +7,7 @@ use proptest::prelude::*;
 use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
 use super::frame::{self, HEADER, Header, Link, Seen};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{
-    Actor, AttrState, Checkpoint, Child, DataState, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Undo,
-};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Undo};
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Stat, Time};
 
