@@ -7,6 +7,7 @@ use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::request::{NodeId, Stale};
+use crate::history::absence::INCOMPLETE_PREFIX;
 use crate::history::who::Numbered;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
@@ -18,8 +19,6 @@ use crate::sys::{self, Errno, SysResult};
 const FLUSH_ROUNDS_MAX: u32 = 64;
 /// Time after which it does.
 const FLUSH_MAX: Duration = Duration::from_millis(50);
-/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the power was cut.
-pub(super) const INCOMPLETE_PREFIX: &str = "!incomplete-";
 /// Bytes of a tag at most: it is a name in `.snapshots`.
 pub const TAG_BYTES_MAX: usize = 100;
 

@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::checkpoint::INCOMPLETE_PREFIX;
 use super::{Engine, nanoseconds};
+use crate::history::absence::INCOMPLETE_PREFIX;
 use crate::live::Live;
 use crate::sys::{self, SysResult};
 

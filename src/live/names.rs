@@ -209,6 +209,7 @@ impl Live {
 
     /// As [`Live::rename`]; the caller holds the gate and the tree.
     pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
+        let _renaming = self.begin_rename();
         let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
         let source = self.target(from.0, &from_dir, from.1)?;
         let target = match self.target(to.0, &to_dir, to.1) {

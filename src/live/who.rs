@@ -19,8 +19,8 @@ use crate::store::record::Process;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, ProcessFacts, Stat};
 
-/// So long a number stands for the same process: the kernel gives numbers out in turn, and does not come round sooner.
-const BELIEVED: Duration = Duration::from_millis(100);
+/// So long a number stands for the same process: the kernel gives numbers out in turn, and hardly comes round sooner.
+const BELIEVED: Duration = Duration::from_secs(1);
 /// Names of a path that is told.
 const PATH_NAMES_MAX: usize = 1024;
 /// Threads that are remembered.
