@@ -185,12 +185,16 @@ impl Writers {
             }
             Undo::Entry { dir, name, before: Some(child) } => {
                 let named = self.names.get(&dir).and_then(|names| names.get(&name));
-                let owners = match named {
-                    Some(named) => named.fresh.clone(),
-                    None => self.maker_of(dir).into_iter().collect(),
+                let (owners, made) = match named {
+                    Some(named) => (named.fresh.clone(), (named.how == NameTouch::Made).then_some(named.last)),
+                    None => {
+                        let maker = self.maker_of(dir);
+                        (maker.into_iter().collect(), maker)
+                    }
                 };
                 let node = self.nodes.entry(child.slot).or_default();
                 let generation = node.generation;
+                node.made = made.or(node.made);
                 node.touches.extend(owners.into_iter().map(|by| NodeTouch { by, data: false, epoch, generation }));
             }
             _ => {}

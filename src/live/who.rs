@@ -123,20 +123,16 @@ impl Live {
         let mut found: Vec<(Slot, Arc<Numbered>)> = Vec::new();
         let mut more = 0;
         let mut add = |slot: Slot, by: &Arc<Numbered>| {
-            if found.iter().any(|(known, who)| *known == slot && who.number == by.number) {
-            } else if found.len() < limit {
-                found.push((slot, Arc::clone(by)));
-            } else {
+            if found.len() >= limit {
                 more += 1;
+            } else if !found.iter().any(|(known, who)| *known == slot && who.number == by.number) {
+                found.push((slot, Arc::clone(by)));
             }
         };
-        for (slot, hot) in &*self.hot.lock() {
-            hot.openers.iter().for_each(|opener| add(*slot, &opener.by));
-        }
+        let hot = self.hot.lock();
+        hot.iter().for_each(|(slot, hot)| hot.openers.iter().for_each(|opener| add(*slot, &opener.by)));
         let writers = self.callers.writers.lock();
-        for (slot, by) in writers.values() {
-            add(*slot, by);
-        }
+        writers.values().filter(|(slot, _)| !hot.contains_key(slot)).for_each(|(slot, by)| add(*slot, by));
         (found, more)
     }
 
