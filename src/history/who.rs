@@ -202,11 +202,13 @@ impl Timeline {
         stage(Touch::Name { by, dir, name: name.clone(), how });
     }
 
-    /// The content of a file is about to change, or may.
-    pub fn touch_data(&self, slot: Slot) {
-        if let Some(by) = self.is_news(slot, |touched| touched.data.get(&slot)) {
+    /// The content of a file is about to change, or may; says whether that is news.
+    pub fn touch_data(&self, slot: Slot) -> bool {
+        let news = self.is_news(slot, |touched| touched.data.get(&slot));
+        if let Some(by) = news {
             stage(Touch::Data { by, slot });
         }
+        news.is_some()
     }
 
     /// Attributes of an inode are about to change.

@@ -134,7 +134,7 @@ impl Live {
             let _tree = self.tree.read();
             let (file, stat, _) = self.open_backing(slot, flags)?;
             let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
-            return self.opened(slot, file, flags, io);
+            return self.opened(slot, file, flags, io, None);
         }
         let _gate = self.enter();
         let _tree = self.tree.read();
@@ -145,14 +145,13 @@ impl Live {
         // The kernel caches set-id bits; where it writes by itself they would stay.
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
-        if (io == IoMode::Passthrough || flags.truncate) && !self.is_dead(slot) {
-            self.timeline.touch_data(slot);
-        }
+        let touches = (io == IoMode::Passthrough || flags.truncate) && !self.is_dead(slot);
+        let found = (touches && self.timeline.touch_data(slot)).then_some(stat);
         self.prepare_write(slot, (&file, readable), flags, io)?;
         if self.is_synced_unseen(flags, io) {
             self.make_captures_durable(slot)?;
         }
-        let (id, handle) = self.opened(slot, file, flags, io)?;
+        let (id, handle) = self.opened(slot, file, flags, io, found)?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
             let empty = || sys::truncate(&*handle.file, 0);
@@ -213,7 +212,7 @@ impl Live {
         let open = flags.backing();
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        match self.opened(made.slot, file, flags, io) {
+        match self.opened(made.slot, file, flags, io, None) {
             Ok((id, handle)) => Ok((made, id, handle)),
             Err(errno) => {
                 self.forget(made.slot, 1);
@@ -224,11 +223,12 @@ impl Live {
         }
     }
 
-    /// Enters a new handle into the tables. The caller holds the gate if it writes.
-    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> SysResult<(HandleId, Arc<Handle>)> {
+    /// Enters a new handle into the tables. The caller holds the gate if it writes. `found`: the file as it was, if it is news who may write to it.
+    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode, found: Option<Stat>) -> SysResult<(HandleId, Arc<Handle>)> {
         let file = Arc::new(file);
         if io == IoMode::Passthrough && flags.write {
-            self.note_hot(slot, &file, flags.read, acting_for())?;
+            let by = acting_for().map(|by| (by, found));
+            self.note_hot(slot, &file, flags.read, by)?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
         if io == IoMode::Daemon && flags.write {

@@ -89,19 +89,18 @@ impl Live {
     ///
     /// # Errors
     /// EMFILE: the file is not watched, and must not be written to.
-    pub(super) fn note_hot(&self, slot: Slot, file: &Arc<File>, mappable: bool, by: Option<Arc<Numbered>>) -> SysResult<()> {
-        let found = || if self.timeline.is_born(slot) { None } else { sys::stat_fd(&**file).ok() };
+    pub(super) fn note_hot(&self, slot: Slot, file: &Arc<File>, mappable: bool, by: Option<(Arc<Numbered>, Option<Stat>)>) -> SysResult<()> {
         let mut hot = self.hot.lock();
         let mut openers = Vec::new();
         if let Some(known) = hot.get_mut(&slot) {
             known.opened = Instant::now();
-            who::enter(&mut known.openers, by, found);
+            who::enter(&mut known.openers, by);
             openers = known.openers.clone();
             if known.mappable || !mappable {
                 return Ok(());
             }
         } else {
-            who::enter(&mut openers, by, found);
+            who::enter(&mut openers, by);
         }
         let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
         hot.insert(slot, Hot { file, mappable, opened: Instant::now(), openers });
@@ -188,24 +187,30 @@ impl Live {
         }
         let (opener, file) = (known.openers.swap_remove(at), Arc::clone(&known.file));
         drop(hot);
-        self.judge_openers(slot, &file, &[opener]);
+        if opener.found.is_some()
+            && let Ok(now) = sys::stat_fd(&*file)
+        {
+            self.judge_openers(slot, &now, &[opener]);
+        }
     }
 
     /// These can write to the file no longer: those since whose opening it has not changed have not written to it.
-    fn judge_openers(&self, slot: Slot, file: &File, openers: &[Opener]) {
-        let Ok(now) = sys::stat_fd(file) else { return };
-        openers.iter().filter(|opener| opener.left_alone(&now)).for_each(|opener| self.timeline.touch_left(slot, &opener.by));
+    fn judge_openers(&self, slot: Slot, now: &Stat, openers: &[Opener]) {
+        openers.iter().filter(|opener| opener.left_alone(now)).for_each(|opener| self.timeline.touch_left(slot, &opener.by));
     }
 
     /// Nobody can write to the file any more: a capture made ahead is needed, or it is not.
     fn judge(&self, slot: Slot, hot: &Hot) {
-        let openers = || self.judge_openers(slot, &hot.file, &hot.openers);
-        let (Some(data), Some(attr)) = (self.timeline.data_now(slot), self.timeline.attr_now(slot)) else { return openers() };
+        let records = self.timeline.data_now(slot).zip(self.timeline.attr_now(slot));
+        if records.is_none() && hot.openers.iter().all(|opener| opener.found.is_none()) {
+            return;
+        }
         let Ok(now) = sys::stat_fd(&*hot.file) else { return };
+        let Some((data, attr)) = records else { return self.judge_openers(slot, &now, &hot.openers) };
         let same = |before: &Stat| before.size == now.size && before.mtime == now.mtime && before.ctime == now.ctime;
         if !data.provisional || !same(&attr.stat) || !self.holds(&data, hot) {
             self.timeline.confirm(slot);
-            return openers();
+            return self.judge_openers(slot, &now, &hot.openers);
         }
         match self.timeline.void(slot) {
             Ok(Some(object)) => self.drop_object(object),

@@ -38,7 +38,7 @@ pub(super) struct Callers {
 #[derive(Clone, Debug)]
 pub(super) struct Opener {
     pub(super) by: Arc<Numbered>,
-    /// The file when that one opened it first, or at the newest checkpoint; not needed if the file was made since that.
+    /// The file when that one opened it first, or at the newest checkpoint; `None`: that one has written to it already, or made it.
     pub(super) found: Option<Stat>,
     pub(super) handles: u32,
 }
@@ -51,11 +51,11 @@ impl Opener {
 }
 
 /// Enters one more opening of a hot file.
-pub(super) fn enter(openers: &mut Vec<Opener>, by: Option<Arc<Numbered>>, stat: impl FnOnce() -> Option<Stat>) {
-    let Some(by) = by else { return };
+pub(super) fn enter(openers: &mut Vec<Opener>, by: Option<(Arc<Numbered>, Option<Stat>)>) {
+    let Some((by, found)) = by else { return };
     match openers.iter_mut().find(|known| known.by.number == by.number) {
         Some(known) => known.handles += 1,
-        None => openers.push(Opener { by, found: stat(), handles: 1 }),
+        None => openers.push(Opener { by, found, handles: 1 }),
     }
 }
 
