@@ -12,7 +12,7 @@ use super::past::{PAST, PAST_HANDLE, PastNode};
 use super::request::{
     Attr, Caller, Entry, Fh, LeftOpen, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
 };
-use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn};
+use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn, opener_word};
 use crate::store::ids::{Name, Slot};
 use crate::sys::open_flags as libc_flags;
 use crate::sys::{self, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode};
@@ -124,7 +124,14 @@ impl Engine {
             // It can be mapped now, and stores change its times without a request. Only attributes are forgotten, which waits for nothing.
             caches.forget_attributes(NodeId(handle.slot.0));
         }
-        Opened { fh: Fh(id.0), keep_cache: passthrough.is_none(), direct_io: false, no_flush: true, passthrough }
+        Opened {
+            fh: Fh(id.0),
+            keep_cache: passthrough.is_none(),
+            direct_io: false,
+            no_flush: true,
+            passthrough,
+            by: handle.by.as_deref().map_or(0, opener_word),
+        }
     }
 
     fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
@@ -345,7 +352,7 @@ impl Service for Engine {
             Node::Past(past) => {
                 self.check_kept(&past)?;
                 let fh = self.past.open(&self.view(past.state()), past)?;
-                Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None })
+                Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None, by: 0 })
             }
             Node::Live(slot) => {
                 let _acting = (flags.write || flags.truncate).then(|| self.live.acting_for(caller.pid, caller.uid));

@@ -44,6 +44,7 @@ pub use names::{Made, Make};
 pub use nodes::IoMode;
 pub use sealer::{SealMode, SealStats};
 pub use takeover::{Keeper, Legacy, Orphans, Turn};
+pub use who::opener_word;
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;

@@ -64,7 +64,25 @@ fn process(facts: ProcessFacts, uid: u32) -> Process {
     Process { pid, start, uid, parent, session, name, cgroup }
 }
 
+/// Bits of a process's number in a word; Linux has at most 22.
+const PID_BITS: u32 = 24;
+
+/// Process and start in one word, for the worker that takes over.
+pub fn opener_word(by: &Numbered) -> u64 {
+    let Process { pid, start, .. } = by.process;
+    if u64::from(pid) < 1 << PID_BITS { u64::from(pid) | start << PID_BITS } else { 0 }
+}
+
 impl Live {
+    /// The process that an [`opener_word`] names: its name too, if it lives. `None`: it is not known.
+    pub fn opener(&self, word: u64) -> Option<Arc<Numbered>> {
+        let pid = u32::try_from(word & ((1 << PID_BITS) - 1)).ok().filter(|pid| *pid != 0)?;
+        let start = word >> PID_BITS;
+        let alive = sys::facts_of(pid).ok().filter(|facts| facts.start << PID_BITS >> PID_BITS == start);
+        let process = process(alive.unwrap_or(ProcessFacts { pid, start, ..ProcessFacts::default() }), 0);
+        Some(self.timeline.number(process))
+    }
+
     /// From now on this thread acts for the process that a thread of this number belongs to, until the result is dropped.
     pub fn acting_for(&self, thread: u32, uid: u32) -> Acting {
         Timeline::acting(Some(self.caller(thread, uid)))

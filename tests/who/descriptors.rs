@@ -12,6 +12,7 @@ for_each_variant! { reflink =>
     a_descriptor_that_was_handed_on,
     a_mapping_that_outlives_its_descriptor,
     a_file_held_open_over_a_checkpoint,
+    a_file_held_open_over_a_takeover,
 }
 
 fn opened_and_left_alone_is_not_written(v: Variant) {
@@ -99,4 +100,20 @@ fn a_file_held_open_over_a_checkpoint(v: Variant) {
     alice.does("close($h{q}); close($h{l})");
     drop(alice);
     assert_eq!(stage.told()["log"], told(&[("log", &["alice"])])["log"]);
+}
+
+/// The worker that takes over knows whose the open files are: they are told at the next checkpoint, and written to in the next epoch.
+fn a_file_held_open_over_a_takeover(v: Variant) {
+    let mut stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
+    stage.rig.mount.checkpoint();
+    let mut alice = stage.begins("alice");
+    alice.does("open($h{a}, '>>', 'a') or die; $h{a}->autoflush(1)");
+    stage.rig.mount.replace_worker();
+    let id = stage.rig.mount.checkpoint().to_string();
+    let open = stage.rig.mount.json(&["show", &id])["open_at_cut"].clone();
+    assert_eq!((&open["files"][0]["path"], &open["files"][0]["by"]["name"], &open["more"]), (&"a".into(), &"alice".into(), &0.into()));
+    alice.does("print { $h{a} } \"one\\n\"; 1");
+    stage.does("bob", "add('b', 1)");
+    assert_eq!(stage.told(), told(&[("a", &["alice"]), ("b", &["bob"])]));
+    alice.does("close($h{a})");
 }
