@@ -3,6 +3,7 @@
 use std::io;
 
 use super::changes;
+use super::error::Outcome;
 use super::output::{Out, Role};
 use crate::engine::api::Change;
 use crate::engine::api::who::{ByProcess, OpenAtCut, ProcessInfo, RestoredOnly};
@@ -23,9 +24,17 @@ pub fn label(process: &ProcessInfo) -> String {
     if names.is_empty() { format!("process {}", process.pid) } else { format!("{}[{}]", names.join("/"), process.pid) }
 }
 
+/// Prints it as it is wanted.
+pub fn tell(out: &mut Out, all: &ByProcess) -> Outcome {
+    if out.json {
+        return Ok(out.json(all)?);
+    }
+    Ok(print(out, all)?)
+}
+
 /// Prints one list per process, the one with most paths first, and at the end what nobody is known to have changed. A path that several changed is in
 /// each one's list, with the others.
-pub fn print(out: &mut Out, all: &ByProcess) -> io::Result<()> {
+fn print(out: &mut Out, all: &ByProcess) -> io::Result<()> {
     let mut order: Vec<(usize, &ProcessInfo)> = all.processes.iter().enumerate().collect();
     order.sort_by_key(|(_, process)| (std::cmp::Reverse(process.paths), process.pid, process.start));
     for (at, process) in order {

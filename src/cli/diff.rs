@@ -41,7 +41,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     if args.by == Some(By::Process) {
         let all = served.client.by_process(Some(StateName(args.from)), args.to.map(StateName))?;
-        return Ok(if context.out.json { context.out.json(&all)? } else { by::print(&mut context.out, &all)? });
+        return by::tell(&mut context.out, &all);
     }
     if args.patch {
         // By number: what a time or `latest` means may be another checkpoint by now.

@@ -19,7 +19,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     if args.by == Some(By::Process) {
         let all = served.client.by_process(None, None)?;
-        return Ok(if context.out.json { context.out.json(&all)? } else { by::print(&mut context.out, &all)? });
+        return by::tell(&mut context.out, &all);
     }
     let status = served.client.status()?;
     if context.out.json {

@@ -287,6 +287,9 @@ fn listed(writers: &Writers, changes: impl Iterator<Item = (Change, Set)>) -> By
     found
 }
 
+/// Where an inode has gone from, and where it has come to.
+type Moves<'a> = (Vec<&'a [u8]>, Vec<&'a [u8]>);
+
 fn parent_of(path: &[u8]) -> Option<&[u8]> {
     path.iter().rposition(|byte| *byte == b'/').and_then(|at| path.get(..at))
 }
@@ -298,7 +301,7 @@ fn parent_of(path: &[u8]) -> Option<&[u8]> {
 /// - an inode that has another path now is at one of the two, so both are chosen or none.
 fn choose(found: &[(Differs, Set)], wanted: impl Fn(&Set) -> bool) -> HashSet<Vec<u8>> {
     let by_path: HashMap<&[u8], &Differs> = found.iter().map(|(differs, _)| (differs.path.as_slice(), differs)).collect();
-    let mut pairs: HashMap<(Slot, Kind), (Vec<&[u8]>, Vec<&[u8]>)> = HashMap::new();
+    let mut pairs: HashMap<(Slot, Kind), Moves<'_>> = HashMap::new();
     for (differs, _) in found {
         match differs.how {
             Difference::Deleted => pairs.entry((differs.slot(), differs.kind)).or_default().0.push(&differs.path),

@@ -218,7 +218,7 @@ impl Timeline {
         }
     }
 
-    fn is_news<'a>(&self, slot: Slot, pick: impl FnOnce(&TouchTable) -> Option<&Vec<ProcessNumber>>) -> Option<ProcessNumber> {
+    fn is_news(&self, slot: Slot, pick: impl FnOnce(&TouchTable) -> Option<&Vec<ProcessNumber>>) -> Option<ProcessNumber> {
         let by = acting()?;
         let inner = self.inner.read();
         if inner.asks_nobody(slot) || inner.maker(slot) == Some(by) {

@@ -59,6 +59,9 @@ struct NodeWho {
     made: Option<Writer>,
 }
 
+/// Paths that were open for writing with who had them so, and how many more there were.
+pub type OpenOnes = (Vec<(Vec<u8>, Process)>, u64);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Writers {
@@ -100,7 +103,7 @@ impl Timeline {
     ///
     /// # Errors
     /// EIO if the journal cannot be read.
-    pub fn open_at(&self, id: CheckpointId) -> SysResult<Option<(Vec<(Vec<u8>, Process)>, u64)>> {
+    pub fn open_at(&self, id: CheckpointId) -> SysResult<Option<OpenOnes>> {
         let from = self.address(id).ok_or(Errno::ENOENT)?;
         for frame in self.store.journal.scan(from, None) {
             match frame.map_err(fault)?.1 {
@@ -254,7 +257,7 @@ impl Writers {
         if let Some(new) = new {
             found.extend(self.node(new.slot, true));
             let named = self.by_name(new, |named| if old.is_some() { &named.all } else { &named.fresh });
-            if named.is_empty() && !old.is_some_and(|old| old.slot == new.slot) {
+            if named.is_empty() && old.is_none_or(|old| old.slot != new.slot) {
                 found.extend(new.up.as_deref().and_then(|up| self.maker(up)));
             }
             found.extend(named);

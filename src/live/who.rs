@@ -26,10 +26,13 @@ const PATH_NAMES_MAX: usize = 1024;
 /// Threads that are remembered.
 const THREADS_MAX: usize = 4096;
 
+/// Number and user of a thread.
+type Thread = (u32, u32);
+
 /// Who the threads are that ask for something. Leaves.
 #[derive(Default)]
 pub(super) struct Callers {
-    threads: Mutex<HashMap<(u32, u32), (Arc<Numbered>, Instant)>>,
+    threads: Mutex<HashMap<Thread, (Arc<Numbered>, Instant)>>,
     /// Handles that are open for writing, by number.
     writers: Mutex<HashMap<u64, (Slot, Arc<Numbered>)>>,
 }

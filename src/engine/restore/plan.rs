@@ -85,6 +85,9 @@ struct Planner<'a> {
     plan: Plan,
 }
 
+/// Where a directory is now, if it is in the live tree, and where it was.
+type Ways = (Option<Arc<Trail>>, Arc<Trail>);
+
 /// What is still to be planned.
 enum Step<'p> {
     /// A directory on the way to restored paths, as it is and as it was, with the paths below it.
@@ -224,7 +227,7 @@ impl Planner<'_> {
     }
 
     /// Plans what a chosen path led to; of a directory gives where it is now, and was.
-    fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<(Option<Arc<Trail>>, Arc<Trail>)>> {
+    fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<Ways>> {
         let alive = self.is_alive(child, &trail)?;
         if child.kind == Kind::Dir {
             if alive {
