@@ -7,11 +7,10 @@ use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::request::{NodeId, Stale};
-use crate::history::absence::INCOMPLETE_PREFIX;
 use crate::history::who::Numbered;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
-use crate::store::record::{Actor, Checkpoint, Reason};
+use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Reason};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 

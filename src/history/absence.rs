@@ -35,8 +35,6 @@ fn nanoseconds(time: Time) -> i64 {
 
 /// By how much the wall clock may go back and not be taken to be set back.
 const CLOCK_SLACK_NS: i64 = 100_000_000;
-/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the power was cut.
-pub const INCOMPLETE_PREFIX: &str = "!incomplete-";
 /// Paths changed behind our back that are kept for `status`.
 const MET_MAX: usize = 10_000;
 
@@ -93,7 +91,7 @@ impl Timeline {
     /// Whether a checkpoint is named as not whole: what it needs may not have come to the disk.
     pub fn is_incomplete(&self, id: CheckpointId) -> bool {
         let inner = self.inner.read();
-        inner.checkpoints.get(&id).is_some_and(|(checkpoint, _)| checkpoint.tags.iter().any(|tag| tag.starts_with(INCOMPLETE_PREFIX)))
+        inner.checkpoints.get(&id).is_some_and(|(checkpoint, _)| checkpoint.is_incomplete())
     }
 
     /// Whether something changed behind our back was met in the view of a checkpoint.

@@ -149,6 +149,7 @@ impl Live {
         let found = (touches && self.timeline.touch_data(slot)).then_some(stat);
         self.prepare_write(slot, (&file, readable), flags, io)?;
         if self.is_synced_unseen(flags, io) {
+            self.note_synced();
             self.make_captures_durable(slot)?;
         }
         let (id, handle) = self.opened(slot, file, flags, io, found)?;
@@ -302,6 +303,7 @@ impl Live {
         }
         self.timeline.tell_touches()?;
         if handle.flags.sync || handle.flags.dsync {
+            self.note_synced();
             self.make_captures_durable(slot)?;
         }
         change(&handle.file)
@@ -336,8 +338,11 @@ impl Live {
     /// EIO, ENOSPC.
     pub fn fsync(&self, id: HandleId, data_only: bool) -> SysResult<()> {
         let handle = self.handle(id)?;
+        self.note_synced();
         self.make_captures_durable(handle.slot)?;
-        if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) }
+        let synced = if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) };
+        self.note_synced();
+        synced
     }
 
     /// fsync(2) of a directory.
@@ -345,8 +350,11 @@ impl Live {
     /// # Errors
     /// EIO.
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
+        self.note_synced();
         self.make_past_durable()?;
         let dir = self.dir(slot)?;
-        sys::fsync(sys::reopen(&dir, Open::READ)?)
+        let synced = sys::fsync(sys::reopen(&dir, Open::READ)?);
+        self.note_synced();
+        synced
     }
 }

@@ -71,8 +71,11 @@ fn power_cuts(v: Variant) {
             if worker.is_finished() {
                 break;
             }
-            let (promised, image) = (load.promised(), host.file(&format!("cut-{number}.img")));
+            let (mut promised, image) = (load.promised(), host.file(&format!("cut-{number}.img")));
             disk.freeze(&image);
+            // What somebody began to delete meanwhile may be gone.
+            let after = load.promised();
+            promised.checkpoints.retain(|id| after.checkpoints.contains(id));
             frozen.push(Cut { image, promised });
         }
         load.stop();
