@@ -107,7 +107,7 @@ impl Engine {
             let set = writers.of(differs.old.as_ref(), differs.new.as_ref());
             (differs, set)
         };
-        let paired = crate::history::diff::paired(unpaired.clone()).into_iter().map(by).collect();
+        let paired = comparison.paired(unpaired.clone())?.into_iter().map(by).collect();
         let unpaired = unpaired.into_iter().map(by).collect();
         Ok(Told { paired, unpaired, writers })
     }

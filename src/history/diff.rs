@@ -95,7 +95,20 @@ impl Comparison<'_> {
     /// # Errors
     /// As [`Comparison::all`].
     pub fn below(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
-        Ok(paired(self.unpaired(path)?))
+        self.paired(self.unpaired(path)?)
+    }
+
+    /// What [`Comparison::unpaired`] found as a person is told, sorted by path.
+    ///
+    /// # Errors
+    /// As [`Comparison::all`].
+    pub fn paired(&self, found: Vec<Differs>) -> SysResult<Vec<Differs>> {
+        let mut found = pair_renames(found, |old, new, kind| {
+            let (from, to) = (Child { slot: old.slot, kind }, Child { slot: new.slot, kind });
+            self.changed(from, to, old, new)
+        })?;
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(found)
     }
 
     /// As [`Comparison::below`], in no order and with a rename told as what went and what came, everything below it included.
@@ -300,15 +313,9 @@ fn next_data(file: &File, offset: u64) -> Option<u64> {
     }
 }
 
-/// What [`Comparison::unpaired`] found as a person is told, sorted by path.
-pub fn paired(found: Vec<Differs>) -> Vec<Differs> {
-    let mut found = pair_renames(found);
-    found.sort_by(|a, b| a.path.cmp(&b.path));
-    found
-}
-
-/// Finds inodes that were deleted at one path and added at another: renames. What only moved along with its directory is left out.
-fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
+/// Finds inodes that were deleted at one path and added at another: renames. What only moved along with its directory is left out, unless it
+/// has `changed` besides.
+fn pair_renames(found: Vec<Differs>, changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>) -> SysResult<Vec<Differs>> {
     let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
     for (index, item) in found.iter().enumerate().filter(|(_, item)| item.how == Difference::Deleted) {
         gone.entry((item.slot, item.kind)).or_default().push(index);
@@ -320,7 +327,7 @@ fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
         }
     }
     if from_of.is_empty() {
-        return found;
+        return Ok(found);
     }
     let moved: HashMap<Vec<u8>, Vec<u8>> =
         from_of.iter().filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone()))).collect();
@@ -337,12 +344,17 @@ fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
         }
         let from = from_of.get(&index).and_then(|_| moved.get(&item.path)).cloned();
         match from {
-            Some(from) if carried(&item.path, &from) => {}
-            Some(from) => out.push(Differs { how: Difference::Renamed(from), old: trails.remove(&index).flatten(), ..item }),
+            Some(from) => {
+                let old = trails.remove(&index).flatten();
+                let both = old.as_ref().zip(item.new.as_ref());
+                if !carried(&item.path, &from) || both.map_or(Ok(true), |(old, new)| changed(old, new, item.kind))? {
+                    out.push(Differs { how: Difference::Renamed(from), old, ..item });
+                }
+            }
             None => out.push(item),
         }
     }
-    out
+    Ok(out)
 }
 
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {

@@ -126,18 +126,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             w.uint(upto.0);
             14
         }
-        Record::Touched { processes, touches } => {
-            w.touched(processes, touches)?;
-            18
-        }
-        Record::OpenAt { id, open, more } => {
-            w.open_at(*id, open, *more)?;
-            18
-        }
-        Record::RestoreOnly { paths } => {
-            w.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
-            19
-        }
+        Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => w.who(record)?,
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
         return Err(CodecError::Limit);

@@ -52,7 +52,21 @@ impl Writer<'_> {
         Ok(())
     }
 
-    pub(super) fn touched(&mut self, processes: &[(ProcessNumber, Process)], touches: &[Touch]) -> Coded<()> {
+    /// Appends the payload of one of these records and returns the frame's kind.
+    pub(super) fn who(&mut self, record: &Record) -> Coded<u16> {
+        match record {
+            Record::Touched { processes, touches } => self.touched(processes, touches)?,
+            Record::OpenAt { id, open, more } => self.open_at(*id, open, *more)?,
+            Record::RestoreOnly { paths } => {
+                self.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
+                return Ok(19);
+            }
+            _ => return Err(CodecError::Unknown),
+        }
+        Ok(18)
+    }
+
+    fn touched(&mut self, processes: &[(ProcessNumber, Process)], touches: &[Touch]) -> Coded<()> {
         self.byte(0);
         self.list(processes, PAYLOAD_MAX, |w, (number, process)| {
             w.uint(u64::from(*number));
@@ -61,7 +75,7 @@ impl Writer<'_> {
         self.list(touches, PAYLOAD_MAX, Writer::touch)
     }
 
-    pub(super) fn open_at(&mut self, id: CheckpointId, open: &[(Vec<u8>, Process)], more: u64) -> Coded<()> {
+    fn open_at(&mut self, id: CheckpointId, open: &[(Vec<u8>, Process)], more: u64) -> Coded<()> {
         self.byte(1);
         self.uint(id.0);
         self.list(open, PAYLOAD_MAX, |w, (path, process)| {
