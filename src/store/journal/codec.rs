@@ -121,11 +121,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             w.sealed(*epoch, objects, *whole)?;
             13
         }
-        Record::Ahead { epoch, undo, upto } => {
-            w.undos(*epoch, undo)?;
-            w.uint(upto.0);
-            14
-        }
+        Record::Ahead { epoch, undo, upto } => w.ahead(*epoch, undo, *upto)?,
         Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => w.who(record)?,
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
@@ -239,6 +235,12 @@ impl Writer<'_> {
     fn undos(&mut self, epoch: Epoch, undo: &[Undo]) -> Coded<()> {
         self.uint(epoch.0);
         self.list(undo, UNDO_ITEMS_MAX, Writer::undo)
+    }
+
+    fn ahead(&mut self, epoch: Epoch, undo: &[Undo], upto: Epoch) -> Coded<u16> {
+        self.undos(epoch, undo)?;
+        self.uint(upto.0);
+        Ok(14)
     }
 
     fn tags_of(&mut self, id: CheckpointId, tags: &[String]) -> Coded<()> {
