@@ -60,7 +60,7 @@ impl Drop for Acting {
 }
 
 /// Who has changed one name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct NameTouches {
     all: Vec<ProcessNumber>,
     /// Who made it lead where it leads now.
@@ -68,7 +68,7 @@ struct NameTouches {
 }
 
 /// What the open epoch knows of who changed what.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct TouchTable {
     /// The processes of which the journal has told who they are.
     told: HashSet<ProcessNumber>,
