@@ -88,6 +88,9 @@ pub struct CheckpointOptions {
     /// Make none if nothing differs from the newest one; the answer is that one then.
     #[serde(default)]
     pub if_changed: bool,
+    /// Wait so long, in milliseconds, for an instant at which nothing is being changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiesce_ms: Option<u64>,
 }
 
 /// Which checkpoints to find: those for which everything holds that is given.
@@ -194,6 +197,9 @@ pub struct CheckpointInfo {
     /// What was open for writing when it was made; only in the answer to `show`, and absent if nothing was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_at_cut: Option<who::OpenAtCut>,
+    /// Nothing was being changed when it was made; only in the answer to `checkpoint --quiesce`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiesced: Option<bool>,
 }
 
 impl CheckpointInfo {
@@ -212,6 +218,7 @@ impl CheckpointInfo {
             open_files: None,
             unchanged: false,
             open_at_cut: None,
+            quiesced: None,
         }
     }
 }

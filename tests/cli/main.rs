@@ -3,4 +3,5 @@
 mod history;
 mod mounted;
 mod plain;
+mod run;
 mod support;
