@@ -7,6 +7,7 @@
 
 mod audit;
 mod bisect;
+mod by;
 mod cat;
 mod changes;
 mod checkpoint;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
+use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions, VersionInfo,
@@ -125,6 +126,22 @@ impl Client {
     /// As [`Client::diff`], with the sizes of files.
     pub fn diff_sized(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
         self.changes(Request::Diff { from, to, sizes: true })
+    }
+
+    /// What differs between two states (`None`: the newest checkpoint, the live tree), and which process changed it.
+    pub fn by_process(&mut self, from: Option<StateName>, to: Option<StateName>) -> VerbResult<ByProcess> {
+        match self.call(Request::ByProcess { from, to })? {
+            Response::ByProcess(by) => Ok(by),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Takes back what a process changed.
+    pub fn restore_only_by(&mut self, options: OnlyBy) -> VerbResult<RestoredOnly> {
+        match self.call(Request::RestoreOnlyBy(options))? {
+            Response::RestoredOnly(restored) => Ok(restored),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Makes the tree what it was.

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
@@ -72,6 +73,15 @@ pub enum Request {
         #[serde(default)]
         sizes: bool,
     },
+    /// What differs between two states, and which process changed it.
+    ByProcess {
+        /// The older one; the newest checkpoint if absent.
+        from: Option<StateName>,
+        /// The newer one; the live tree if absent.
+        to: Option<StateName>,
+    },
+    /// Take back what a process changed.
+    RestoreOnlyBy(OnlyBy),
     /// Make the tree what it was.
     Restore(RestoreOptions),
     /// Delete a checkpoint.
@@ -126,6 +136,8 @@ impl Request {
             // Of a takeover the next daemon knows nothing of a run that goes on.
             Request::Du(options) => options.run.is_none(),
             Request::Gc(options) => options.dry_run && options.run.is_none(),
+            Request::ByProcess { .. } => true,
+            Request::RestoreOnlyBy(options) => options.dry_run,
             Request::Restore(options) => options.dry_run,
             Request::Undo(options) => options.dry_run,
             Request::Checkpoint(_) | Request::Retag { .. } | Request::Pin { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
@@ -151,6 +163,10 @@ pub enum Response {
     Changes(Vec<Change>),
     /// To `versions`, and part of a longer answer.
     Versions(Vec<VersionInfo>),
+    /// To `by-process`, and part of a longer answer.
+    ByProcess(ByProcess),
+    /// To `restore-only-by`.
+    RestoredOnly(RestoredOnly),
     /// To `restore`.
     Restored(Restored),
     /// To `operations`, and part of a longer answer.
@@ -299,6 +315,11 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Status(status) => heads(&mut status.dirty, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::RestoredOnly(only) => heads(&mut only.restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::ByProcess(all) => {
+            let part = |changes| Response::ByProcess(ByProcess { processes: Vec::new(), changes });
+            heads(&mut all.changes, |one| change_bytes(&one.change) + 16 * one.by.len()).into_iter().map(part).collect()
+        }
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
         Response::Versions(versions) => heads(versions, version_bytes).into_iter().map(Response::Versions).collect(),
         Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
@@ -325,6 +346,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
     let mut events = Vec::new();
     let mut versions = Vec::new();
     let mut operations = Vec::new();
+    let mut by = Vec::new();
     for part in parts {
         match part {
             Response::Changes(mut more) => changes.append(&mut more),
@@ -332,6 +354,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             Response::Audit(mut more) => events.append(&mut more),
             Response::Versions(mut more) => versions.append(&mut more),
             Response::Operations(mut more) => operations.append(&mut more),
+            Response::ByProcess(mut more) => by.append(&mut more.changes),
             _ => return None,
         }
     }
@@ -340,6 +363,12 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         Response::Status(status) => Some(&mut status.dirty),
         Response::Changes(list) => Some(list),
         Response::Restored(restored) => Some(&mut restored.changes),
+        Response::RestoredOnly(only) => Some(&mut only.restored.changes),
+        Response::ByProcess(all) => {
+            by.append(&mut all.changes);
+            all.changes = std::mem::take(&mut by);
+            None
+        }
         Response::Checkpoints(list) => {
             checkpoints.append(list);
             *list = std::mem::take(&mut checkpoints);
@@ -374,7 +403,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         changes.append(list);
         *list = std::mem::take(&mut changes);
     }
-    let all_used = changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty() && operations.is_empty();
+    let all_used = by.is_empty() && changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty() && operations.is_empty();
     all_used.then_some(last)
 }
 

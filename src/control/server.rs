@@ -260,6 +260,8 @@ impl Server {
             Request::Versions { path } => verbs.versions(&path).map(Response::Versions),
             Request::Diff { from, to, sizes: true } => verbs.diff_sized(&from, to.as_ref()).map(Response::Changes),
             Request::Diff { from, to, sizes: false } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
+            Request::ByProcess { from, to } => verbs.by_process(from.as_ref(), to.as_ref()).map(Response::ByProcess),
+            Request::RestoreOnlyBy(options) => verbs.restore_only_by(by, &options).map(Response::RestoredOnly),
             Request::Restore(options) => verbs.restore(by, &options).map(Response::Restored),
             Request::Delete { state, now } => verbs.delete(by, &state, now).map(Response::Checkpoint),
             Request::Operations { before, limit } => verbs.operations(before, limit).map(Response::Operations),

@@ -14,6 +14,9 @@ pub use super::retention::{Retention, Rule};
 pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
 pub use crate::store::check::DamageKind;
 
+#[path = "api_who.rs"]
+pub mod who;
+
 /// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
 /// `{"base64": "..."}`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -207,6 +210,9 @@ pub struct CheckpointInfo {
     /// Nothing had changed, and so none was made: this is the newest there was; only in the answer to `checkpoint --if-changed`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
+    /// What was open for writing when it was made; only in the answer to `show`, and absent if nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_at_cut: Option<who::OpenAtCut>,
     /// Nothing was being changed when it was made; only in the answer to `checkpoint --quiesce`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiesced: Option<bool>,
@@ -236,6 +242,7 @@ impl CheckpointInfo {
             duration_us: None,
             open_files: None,
             unchanged: false,
+            open_at_cut: None,
             quiesced: None,
             pinned: checkpoint.pinned.clone(),
             parent: checkpoint.parent,
@@ -580,6 +587,10 @@ pub trait Verbs: Send + Sync {
     fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
     /// Makes the tree what it was; see [`RestoreOptions`].
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored>;
+    /// What differs between two states (`None`: the newest checkpoint, the live tree), and which process changed it.
+    fn by_process(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<who::ByProcess>;
+    /// Takes back what one process, or several, changed, and leaves what others did; see [`who::OnlyBy`].
+    fn restore_only_by(&self, by: &Actor, options: &who::OnlyBy) -> VerbResult<who::RestoredOnly>;
     /// Deletes a checkpoint, so that it can be brought back; with `now` for good, and frees what only it needed.
     fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo>;
     /// At most `limit` operations before `before` (without it: the last), newest first.

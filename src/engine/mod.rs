@@ -36,6 +36,7 @@ mod tripwire;
 mod undo;
 mod unserved;
 mod verbs;
+mod who;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
