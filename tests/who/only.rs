@@ -9,6 +9,7 @@ for_each_variant! { reflink =>
     one_writer_s_paths_come_back_and_the_others_stay,
     directories_go_and_come_whole_or_not_at_all,
     hard_links_and_files_that_changed_hands,
+    what_was_taken_back_is_undone_and_done_again,
 }
 
 for_each_variant! { one => one_that_is_cut_short_is_finished_with_the_same_paths }
@@ -36,6 +37,47 @@ fn hard_links_and_files_that_changed_hands(v: Variant) {
     assert_eq!(stage.get("target"), "A");
     let done = stage.take_back(&["carol", "1", "--also-shared"]);
     assert_eq!((letters(&done["changes"]), stage.get("target")), (vec!["M target".to_owned()], "t\n".to_owned()));
+}
+
+/// `undo` takes back what was taken back and nothing else; so does `redo`.
+fn what_was_taken_back_is_undone_and_done_again(v: Variant) {
+    let stage = Stage::start(v, |dir| {
+        drop(sh(
+            dir,
+            "for f in a gone; do echo $f > $f; done; mkdir -p dir/sub kept full; for f in x y sub/z; do echo $f > dir/$f; done; echo f > full/f",
+        ));
+    });
+    stage.rig.mount.checkpoint();
+    stage.does(
+        "alice",
+        "add('a', 'A'); unlink('gone'); rename('dir', 'moved'); put('moved/x', 'A'); unlink('moved/sub/z'); put('moved/new', 'A'); chmod(0700, 'kept');
+         mkdir('made'); put('made/one', 'A'); unlink('full/f'); rmdir('full')",
+    );
+    stage.does("bob", "put('of-bob', 'B')");
+    let state = || sh(stage.rig.path(), "for f in $(find . | sort); do stat -c '%A %n' $f; [ -d $f ] || cat $f; done");
+    let before = state();
+    stage.take_back(&["alice"]);
+    let taken = state();
+    assert_ne!(before, taken);
+    for _ in 0..2 {
+        stage.rig.mount.json(&["undo"]);
+        assert_eq!(state(), before);
+        stage.rig.mount.json(&["redo"]);
+        assert_eq!(state(), taken);
+    }
+    // What others did since stays, in what comes and goes too.
+    stage.does("bob", "put('of-bob', '2'); put('kept/new', 'B'); put('full/new', 'B'); put('dir/new-too', 'B')");
+    stage.rig.mount.json(&["undo"]);
+    for (name, content) in
+        [("a", "a\nA"), ("of-bob", "2"), ("kept/new", "B"), ("full/new", "B"), ("made/one", "A"), ("moved/x", "A"), ("moved/new-too", "B")]
+    {
+        assert_eq!(stage.get(name), content, "{name}");
+    }
+    assert!(["gone", "dir", "full/f", "moved/sub/z"].iter().all(|name| !stage.has(name)), "{}", state());
+    assert_eq!(sh(stage.rig.path(), "stat -c %a kept").trim(), "700");
+    // Only a restore of the whole tree makes a branch.
+    let id = stage.rig.mount.checkpoint();
+    assert_eq!(stage.rig.mount.log_json()[0]["parent"], id - 1);
 }
 
 /// The daemon is killed at one system call of the restore after another.

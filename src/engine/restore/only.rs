@@ -6,7 +6,7 @@ use super::super::Engine;
 use super::super::api::who::{OnlyBy, RestoredOnly};
 use super::super::api::{Restored, TreePath, VerbResult};
 use super::super::error;
-use super::super::who::Selector;
+use super::super::who::{Selection, Selector};
 use super::plan::{Plan, Which};
 use super::{Asked, took};
 use crate::history::touched::Touched;
@@ -48,7 +48,7 @@ impl Engine {
         }
         let note = format!("before restoring {target}, only what {} changed", options.who);
         let frozen = Frozen { gate, flushed, one_at_a_time };
-        let guard = self.restore_chosen((by, None), target, &note, touched, &chosen.paths, &chosen.names, frozen)?;
+        let guard = self.restore_chosen((by, None), target, &note, touched, &chosen, frozen)?;
         Ok(done(Some(guard), chosen.changes, chosen.shared))
     }
 
@@ -65,30 +65,29 @@ impl Engine {
         let Asked { by, undoes, started, unknown } = asked;
         let (gate, flushed) = self.freeze();
         let touched = self.touched(target, None).map_err(failed)?;
-        let chosen = self.selection_of(target, &touched, names).map_err(failed)?;
+        let chosen = Selection { names: names.to_vec(), ..self.selection_of(target, &touched, names).map_err(failed)? };
         let note = format!("before restoring {target}");
         let frozen = Frozen { gate, flushed, one_at_a_time };
-        let guard = self.restore_chosen((by, undoes), target, &note, touched, &chosen.paths, names, frozen)?;
+        let guard = self.restore_chosen((by, undoes), target, &note, touched, &chosen, frozen)?;
         Ok(Restored { restored: target, guard: Some(guard), changes: chosen.changes, unknown, dry_run: false, duration_us: took(started) })
     }
 
-    /// Restores `paths` alone; `names` are what the journal is told of it.
+    /// Restores what was chosen.
     fn restore_chosen(
         &self,
         by: (&Actor, Option<u64>),
         target: CheckpointId,
         note: &str,
         touched: Touched,
-        paths: &[Vec<u8>],
-        names: &[Vec<u8>],
+        chosen: &Selection,
         frozen: Frozen<'_>,
     ) -> VerbResult<CheckpointId> {
         let failed = |errno| error::failed("the restore failed", errno);
-        let plan = Plan::make(self, target, Which::Only(paths), touched).map_err(failed)?;
+        let plan = Plan::make(self, target, Which::Only(&chosen.paths), touched).map_err(failed)?;
         let Frozen { gate, flushed, one_at_a_time } = frozen;
         let (guard, opened) = self.seal(Some(by.0), note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(Some(by), &plan, guard.id, Which::Only(paths), names);
+        let applied = self.carry_out(Some(by), &plan, guard.id, Which::Only(&chosen.paths), &chosen.names);
         drop(tree);
         drop(gate);
         self.tell_open(guard.id, opened);
