@@ -12,3 +12,4 @@ pub mod history;
 pub mod live;
 pub mod store;
 pub mod sys;
+pub mod transfer;

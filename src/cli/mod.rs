@@ -10,13 +10,16 @@ mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
+mod copies;
 mod daemon;
 mod delete;
 mod diff;
 mod doctor;
 mod error;
+mod export;
 mod find;
 mod findings;
+mod fork;
 mod fsck;
 mod holder;
 mod holders;
@@ -96,6 +99,8 @@ enum Verb {
     Diff(diff::Args),
     Restore(restore::Args),
     Delete(delete::Args),
+    Export(export::Args),
+    Fork(fork::Args),
     Verify(verify::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
@@ -152,6 +157,8 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Diff(args) => diff::run(args, context),
         Verb::Restore(args) => restore::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
+        Verb::Export(args) => export::run(args, context),
+        Verb::Fork(args) => fork::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),

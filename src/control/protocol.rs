@@ -8,6 +8,7 @@ use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
     Verified, VerifyOptions, VersionInfo,
 };
+use crate::engine::export::parts::{ExportAsk, ExportPart};
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 1;
@@ -76,6 +77,8 @@ pub enum Request {
     Verify(VerifyOptions),
     /// Who did what when.
     Audit,
+    /// A checkpoint's tree, in parts.
+    Export(ExportAsk),
     /// Unmount and end.
     Unmount {
         /// Although the mount is in use.
@@ -98,7 +101,7 @@ impl Request {
     pub fn only_asks(&self) -> bool {
         match self {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
-            Request::Find(_) | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
+            Request::Find(_) | Request::Versions { .. } | Request::Verify(_) | Request::Audit | Request::Export(_) => true,
             Request::Restore(options) => options.dry_run,
             Request::Checkpoint(_) | Request::Retag { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
             #[cfg(debug_assertions)]
@@ -129,6 +132,8 @@ pub enum Response {
     Verified(Box<Verified>),
     /// To `audit`, and part of a longer answer.
     Audit(Vec<AuditEvent>),
+    /// To `export`; descriptors come with it.
+    Export(Box<ExportPart>),
     /// To `unmount`.
     Done,
     /// To `fault`: what had come of the plan before.
@@ -267,7 +272,7 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Versions(versions) => heads(versions, version_bytes).into_iter().map(Response::Versions).collect(),
         Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
         // A part of a verification has few findings: `verify` sees to that.
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => Vec::new(),
+        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Export(_) | Response::Done => Vec::new(),
         #[cfg(debug_assertions)]
         Response::Faults { .. } => Vec::new(),
     };
@@ -310,7 +315,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             *list = std::mem::take(&mut versions);
             None
         }
-        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Done => None,
+        Response::Checkpoint(_) | Response::Stats(_) | Response::Verified(_) | Response::Export(_) | Response::Done => None,
         #[cfg(debug_assertions)]
         Response::Faults { .. } => None,
     };

@@ -10,8 +10,10 @@
 
 use std::cell::{Cell, LazyCell};
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -151,7 +153,7 @@ impl Server {
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
         let served = self.admit(number, &stream).and_then(|refusal| match refusal {
             None => self.requests(number, &stream),
-            Some(error) => reply(&stream, Err(error)),
+            Some(error) => reply(&stream, Err(error), &[]),
         });
         self.connections.lock().remove(&number);
         if let Err(error) = served {
@@ -201,9 +203,10 @@ impl Server {
             frame = Vec::new();
             let ends = matches!(request, Ok(Request::Unmount { .. }));
             let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
-            let result = request.and_then(|request| self.call(&by, request));
+            let mut files = Vec::new();
+            let result = request.and_then(|request| self.call(&by, request, &mut files));
             let done = result.is_ok();
-            let replied = reply(stream, result);
+            let replied = reply(stream, result, &files);
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
             replied?;
             if leaving && done {
@@ -246,7 +249,7 @@ impl Server {
         received
     }
 
-    fn call(&self, by: &impl Deref<Target = Actor>, request: Request) -> VerbResult<Response> {
+    fn call(&self, by: &impl Deref<Target = Actor>, request: Request, files: &mut Vec<Arc<File>>) -> VerbResult<Response> {
         let verbs = &self.verbs;
         let answer = catch_unwind(AssertUnwindSafe(|| match request {
             Request::Checkpoint(options) => verbs.checkpoint(by, &options).map(Response::Checkpoint),
@@ -263,6 +266,7 @@ impl Server {
             Request::Delete { state } => verbs.delete(by, &state).map(Response::Checkpoint),
             Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
             Request::Audit => verbs.audit().map(Response::Audit),
+            Request::Export(ask) => verbs.export(&ask, files).map(|part| Response::Export(Box::new(part))),
             #[cfg(debug_assertions)]
             Request::Fault { plan } => {
                 let seen = sys::fault::disarm_process();
@@ -307,7 +311,7 @@ fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
         }
         _ => return Err(error),
     };
-    reply(stream, Err(VerbError { code: code.into(), message, hint: None }))
+    reply(stream, Err(VerbError { code: code.into(), message, hint: None }), &[])
 }
 
 /// Reads from a connection, until a given moment if there is one.
@@ -327,8 +331,8 @@ impl Read for InTime<'_> {
     }
 }
 
-/// Sends an answer, in as many frames as it needs.
-fn reply(stream: &UnixStream, result: VerbResult<Response>) -> io::Result<()> {
+/// Sends an answer, in as many frames as it needs; with files it has one.
+fn reply(stream: &UnixStream, result: VerbResult<Response>, files: &[Arc<File>]) -> io::Result<()> {
     let mut parts = match result {
         Ok(response) => split(response),
         Err(mut error) => {
@@ -341,7 +345,14 @@ fn reply(stream: &UnixStream, result: VerbResult<Response>) -> io::Result<()> {
     for part in parts {
         send_reply(stream, true, Outcome::Ok(part))?;
     }
-    last.map_or(Ok(()), |last| send_reply(stream, false, Outcome::Ok(last)))
+    let Some(last) = last else { return Ok(()) };
+    if files.is_empty() {
+        return send_reply(stream, false, Outcome::Ok(last));
+    }
+    let frame = encode(&Reply { version: PROTOCOL, more: false, result: Outcome::Ok(last) })?;
+    let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+    let sent = sys::send_files(stream, &frame, &files)?;
+    send(stream, frame.get(sent..).unwrap_or_default())
 }
 
 fn send_reply(stream: &UnixStream, more: bool, result: Outcome) -> io::Result<()> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::protocol::{encode, join, split};
 use super::*;
 use crate::engine::api::*;
+use crate::engine::export::parts::{ExportAsk, ExportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::Kind;
@@ -89,6 +90,9 @@ impl Verbs for Fake {
     }
     fn status(&self) -> VerbResult<Status> {
         Ok(status(self.changes))
+    }
+    fn export(&self, _: &ExportAsk, _: &mut Vec<Arc<std::fs::File>>) -> VerbResult<ExportPart> {
+        Err(VerbError { code: "unknown-run".into(), message: String::new(), hint: None })
     }
     fn stats(&self) -> VerbResult<Stats> {
         Ok(stats())

@@ -12,6 +12,7 @@ mod control;
 pub mod counts;
 mod durable;
 mod error;
+pub mod export;
 mod files;
 mod find;
 mod listing;
@@ -105,6 +106,7 @@ pub struct Engine {
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
     checks: check::Checks,
+    exports: export::Exports,
     /// Descriptors that open files may have.
     descriptors_max: usize,
     started: String,
@@ -167,6 +169,7 @@ impl Engine {
             asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
             unserved: Mutex::default(),
             checks: check::Checks::default(),
+            exports: export::Exports::default(),
             descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),

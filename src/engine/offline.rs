@@ -1,12 +1,15 @@
 //! The history of a directory that is not mounted, for reading.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use super::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, Query, RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, VerbError,
     VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
+use super::export::parts::{ExportAsk, ExportPart};
 use crate::history::select::{Known, Unselected, select};
 use crate::history::view::State;
 use crate::store;
@@ -105,6 +108,10 @@ impl Verbs for Offline {
         let layout = Layout::open_existing_readonly(&self.root).map_err(failed)?;
         let (journal, _) = Journal::open(&layout).map_err(failed)?;
         super::audit::events(&journal)
+    }
+
+    fn export(&self, _: &ExportAsk, _: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        not_mounted()
     }
 
     fn unmount(&self, _: bool) -> VerbResult<()> {

@@ -1,11 +1,15 @@
 //! The verbs that people use.
 
+use std::fs::File;
+use std::sync::Arc;
+
 use super::Engine;
 use super::api::{
     AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, Query, RestoreOptions, Restored, Retag, SealerInfo, StateName,
     Stats, Status, TreePath, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
+use super::export::parts::{ExportAsk, ExportPart};
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::touched::Touched;
 use crate::history::view::State;
@@ -288,6 +292,10 @@ impl Verbs for Engine {
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
         super::audit::events(&self.timeline().store().journal)
+    }
+
+    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        self.export_part(ask, files)
     }
 
     fn unmount(&self, lazy: bool) -> VerbResult<()> {
