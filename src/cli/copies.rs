@@ -1,9 +1,11 @@
 //! What `export`, `fork` and `import` have in common: a destination, and connections to the daemon that tell what goes there.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
@@ -13,7 +15,7 @@ use super::locate::Served;
 use super::output::Out;
 use super::progress::Bar;
 use super::tree_path::normal;
-use super::{Context, time};
+use super::{Context, launch, time};
 use crate::control::{Client, STORE_NAME};
 use crate::engine::api::{StateName, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};
@@ -206,4 +208,16 @@ pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
 /// `not-mounted`.
 pub fn served(context: &Context) -> VerbResult<Served> {
     super::locate::served(context.dir())
+}
+
+/// Runs a verb of this program on a directory, as if the user had; what it says is shown if it fails.
+///
+/// # Errors
+/// It has told why.
+pub fn own_verb(verb: &str, dir: &Path) -> Outcome {
+    let output = Command::new(launch::program()).arg(verb).arg(dir).stdin(Stdio::null()).output();
+    let output = output.map_err(|cause| io_error(format!("ckptfs {verb}"), cause))?;
+    // Whoever closed stderr does not want to be told.
+    let _ = if output.status.success() { Ok(()) } else { std::io::stderr().write_all(&output.stderr) };
+    if output.status.success() { Ok(()) } else { Err(Failure::No) }
 }

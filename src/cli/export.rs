@@ -59,7 +59,7 @@ struct Answer {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let served = copies::served(context)?;
     if args.dest == Path::new("-") {
-        return Err(hinted("not-supported", "no tar stream yet", "export to a directory").into());
+        return super::tar::run(served, &args.id, args.dry_run || args.check || args.full || args.sync, context);
     }
     let dest = copies::destination(&served.cwd, &args.dest);
     sys::umask0();

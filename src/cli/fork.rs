@@ -1,7 +1,6 @@
 //! `ckptfs fork`.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -9,7 +8,7 @@ use serde::Serialize;
 use super::copies::{self, Begun, Copied};
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::progress::Bar;
-use super::{Context, launch};
+use super::Context;
 use crate::engine::api::host_path;
 use crate::store::ids::CheckpointId;
 use crate::sys;
@@ -76,7 +75,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let copied = Copied::new(&writer, &refused);
     let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
     if args.mount && refused.is_empty() {
-        mount(&dest)?;
+        copies::own_verb("mount", &dest)?;
     }
     let out = &mut context.out;
     if out.json {
@@ -87,15 +86,4 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let at = out.text(&at).into_owned();
     out.line(&format!("forked checkpoint {forked} to {at}: {}", copied.how(duration_us)))?;
     copied.report(out, "remove the directory, and run the same command again once the cause is gone")
-}
-
-/// Mounts a directory with this program, as if the user had.
-pub fn mount(dir: &std::path::Path) -> Outcome {
-    let status = Command::new(launch::program()).arg("mount").arg(dir).stdout(std::process::Stdio::null()).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        // It has said why.
-        Ok(_) => Err(Failure::No),
-        Err(cause) => Err(io_error("ckptfs mount", cause).into()),
-    }
 }

@@ -24,6 +24,7 @@ mod fsck;
 mod holder;
 mod holders;
 mod hook;
+mod import;
 mod launch;
 mod locate;
 mod log;
@@ -41,6 +42,7 @@ mod stat;
 mod stats;
 mod status;
 mod tag;
+mod tar;
 mod time;
 mod tree_path;
 mod umount;
@@ -101,6 +103,7 @@ enum Verb {
     Delete(delete::Args),
     Export(export::Args),
     Fork(fork::Args),
+    Import(import::Args),
     Verify(verify::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
@@ -159,6 +162,7 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Delete(args) => delete::run(args, context),
         Verb::Export(args) => export::run(args, context),
         Verb::Fork(args) => fork::run(args, context),
+        Verb::Import(args) => import::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),

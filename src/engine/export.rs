@@ -53,6 +53,8 @@ struct Job {
     /// [`crate::history::timeline::Timeline::recordings`] before `touched` was read.
     recordings: u64,
     total: Option<u64>,
+    /// See [`plan::Plan::kept`].
+    kept: HashMap<Slot, Vec<u8>>,
     progress: Mutex<Progress>,
 }
 
@@ -85,8 +87,6 @@ enum How {
     Whole,
     /// Its attributes: the content is what it was in the state before.
     Kept,
-    /// It has another name, where its content is kept.
-    Link(Vec<u8>),
 }
 
 impl Work {
@@ -215,6 +215,7 @@ impl Engine {
         let from = from.filter(|from| self.timeline().has_checkpoint(*from));
         let mut progress = Progress::default();
         let mut total = None;
+        let mut kept = HashMap::new();
         match from {
             None => progress.todo.push(Work::List { path: Vec::new(), trail: Trail::root() }),
             Some(from) => {
@@ -226,10 +227,10 @@ impl Engine {
                     total = Some(plan.works.len() as u64);
                 }
                 progress.refused = plan.refused.into_iter().map(|(path, errno)| Refused { path: TreePath(path), errno: errno.0 }).collect();
-                (progress.removed, progress.todo) = (plan.removed, plan.works);
+                (progress.removed, progress.todo, kept) = (plan.removed, plan.works, plan.kept);
             }
         }
-        Ok(Job { at, from, touched, recordings, total, progress: Mutex::new(progress) })
+        Ok(Job { at, from, touched, recordings, total, kept, progress: Mutex::new(progress) })
     }
 
     fn next_part(&self, run: u64, job: &Job, done: &[u64], files: &mut Vec<Arc<File>>) -> ExportPart {
@@ -368,7 +369,7 @@ impl Engine {
         child: Child,
         trail: &Arc<Trail>,
     ) -> Option<(ExportEntry, Option<Arc<File>>, Given)> {
-        if !self.is_untouched(job, child.slot) {
+        if !self.is_untouched(job, child.slot) || job.kept.contains_key(&child.slot) {
             return None;
         }
         let name = trail.name.as_bytes();
@@ -417,7 +418,10 @@ impl Engine {
         let mut entry = ExportEntry::new(path.to_vec(), &attr.stat, child.slot.0, attr.target, view.xattrs(trail)?);
         match how {
             How::Kept => entry.data = ExportData::Kept,
-            How::Link(to) => entry.data = ExportData::Link(TreePath(to.clone())),
+            How::Whole if job.kept.contains_key(&child.slot) => {
+                let to = job.kept.get(&child.slot).cloned().unwrap_or_default();
+                entry.data = ExportData::Link(TreePath(to));
+            }
             How::Whole if child.kind == Kind::File => {
                 let (source, file) = view.open(trail)?;
                 let Some(file) = file.map(Arc::new) else { return Ok((entry, None, None)) };

@@ -12,6 +12,9 @@ pub mod check;
 pub mod inode;
 pub mod mark;
 pub mod place;
+pub mod snapshots;
+pub mod tar;
+pub mod walk;
 pub mod write;
 
 use std::fs::File;

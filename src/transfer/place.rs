@@ -142,9 +142,16 @@ impl Parent {
         self.fd.as_ref().ok_or(Errno::EIO)
     }
 
-    /// It may be another one now.
-    pub fn forget(&mut self) {
-        self.fd = None;
+    /// As [`Parent::at`], of a directory that is there.
+    ///
+    /// # Errors
+    /// Those of openat2(2).
+    pub fn existing(&mut self, root: impl AsFd, path: &[u8]) -> SysResult<&OwnedFd> {
+        if self.fd.is_none() || self.path != path {
+            self.fd = Some(open_below(root, path, OpenKind::Dir)?);
+            self.path = path.to_vec();
+        }
+        self.fd.as_ref().ok_or(Errno::EIO)
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) struct Plan {
     pub(super) removed: Vec<Vec<u8>>,
     /// What is made or dressed.
     pub(super) works: Vec<Work>,
+    /// Where the content of a file is kept that may have got further names.
+    pub(super) kept: HashMap<Slot, Vec<u8>>,
     /// What cannot be told.
     pub(super) refused: Vec<(Vec<u8>, Errno)>,
 }
@@ -48,15 +50,18 @@ impl Planner<'_> {
         let mut plan = Plan::default();
         let mut open = vec![Both { path: Vec::new(), from: Trail::root(), to: Trail::root() }];
         while let Some(both) = open.pop() {
-            let slot = both.to.slot;
-            if self.touched.dirs.contains(&slot) || self.touched.nodes.contains(&slot) {
-                plan.works.push(Work::one(both.path.clone(), Child { slot, kind: Kind::Dir }, Arc::clone(&both.to), How::Kept));
-            }
+            let (slot, before) = (both.to.slot, (plan.works.len(), plan.removed.len()));
             for name in self.touched.names.get(&slot).into_iter().flatten() {
                 self.name(&both, name, &mut plan, &mut open);
             }
+            // What is done in a directory changes its times, also where its own entry did not change.
+            let worked_in = before != (plan.works.len(), plan.removed.len());
+            if worked_in || self.touched.dirs.contains(&slot) || self.touched.nodes.contains(&slot) {
+                let dress = Work::one(both.path, Child { slot, kind: Kind::Dir }, both.to, How::Kept);
+                plan.works.insert(before.0, dress);
+            }
         }
-        link(&mut plan);
+        plan.kept = kept(&plan.works);
         Ok(plan)
     }
 
@@ -100,21 +105,15 @@ impl Planner<'_> {
     }
 }
 
-/// A file that keeps its content at one of its names gets the others as links to that one.
-fn link(plan: &mut Plan) {
+/// Files that keep their content at one of their names: the others become links to that one.
+fn kept(works: &[Work]) -> HashMap<Slot, Vec<u8>> {
     let mut kept: HashMap<Slot, Vec<u8>> = HashMap::new();
-    for work in &plan.works {
+    for work in works {
         if let Work::One { path, child, how: How::Kept, .. } = work
             && child.kind != Kind::Dir
         {
             kept.entry(child.slot).or_insert_with(|| path.clone());
         }
     }
-    for work in &mut plan.works {
-        if let Work::One { child, how: how @ How::Whole, .. } = work
-            && let Some(path) = kept.get(&child.slot)
-        {
-            *how = How::Link(path.clone());
-        }
-    }
+    kept
 }
