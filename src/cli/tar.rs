@@ -37,7 +37,7 @@ pub fn run(mut served: Served, id: &str, more: bool, context: &mut Context) -> O
     let mut first: HashMap<u64, Vec<u8>> = HashMap::new();
     let (mut told, mut sockets) = (0, 0);
     while let Some(next) = walk.next() {
-        let (entry, fd) = next.map_err(|(path, cause)| broken(&path, cause.into()))?;
+        let (entry, fd) = next.map_err(|unread| broken(&unread.path, unread.errno.into()))?;
         if entry.kind == Kind::Socket {
             sockets += 1;
             continue;

@@ -43,7 +43,13 @@ const REMOVED_MAX: usize = 1000;
 
 /// Exports that are under way. A leaf.
 #[derive(Default)]
-pub(super) struct Exports(Mutex<(u64, Vec<(u64, Arc<Job>)>)>);
+pub(super) struct Exports(Mutex<Jobs>);
+
+#[derive(Default)]
+struct Jobs {
+    last: u64,
+    all: Vec<(u64, Arc<Job>)>,
+}
 
 struct Job {
     at: CheckpointId,
@@ -137,17 +143,17 @@ impl Building {
 impl Exports {
     fn add(&self, job: Job) -> u64 {
         let mut jobs = self.0.lock();
-        jobs.0 += 1;
-        let run = jobs.0;
-        if jobs.1.len() >= RUNS_MAX {
-            jobs.1.remove(0);
+        jobs.last += 1;
+        let run = jobs.last;
+        if jobs.all.len() >= RUNS_MAX {
+            jobs.all.remove(0);
         }
-        jobs.1.push((run, Arc::new(job)));
+        jobs.all.push((run, Arc::new(job)));
         run
     }
 
     fn get(&self, run: u64) -> VerbResult<Arc<Job>> {
-        let found = self.0.lock().1.iter().find(|(number, _)| *number == run).map(|(_, job)| Arc::clone(job));
+        let found = self.0.lock().all.iter().find(|(number, _)| *number == run).map(|(_, job)| Arc::clone(job));
         found.ok_or_else(|| VerbError {
             code: "unknown-run".into(),
             message: "the daemon does not know this export any more".into(),
@@ -158,8 +164,8 @@ impl Exports {
     fn end(&self, run: u64) {
         let ended = {
             let mut jobs = self.0.lock();
-            let at = jobs.1.iter().position(|(number, _)| *number == run);
-            at.map(|at| jobs.1.remove(at))
+            let at = jobs.all.iter().position(|(number, _)| *number == run);
+            at.map(|at| jobs.all.remove(at))
         };
         // Its trails and files are let go of without the lock.
         drop(ended);

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::place::split;
-use super::walk::Walk;
+use super::walk::{Unread, Walk};
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::sys::{self, Kind, SysResult};
@@ -86,7 +86,7 @@ pub fn read(root: OwnedFd) -> SysResult<(Known, Vec<Refused>)> {
                 let device = sys::stat_fd(&fd)?.dev;
                 known.insert(entry.path.0.clone(), (entry, device));
             }
-            Err((path, errno)) => refused.push(Refused { path: TreePath(path), errno: errno.0 }),
+            Err(Unread { path, errno }) => refused.push(Refused { path: TreePath(path), errno: errno.0 }),
         }
     }
     Ok((known, refused))

@@ -60,7 +60,7 @@ impl<W: Write> Stream<W> {
                 record(&mut records, &[b"SCHILY.xattr.", name.0.as_slice()].concat(), &value.0);
             }
         }
-        let map = pieces.as_ref().map(|pieces| map_of(pieces));
+        let map = pieces.as_ref().map(map_of);
         let size = match (&map, &pieces) {
             (Some(map), Some(pieces)) => map.len() as u64 + pieces.iter().map(|(_, length)| length).sum::<u64>(),
             _ if file => entry.size,

@@ -6,6 +6,18 @@ use super::place::{Parent, open_below};
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, OpenKind, SysResult};
 
+/// An inode, and a descriptor that names it.
+pub type Met = (ExportEntry, OwnedFd);
+
+/// What cannot be read, and why.
+#[derive(Debug)]
+pub struct Unread {
+    /// Its path.
+    pub path: Vec<u8>,
+    /// The error number.
+    pub errno: Errno,
+}
+
 /// A walk through a directory, depth first. Nothing is followed that leads out of it, and no other filesystem is entered.
 pub struct Walk {
     root: OwnedFd,
@@ -34,18 +46,18 @@ impl Walk {
     /// # Errors
     /// The path that cannot be read, and why; the walk goes on behind it.
     #[allow(clippy::should_implement_trait)]
-    pub fn next(&mut self) -> Option<Result<(ExportEntry, OwnedFd), (Vec<u8>, Errno)>> {
+    pub fn next(&mut self) -> Option<Result<Met, Unread>> {
         if !self.begun {
             self.begun = true;
             self.enter = Some(Vec::new());
             let root = open_below(&self.root, b"", OpenKind::Dir);
-            return Some(root.and_then(|fd| Ok((read(Vec::new(), &fd)?, fd))).map_err(|errno| (Vec::new(), errno)));
+            return Some(root.and_then(|fd| Ok((read(Vec::new(), &fd)?, fd))).map_err(|errno| Unread { path: Vec::new(), errno }));
         }
         loop {
             if let Some(path) = self.enter.take()
                 && let Err(errno) = self.list(&path)
             {
-                return Some(Err((path, errno)));
+                return Some(Err(Unread { path, errno }));
             }
             let (above, names) = self.open.last_mut()?;
             let Some(name) = names.next() else {
@@ -56,7 +68,7 @@ impl Walk {
             let dir = self.dir.existing(&self.root, above);
             match dir.and_then(|dir| sys::open_path_at(dir, &name)).and_then(|fd| Ok((read(path.clone(), &fd)?, fd))) {
                 Err(Errno::ENOENT) => {}
-                Err(errno) => return Some(Err((path, errno))),
+                Err(errno) => return Some(Err(Unread { path, errno })),
                 Ok((entry, fd)) => {
                     if entry.kind == Kind::Dir && sys::stat_fd(&fd).is_ok_and(|stat| stat.dev == self.device) {
                         self.enter = Some(path);

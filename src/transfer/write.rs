@@ -100,7 +100,7 @@ impl Writer {
         }
         let mut dirs = std::mem::take(&mut *self.dirs.lock());
         // One that was given again comes later, and is right.
-        dirs.sort_by(|a, b| depth(&b.path.0).cmp(&depth(&a.path.0)));
+        dirs.sort_by_key(|dir| std::cmp::Reverse(depth(&dir.path.0)));
         for dir in &dirs {
             let dressed = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.dress(fd, dir));
             refuse(&dir.path.0, dressed);
