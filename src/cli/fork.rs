@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::Context;
 use super::copies::{self, Begun, Copied};
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::progress::Bar;
-use super::Context;
 use crate::engine::api::host_path;
 use crate::store::ids::CheckpointId;
 use crate::sys;

@@ -60,7 +60,8 @@ struct Made {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let cwd = locate::start(context.dir())?;
     let dir = copies::destination(&cwd, &args.dir);
-    let found = snapshots::find(&dir).map_err(|cause| io_error(dir.display(), cause))?;
+    let found = snapshots::find(&dir)
+        .map_err(|cause| hinted("not-a-directory", io_error(dir.display(), cause).message, "name the directory that the snapshots are in"))?;
     if found.is_empty() {
         let hint = "each snapshot is a directory of its own in DIR; snapper's are N/snapshot with N/info.xml";
         return Err(hinted("not-found", format!("there are no snapshots in {}", dir.display()), hint).into());
@@ -72,7 +73,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         sys::umask0();
         let root = copies::open_destination(&into)?;
         if !copies::is_empty(&into, &root)? {
-            return Err(hinted("not-empty", format!("{} is not empty", into.display()), "import into a directory that does not exist or is empty").into());
+            return Err(
+                hinted("not-empty", format!("{} is not empty", into.display()), "import into a directory that does not exist or is empty").into()
+            );
         }
         let bar = Bar::start(&context.out, "importing", false);
         let done = import(&found, &into, root, &mut made, &bar, context);
@@ -159,7 +162,14 @@ fn dup(fd: &OwnedFd) -> VerbResult<OwnedFd> {
     fd.try_clone().map_err(|cause| io_error("a descriptor", cause))
 }
 
-fn apply(steps: Steps, from: &OwnedFd, to: OwnedFd, before: Before, refused: Vec<Refused>, context: &Context) -> Result<(u64, u64), super::error::Failure> {
+fn apply(
+    steps: Steps,
+    from: &OwnedFd,
+    to: OwnedFd,
+    before: Before,
+    refused: Vec<Refused>,
+    context: &Context,
+) -> Result<(u64, u64), super::error::Failure> {
     let writer = Writer::new(to, before);
     writer.prepare().map_err(|cause| io_error("the new tree", cause))?;
     let mut refused = refused;
@@ -172,11 +182,8 @@ fn apply(steps: Steps, from: &OwnedFd, to: OwnedFd, before: Before, refused: Vec
     }
     for entry in steps.entries {
         let path = entry.path.clone();
-        let content = if entry.data == ExportData::File {
-            open_below(from, &path.0, OpenKind::File(Open::READ)).map(|fd| Some(fd.into()))
-        } else {
-            Ok(None)
-        };
+        let content =
+            if entry.data == ExportData::File { open_below(from, &path.0, OpenKind::File(Open::READ)).map(|fd| Some(fd.into())) } else { Ok(None) };
         if let Err(errno) = content.and_then(|content| writer.entry(&mut hand, entry, content)) {
             refuse(path, errno);
         }

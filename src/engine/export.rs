@@ -12,7 +12,7 @@
 pub mod parts;
 mod plan;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -73,6 +73,8 @@ struct Progress {
     /// Parts being put together.
     busy: u32,
     last_part: u64,
+    /// Of a difference: names of files with several that are in directories that are told whole. Where their other names are is looked for at the end.
+    linked: Vec<Linked>,
     /// Parts that were given and not confirmed: what of them must be proven.
     given: HashMap<u64, Vec<Given>>,
 }
@@ -93,6 +95,16 @@ enum How {
     Whole,
     /// Its attributes: the content is what it was in the state before.
     Kept,
+    /// It has another name, where its content is.
+    Link(Vec<u8>),
+}
+
+/// A name of a file that has several.
+struct Linked {
+    path: Vec<u8>,
+    child: Child,
+    trail: Arc<Trail>,
+    nlink: u32,
 }
 
 impl Work {
@@ -119,6 +131,7 @@ struct Building {
     files: Vec<Arc<File>>,
     given: Vec<Given>,
     refused: Vec<Refused>,
+    linked: Vec<Linked>,
     bytes: usize,
 }
 
@@ -251,9 +264,11 @@ impl Engine {
             progress.removed.split_off(from)
         };
         while !building.is_full() {
-            let Some(work) = job.progress.lock().todo.pop() else { break };
+            let Some(work) = self.next_work(job) else { break };
             let more = self.tell(job, work, &mut building);
-            job.progress.lock().todo.extend(more);
+            let mut progress = job.progress.lock();
+            progress.todo.extend(more);
+            progress.linked.append(&mut building.linked);
         }
         let mut progress = job.progress.lock();
         progress.busy -= 1;
@@ -263,12 +278,52 @@ impl Engine {
             part = progress.last_part;
             progress.given.insert(part, building.given);
         }
-        let finished = progress.busy == 0 && progress.todo.is_empty() && progress.removed.is_empty() && progress.given.is_empty();
+        let finished =
+            progress.busy == 0 && progress.todo.is_empty() && progress.removed.is_empty() && progress.linked.is_empty() && progress.given.is_empty();
         drop(progress);
         files.append(&mut building.files);
         let removed = removed.into_iter().map(TreePath).collect();
         let (entries, refused) = (building.part, building.refused);
         ExportPart { from: job.from, part, removed, entries, refused, total: job.total, finished, ..self.no_part(run, job.at) }
+    }
+
+    /// What is to be told next. When all else is, it is the names of files that may have others: the first part that has come so far looks for them.
+    fn next_work(&self, job: &Job) -> Option<Work> {
+        let linked = {
+            let mut progress = job.progress.lock();
+            match progress.todo.pop() {
+                None if progress.busy == 1 => std::mem::take(&mut progress.linked),
+                work => return work,
+            }
+        };
+        let more = self.resolve(job, linked);
+        let mut progress = job.progress.lock();
+        progress.todo.extend(more);
+        progress.todo.pop()
+    }
+
+    /// Makes links out of names whose file has another one outside of what is told: the copy has it there.
+    fn resolve(&self, job: &Job, linked: Vec<Linked>) -> Vec<Work> {
+        let mut names: HashMap<Slot, u32> = HashMap::new();
+        linked.iter().for_each(|name| *names.entry(name.child.slot).or_default() += 1);
+        let wanted: HashSet<Slot> =
+            linked.iter().filter(|name| names.get(&name.child.slot) < Some(&name.nlink)).map(|name| name.child.slot).collect();
+        let told: HashSet<&[u8]> = linked.iter().map(|name| name.path.as_slice()).collect();
+        let mut others: HashMap<Slot, Vec<u8>> = HashMap::new();
+        let mut open = if wanted.is_empty() { Vec::new() } else { vec![(Vec::new(), Trail::root())] };
+        while let Some((path, dir)) = open.pop() {
+            // What cannot be listed was refused when it was to be told, or was not to be told.
+            for (name, child) in self.list_at(job, &dir).unwrap_or_default() {
+                let path = join(&path, &name);
+                if child.kind == Kind::Dir {
+                    open.push((path, dir.step(&name, child.slot)));
+                } else if wanted.contains(&child.slot) && !told.contains(path.as_slice()) {
+                    others.insert(child.slot, path);
+                }
+            }
+        }
+        let how = |slot: Slot| others.get(&slot).map_or(How::Whole, |path| How::Link(path.clone()));
+        linked.iter().map(|name| Work::one(name.path.clone(), name.child, Arc::clone(&name.trail), how(name.child.slot))).collect()
     }
 
     /// Parts were copied: gives what of them was changed meanwhile.
@@ -329,7 +384,13 @@ impl Engine {
                     if child.kind == Kind::Dir {
                         below.push(Work::List { path, trail });
                     } else if let Some((entry, file, given)) = dir.as_deref().and_then(|dir| self.exported_live(job, dir, &path, child, &trail)) {
-                        building.add(entry, file, Some(given));
+                        if job.from.is_some() && entry.is_linked() {
+                            building.linked.push(Linked { path, child, trail, nlink: entry.nlink });
+                        } else {
+                            building.add(entry, file, Some(given));
+                        }
+                    } else if let Some(nlink) = self.links_of(job, child, &trail) {
+                        building.linked.push(Linked { path, child, trail, nlink });
                     } else {
                         self.tell_one(job, path, child, &trail, &How::Whole, false, building);
                     }
@@ -340,6 +401,14 @@ impl Engine {
                 below
             }
         }
+    }
+
+    /// The names that an inode had, where it had several and it matters.
+    fn links_of(&self, job: &Job, child: Child, trail: &Arc<Trail>) -> Option<u32> {
+        if job.from.is_none() || job.kept.contains_key(&child.slot) {
+            return None;
+        }
+        self.view(State::At(job.at)).attr(trail).ok().map(|attr| attr.stat.nlink).filter(|nlink| *nlink > 1)
     }
 
     /// Nothing was recorded of an inode after the checkpoint, as far as was known when the export began.
@@ -424,6 +493,7 @@ impl Engine {
         let mut entry = ExportEntry::new(path.to_vec(), &attr.stat, child.slot.0, attr.target, view.xattrs(trail)?);
         match how {
             How::Kept => entry.data = ExportData::Kept,
+            How::Link(to) => entry.data = ExportData::Link(TreePath(to.clone())),
             How::Whole if job.kept.contains_key(&child.slot) => {
                 let to = job.kept.get(&child.slot).cloned().unwrap_or_default();
                 entry.data = ExportData::Link(TreePath(to));

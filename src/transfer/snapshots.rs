@@ -104,7 +104,8 @@ pub struct Steps {
 /// Two inodes are the same, without a look at their content: it is one inode (`--link-dest`), or kind, size and times are the same.
 fn is_same(old: &(ExportEntry, u64), new: &(ExportEntry, u64)) -> bool {
     let (a, b) = (&old.0, &new.0);
-    let content = a.kind == b.kind && a.rdev == b.rdev && a.target == b.target && (a.kind != Kind::File || a.size == b.size && a.mtime() == b.mtime());
+    let content =
+        a.kind == b.kind && a.rdev == b.rdev && a.target == b.target && (a.kind != Kind::File || a.size == b.size && a.mtime() == b.mtime());
     let one = (a.inode, old.1) == (b.inode, new.1);
     (one || content && a.mtime() == b.mtime()) && (a.mode, a.uid, a.gid) == (b.mode, b.uid, b.gid) && a.xattrs == b.xattrs
 }
@@ -158,7 +159,8 @@ mod tests {
         for number in ["9", "10"] {
             std::fs::create_dir_all(dir.path().join(number).join("snapshot")).expect("mkdir");
         }
-        let info = "<?xml version=\"1.0\"?>\n<snapshot>\n<date>2026-01-02 03:04:05</date>\n<description>a &lt;b&gt; &amp;amp;</description>\n</snapshot>";
+        let info =
+            "<?xml version=\"1.0\"?>\n<snapshot>\n<date>2026-01-02 03:04:05</date>\n<description>a &lt;b&gt; &amp;amp;</description>\n</snapshot>";
         std::fs::write(dir.path().join("9/info.xml"), info).expect("info");
         std::os::unix::fs::symlink("10", dir.path().join("latest")).expect("link");
         let found = find(dir.path()).expect("found");

@@ -83,7 +83,9 @@ impl<W: Write> Stream<W> {
         if let Some(target) = target.filter(|target| target.len() > 100 || !target.is_ascii()) {
             record(&mut records, b"linkpath", target);
         }
-        for (key, number, most) in [(b"size".as_slice(), size, OCTAL_11_MAX), (b"uid", entry.uid.into(), OCTAL_7_MAX), (b"gid", entry.gid.into(), OCTAL_7_MAX)] {
+        for (key, number, most) in
+            [(b"size".as_slice(), size, OCTAL_11_MAX), (b"uid", entry.uid.into(), OCTAL_7_MAX), (b"gid", entry.gid.into(), OCTAL_7_MAX)]
+        {
             if number > most {
                 record(&mut records, key, number.to_string().as_bytes());
             }

@@ -2,7 +2,7 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 15] = [
+const VERBS: [&str; 18] = [
     "mount",
     "umount",
     "checkpoint",
@@ -13,6 +13,9 @@ const VERBS: [&str; 15] = [
     "diff",
     "restore",
     "delete",
+    "export",
+    "fork",
+    "import",
     "verify",
     "fsck",
     "audit",

@@ -5,11 +5,11 @@ use std::path::Path;
 use super::support::{Tree, assert_same};
 use crate::common::command::sh;
 use crate::common::tree::tree_without;
-use crate::common::{MountOpts, Mount, TreeOpts, Variant, for_each_variant, sample_tree, tree_of};
+use crate::common::{Mount, MountOpts, TreeOpts, Variant, for_each_variant, sample_tree, tree_of};
 
 /// Directories as `rsync -aHAX --link-dest` makes them.
 const SNAPSHOTS: &str = "
-    one() { rsync -aHAX $2 project/ snaps/$1/; }
+    one() { rsync -aHAX ${2:-} project/ snaps/$1/; }
     one 2026-01-01
     echo more >> project/wide/file-001; rm -r project/deep; mkdir project/new; ln project/binary project/new/binary; chmod 600 project/wide/file-002
     one 2026-01-02 --link-dest=../2026-01-01

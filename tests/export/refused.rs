@@ -25,7 +25,10 @@ fn a_destination_that_is_somebody_s_is_left_alone() {
     sh(rig.path(), "echo 1 > f");
     let id = rig.mount.checkpoint().to_string();
     let dir = copies(&rig);
-    sh(&dir, "mkdir full other marked; echo mine > full/mine; echo mine > file; echo mine > marked/x; setfattr -n user.ckptfs.export -v nonsense marked");
+    sh(
+        &dir,
+        "mkdir full other marked; echo mine > full/mine; echo mine > file; echo mine > marked/x; setfattr -n user.ckptfs.export -v nonsense marked",
+    );
     let at = |name: &str| dir.join(name).display().to_string();
     for verb in ["export", "fork"] {
         assert_eq!(refused(&rig, &[verb, &id, &at("full")]).0, "not-empty");
@@ -39,7 +42,7 @@ fn a_destination_that_is_somebody_s_is_left_alone() {
     rig.mount.ok(&["export", &id, &at("other")]);
     sh(&other, "setfattr -n user.ckptfs.export -v '1 00112233445566778899aabbccddeeff 1 whole' .");
     assert!(refused(&rig, &["export", &id, &at("other")]).1.contains("another tree"));
-    assert_eq!(refused(&rig, &["import", &at("file"), "--into", &at("x")]).0, "io");
+    assert_eq!(refused(&rig, &["import", &at("file"), "--into", &at("x")]).0, "not-a-directory");
     assert_eq!(refused(&rig, &["import", &at("full")]).0, "not-found");
     sh(&dir, "[ \"$(cat full/mine file marked/x)\" = \"mine\nmine\nmine\" ]");
 }

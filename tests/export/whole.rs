@@ -99,7 +99,10 @@ fn changes_to_the_copy_are_found_when_asked_for(v: Variant) {
     let dest = copies(&rig).join("c");
     let at = dest.display().to_string();
     rig.mount.ok(&["export", &id, &at]);
-    sh(&dest, "touch -r wide/file-001 r; printf Y > wide/file-001; touch -r r wide/file-001; rm r wide/file-002; touch -r plain.txt r; cp -p links/same-again t; mv t links/same-again; rm r");
+    sh(
+        &dest,
+        "touch -r wide/file-001 r; printf Y > wide/file-001; touch -r r wide/file-001; rm r wide/file-002; touch -r plain.txt r; cp -p links/same-again t; mv t links/same-again; rm r",
+    );
     let found = rig.mount.run(&["export", "--check", &id, &at]);
     let found = (found.status.code(), String::from_utf8(found.stdout).expect("text"));
     for path in ["wide/file-001\n", "wide/file-002\n", "links/same-again\n"] {
@@ -182,11 +185,14 @@ fn a_fork_is_independent(v: Variant) {
     rig.mount.ok(&["fork", &history[1].0.to_string(), &at]);
     assert_is(&fork, &history[1].1);
     sh(&fork, "[ -z \"$(getfattr -m ckptfs . 2>/dev/null)\" ]; echo changed > plain.txt; rm -r wide");
-    assert_is(&{
-        let again = copies(&rig).join("again");
-        rig.mount.ok(&["fork", &history[1].0.to_string(), &again.display().to_string()]);
-        again
-    }, &history[1].1);
+    assert_is(
+        &{
+            let again = copies(&rig).join("again");
+            rig.mount.ok(&["fork", &history[1].0.to_string(), &again.display().to_string()]);
+            again
+        },
+        &history[1].1,
+    );
     let said = rig.mount.run(&["fork", "1", &at]);
     assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("is not empty"));
     if v.io == Io::Passthrough {
@@ -200,5 +206,5 @@ fn a_fork_is_independent(v: Variant) {
 }
 
 for_each_variant! { all => an_export_is_the_tree_and_goes_on_from_any_other }
-for_each_variant! { reflink => what_changes_while_it_is_exported_is_given_again, writers_do_not_reach_an_export }
-for_each_variant! { one => only_what_changed_is_touched, an_interrupted_export_is_finished_by_the_next, changes_to_the_copy_are_found_when_asked_for, a_fork_is_independent }
+for_each_variant! { reflink => what_changes_while_it_is_exported_is_given_again }
+for_each_variant! { one => writers_do_not_reach_an_export, only_what_changed_is_touched, an_interrupted_export_is_finished_by_the_next, changes_to_the_copy_are_found_when_asked_for, a_fork_is_independent }
