@@ -16,7 +16,7 @@ use crate::store::index::{Doubt, Index};
 use crate::store::journal::Journal;
 use crate::store::layers::Layers;
 use crate::store::layout::Layout;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, check_end};
 use crate::sys::lock::Mutex;
 
 /// How long one part of a verification takes.
@@ -73,6 +73,7 @@ fn repair_of(finding: &Finding) -> Option<&'static str> {
         | DamageKind::JournalDamaged
         | DamageKind::ObjectMissing
         | DamageKind::ObjectUnreadable
+        | DamageKind::CheckpointIncomplete
         | DamageKind::ChangedUnseen
         | DamageKind::ForeignFile => None,
     }
@@ -222,7 +223,7 @@ impl StoreCheck {
         let (journal, opening, broken) = Journal::open_to_check(&layout).map_err(|cause| unreadable(&cause))?;
         let of = options.state.as_ref().map(|state| named(&journal, state)).transpose()?;
         let mut check = Check::begin(&journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
-        if let Some(broken) = broken {
+        if let Some(broken) = broken.or_else(|| check_end(&layout, &journal).err()) {
             check.note_journal(&broken);
         } else if opening.torn {
             let detail = format!("something follows the last whole frame, which ends at {}", opening.end);

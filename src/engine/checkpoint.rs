@@ -8,7 +8,7 @@ use super::error;
 use super::request::{NodeId, Stale};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
-use crate::store::record::{Actor, Checkpoint, Reason};
+use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Reason};
 use crate::sys::lock::RwLockWriteGuard;
 use crate::sys::{self, Errno, SysResult};
 
@@ -16,8 +16,6 @@ use crate::sys::{self, Errno, SysResult};
 const FLUSH_ROUNDS_MAX: u32 = 64;
 /// Time after which it does.
 const FLUSH_MAX: Duration = Duration::from_millis(50);
-/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the power was cut.
-pub(super) const INCOMPLETE_PREFIX: &str = "!incomplete-";
 /// Bytes of a tag at most: it is a name in `.snapshots`.
 pub const TAG_BYTES_MAX: usize = 100;
 

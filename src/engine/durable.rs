@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::checkpoint::INCOMPLETE_PREFIX;
 use super::{Engine, nanoseconds};
 use crate::live::Live;
+use crate::store::record::INCOMPLETE_PREFIX;
 use crate::sys::{self, SysResult};
 
 /// A checkpoint that nobody synced is synced when it is so old: long enough that the kernel has written most of it, and that many are synced at once.

@@ -88,6 +88,12 @@ impl Timeline {
         known.insert(path, kind);
     }
 
+    /// Whether a checkpoint is named as not whole: what it needs may not have come to the disk.
+    pub fn is_incomplete(&self, id: CheckpointId) -> bool {
+        let inner = self.inner.read();
+        inner.checkpoints.get(&id).is_some_and(|(checkpoint, _)| checkpoint.is_incomplete())
+    }
+
     /// Whether something changed behind our back was met in the view of a checkpoint.
     pub fn has_met_unseen(&self, id: CheckpointId) -> bool {
         self.met.lock().contains_key(&id)

@@ -69,10 +69,10 @@ fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
     }
 }
 
-/// What was changed while nobody served the tree cannot be told: `None`.
+/// What was changed while nobody served the tree, or did not come to the disk before the power was cut, cannot be told: `None`.
 fn told<T>(view: &View<'_>, result: SysResult<T>) -> SysResult<Option<T>> {
     match result {
-        Err(Errno::EIO) if view.may_be_unserved() => Ok(None),
+        Err(Errno::EIO | Errno::ESTALE) if view.may_be_unserved() => Ok(None),
         other => other.map(Some),
     }
 }
@@ -152,14 +152,13 @@ impl Comparison<'_> {
         let mut below = Vec::new();
         for name in self.names(&from.1, &to.1)? {
             let path = join(path, &name);
-            let new = there(self.to.step(&to.1, &name))?;
-            match there(self.from.step(&from.1, &name)) {
-                Ok(old) => below.push((path, old, new)),
-                // Changed while nobody served the tree: what it was cannot be told.
-                Err(Errno::EIO) if self.from.may_be_unserved() => {
-                    out.extend(new.map(|(child, _)| Differs { path, how: Difference::Modified, kind: child.kind, slot: child.slot }))
-                }
-                Err(errno) => return Err(errno),
+            let unknown = |child: Child| Differs { path: path.clone(), how: Difference::Modified, kind: child.kind, slot: child.slot };
+            let old = told(&self.from, self.from.step(&from.1, &name))?;
+            let new = told(&self.to, there(self.to.step(&to.1, &name)))?;
+            match (old, new) {
+                (Some(old), Some(new)) => below.push((path, old, new)),
+                // What it was, or is, cannot be told.
+                (old, new) => out.extend(old.flatten().or(new.flatten()).map(|(child, _)| unknown(child))),
             }
         }
         Ok(below)
@@ -172,7 +171,8 @@ impl Comparison<'_> {
         }
         let before = told(&self.from, self.from.list(from))?.unwrap_or_default();
         let mut names: BTreeSet<Name> = before.into_iter().map(|(name, _)| name).collect();
-        names.extend(there(self.to.list(to).map(Some))?.unwrap_or_default().into_iter().map(|(name, _)| name));
+        let after = told(&self.to, there(self.to.list(to).map(Some)))?.flatten().unwrap_or_default();
+        names.extend(after.into_iter().map(|(name, _)| name));
         Ok(names)
     }
 
@@ -184,7 +184,7 @@ impl Comparison<'_> {
         }
         // Changed while nobody served the tree: it differs, nobody knows how.
         let Some(before) = told(&self.from, self.from.attr(from))? else { return Ok(true) };
-        let Some(after) = there(self.to.attr(to).map(Some))? else { return Ok(true) };
+        let Some(Some(after)) = told(&self.to, there(self.to.attr(to).map(Some)))? else { return Ok(true) };
         if attributes_differ(&before, &after) {
             return Ok(true);
         }
@@ -200,12 +200,15 @@ impl Comparison<'_> {
         if old.kind != Kind::File || (same_inode && !self.touched.data.contains(&old.slot)) {
             return Ok(false);
         }
-        Ok(!same_content((&self.from, from), (&self.to, to))?)
+        let same = same_content((&self.from, from), (&self.to, to));
+        let whole = if self.from.may_be_unserved() { &self.from } else { &self.to };
+        Ok(!told(whole, same)?.unwrap_or(false))
     }
 
     fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
         let Some(before) = told(&self.from, self.from.xattrs(from))? else { return Ok(true) };
-        Ok(there(self.to.xattrs(to).map(Some))?.is_none_or(|after| after != before))
+        let after = told(&self.to, there(self.to.xattrs(to).map(Some)))?.flatten();
+        Ok(after.is_none_or(|after| after != before))
     }
 }
 

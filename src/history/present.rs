@@ -78,6 +78,8 @@ pub trait Present: Send + Sync {
     fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
     /// Opens a regular file for reading.
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
+    /// A number that grows with each rename; `None`: one is under way, and what it moves may be found at neither name.
+    fn renames(&self) -> Option<u64>;
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::absence::Absence;
 use super::indexer::{self, Wake};
-use super::timeline::{Aftermath, Inner, Timeline, fault};
+use super::timeline::{Aftermath, Inner, Moved, Timeline, fault};
 use crate::store::ids::{Epoch, ObjectId, Slot};
-use crate::store::record::{DataState, Record, Undo};
+use crate::store::record::{DataState, Place, Record, Undo};
 use crate::store::{Address, Batch, Store};
 use crate::sys::SysResult;
 use crate::sys::lock::{Mutex, Rank, RwLock};
@@ -32,7 +32,12 @@ impl Timeline {
         }
         // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
         let aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
-        let mut replay = Replay { inner, aftermath, witness: store.journal.witness(), applied, unsure: HashMap::new() };
+        let witness = store.journal.witness();
+        let lost = witness < store.journal.position();
+        let mut replay = Replay { inner, aftermath, witness, applied, unsure: HashMap::new(), places: lost.then(HashMap::new) };
+        if lost {
+            replay.look_back(&store, from)?;
+        }
         for frame in store.journal.scan(from, None) {
             let (address, record) = frame.map_err(fault)?;
             let structural = matches!(record, Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. });
@@ -41,6 +46,7 @@ impl Timeline {
             }
         }
         replay.strike_unmade(&store)?;
+        replay.add_places(&store);
         if !replay.inner.struck.is_empty() {
             store.index.apply(&mut Batch::voids(&replay.inner.struck)).map_err(fault)?;
         }
@@ -65,7 +71,8 @@ impl Timeline {
     /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
     pub fn stop(&self) {
         self.wake.stop();
-        let synced = self.store.journal.sync();
+        let journal = &self.store.journal;
+        let synced = journal.sync().and_then(|()| self.store.layout.note_end(journal.position()));
         if self.index_trouble().is_some() {
             self.store.index.distrust();
         } else if let Err(error) = synced.and_then(|()| self.store.index.flush_durable()) {
@@ -83,11 +90,74 @@ struct Replay {
     unsure: HashMap<(Epoch, Slot), ObjectId>,
     /// Up to where the index has the journal.
     applied: Address,
+    /// After a power cut: places where inodes were, in order. What was recorded beyond the witness takes back more than one step.
+    places: Option<HashMap<Slot, Vec<Place>>>,
 }
 
 impl Replay {
+    /// After a power cut: what the index already has may not have been done either. Takes note of it, from the last checkpoint before the witness on.
+    fn look_back(&mut self, store: &Store, upto: Address) -> SysResult<()> {
+        let before = self.inner.checkpoints.values().map(|(_, address)| *address).filter(|address| *address < self.witness).max();
+        let begin = before.unwrap_or_else(|| store.journal.start());
+        if begin >= upto {
+            return Ok(());
+        }
+        for frame in store.journal.scan(begin, Some(upto)) {
+            let (address, record) = frame.map_err(fault)?;
+            self.note_places(&record);
+            let beyond = address >= self.witness;
+            match record {
+                Record::Undo { epoch, undo } if beyond => self.note_unsure(epoch, &undo),
+                Record::Void { epoch, slot } => drop(self.unsure.remove(&(epoch, slot))),
+                Record::Moved { places } if beyond => places.into_iter().for_each(|(slot, place)| self.note_moved(slot, place, None)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn note_places(&mut self, record: &Record) {
+        let Some(places) = &mut self.places else { return };
+        let mut note = |slot: Slot, place: &Place| {
+            let known = places.entry(slot).or_default();
+            if known.last() != Some(place) {
+                known.push(place.clone());
+            }
+        };
+        match record {
+            Record::Moved { places } => places.iter().for_each(|(slot, place)| note(*slot, place)),
+            Record::Undo { undo, .. } | Record::Ahead { undo, .. } => {
+                for item in undo {
+                    if let Undo::Home { slot, before } = item {
+                        note(*slot, before);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note_moved(&mut self, slot: Slot, place: Place, before: Option<Place>) {
+        let moved = self.aftermath.moved.entry(slot).or_insert_with(|| Moved { to: place.clone(), before: before.into_iter().collect() });
+        moved.to = place;
+    }
+
+    /// What was renamed beyond the witness may be at any of its places.
+    fn add_places(&mut self, store: &Store) {
+        let Some(mut places) = self.places.take() else { return };
+        for (slot, moved) in &mut self.aftermath.moved {
+            // An index that cannot be read has its own trouble, and tells of it elsewhere.
+            let indexed = store.index.place(*slot).ok().flatten();
+            let known = places.remove(slot).unwrap_or_default();
+            let mut before: Vec<Place> = indexed.into_iter().chain(known).chain(moved.before.drain(..)).collect();
+            before.retain(|place| *place != moved.to);
+            moved.before = before;
+        }
+    }
+
     fn take(&mut self, address: Address, record: Record) {
         let beyond = address >= self.witness;
+        self.note_places(&record);
         match record {
             Record::Undo { epoch, undo } => {
                 self.undone(beyond);
@@ -110,8 +180,7 @@ impl Replay {
                 for (slot, place) in places {
                     let before = self.inner.open.place(slot).cloned();
                     self.inner.open.put_place(slot, place.clone());
-                    let moved = self.aftermath.moved.entry(slot).or_insert_with(|| (place.clone(), before));
-                    moved.0 = place;
+                    self.note_moved(slot, place, before);
                 }
             }
             Record::Checkpoint(checkpoint) => {

@@ -102,6 +102,15 @@ impl Inner {
     }
 }
 
+/// An inode that was to be renamed by an operation that may not have happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Its place if all of it happened.
+    pub to: Place,
+    /// Places where it was before, the last one last. After a power cut several renames may be undone, and links that led to its names.
+    pub before: Vec<Place>,
+}
+
 /// What the journal's tail said about how the last daemon ended.
 #[derive(Clone, Debug, Default)]
 pub struct Aftermath {
@@ -109,8 +118,8 @@ pub struct Aftermath {
     pub unclean: bool,
     /// A rename over an existing inode may be half done: the last one.
     pub replacing: Option<(Slot, Place, ObjectId)>,
-    /// The last renames recorded, with the place before: each may not have happened.
-    pub moved: HashMap<Slot, (Place, Option<Place>)>,
+    /// The last renames recorded: each may not have happened.
+    pub moved: HashMap<Slot, Moved>,
     /// A restore was under way.
     pub restoring: Option<(CheckpointId, CheckpointId, Vec<Vec<u8>>)>,
     /// When the tree stopped being served, nanoseconds since 1970, if that is known.

@@ -19,10 +19,10 @@ use crate::sys::{Errno, Kind, SysResult, Xattrs};
 const MOVE_PAUSE: Duration = Duration::from_micros(100);
 /// How often.
 const MOVE_WAITS_MAX: u32 = 50_000;
-/// How often an inode is looked for again that is at none of its names: a rename may be under way.
-const STALE_TRIES: u32 = 5;
-/// How long it is waited for, each time.
-const STALE_PAUSE: Duration = Duration::from_micros(200);
+/// How long a rename under way is waited for, each time, when an inode is at none of its names.
+const RENAME_PAUSE: Duration = Duration::from_micros(200);
+/// How often at most: a rename on a busy machine takes its time, and another may follow.
+const RENAME_WAITS_MAX: u32 = 25_000;
 
 /// Which state of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,14 +71,7 @@ impl<'a> View<'a> {
         if let Some(found) = past()? {
             return Ok((Some(found.epoch), found.before));
         }
-        let mut answer = live();
-        for _ in 0..STALE_TRIES {
-            if !matches!(answer, Err(Errno::ESTALE)) || self.state == State::Live {
-                break;
-            }
-            std::thread::sleep(STALE_PAUSE);
-            answer = live();
-        }
+        let answer = self.at_rest(live);
         if self.timeline.recordings() == recordings {
             return answer.map(|answer| (None, answer));
         }
@@ -88,10 +81,24 @@ impl<'a> View<'a> {
         }
     }
 
-    /// An answer of EIO may mean that something was changed behind our back; if not, reading it failed.
+    /// What the live tree says. That an inode is at none of its names is so only if no rename was under way meanwhile.
+    fn at_rest<T>(&self, live: impl Fn() -> SysResult<T>) -> SysResult<T> {
+        for _ in 0..RENAME_WAITS_MAX {
+            let before = self.present.renames();
+            let answer = live();
+            if !matches!(answer, Err(Errno::ESTALE)) || (before.is_some() && before == self.present.renames()) {
+                return answer;
+            }
+            std::thread::sleep(RENAME_PAUSE);
+        }
+        live()
+    }
+
+    /// An answer of EIO may mean that something was changed behind our back, or that the power was cut before it was on the disk; if not, reading it
+    /// failed.
     pub fn may_be_unserved(&self) -> bool {
         match self.state {
-            State::At(id) => self.timeline.was_absent_after(id) || self.timeline.has_met_unseen(id),
+            State::At(id) => self.timeline.was_absent_after(id) || self.timeline.has_met_unseen(id) || self.timeline.is_incomplete(id),
             State::Live => false,
         }
     }
@@ -143,7 +150,7 @@ impl<'a> View<'a> {
     /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory was changed while nobody served it and what the
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        let State::At(id) = self.state else { return self.present.child(dir, name) };
+        let State::At(id) = self.state else { return self.at_rest(|| self.present.child(dir, name)) };
         let live = || match self.present.child(dir, name) {
             // The directory is gone, and a name that it had was removed with a record before.
             Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
@@ -194,12 +201,12 @@ impl<'a> View<'a> {
 
     fn list_all(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         let State::At(id) = self.state else {
-            let mut names = self.present.list(dir)?;
+            let mut names = self.at_rest(|| self.present.list(dir))?;
             names.sort_by(|a, b| a.0.cmp(&b.0));
             return Ok(names);
         };
         // A directory that is gone from the live tree is listed from records alone: every name was removed, with a record, before the directory.
-        let live = self.present.list(dir);
+        let live = self.at_rest(|| self.present.list(dir));
         let recorded = self.timeline.entries_at(dir.slot, id)?;
         let mut names: std::collections::BTreeMap<Name, Child> = match live {
             Ok(names) => names.into_iter().collect(),
@@ -224,7 +231,7 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
-        let State::At(id) = self.state else { return self.present.attr(node) };
+        let State::At(id) = self.state else { return self.at_rest(|| self.present.attr(node)) };
         let (epoch, attr) = self.look(|| Ok(self.timeline.attr_at(node.slot, id)?.map(owned)), || self.present.attr(node))?;
         // A directory can be passed through, so that what is below and was not changed can be reached.
         if attr.stat.kind != Kind::Dir {
@@ -238,7 +245,7 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
-        let State::At(id) = self.state else { return self.present.xattrs(node) };
+        let State::At(id) = self.state else { return self.at_rest(|| self.present.xattrs(node)) };
         let (epoch, xattrs) = self.look(|| Ok(self.timeline.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
         self.check_served(node, Kind::File, id, epoch)?;
         Ok(xattrs)
@@ -289,12 +296,7 @@ impl<'a> View<'a> {
                     }
                 }
                 Source::Live => {
-                    let opened = self.present.open(node);
-                    if matches!(opened, Err(Errno::ESTALE)) && waits < STALE_TRIES {
-                        waits += 1;
-                        std::thread::sleep(STALE_PAUSE);
-                        continue;
-                    }
+                    let opened = self.at_rest(|| self.present.open(node));
                     if self.source(node.slot)? == Source::Live {
                         return Ok((Source::Live, Some(opened?)));
                     }

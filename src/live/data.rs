@@ -144,6 +144,7 @@ impl Live {
         self.check_not_kept(slot, &file)?;
         self.prepare_write(slot, (&file, readable), flags, io)?;
         if self.is_synced_unseen(flags, io) {
+            self.note_synced();
             self.make_captures_durable(slot)?;
         }
         let (id, handle) = self.opened(slot, file, flags, io)?;
@@ -283,6 +284,7 @@ impl Live {
             }
         }
         if handle.flags.sync || handle.flags.dsync {
+            self.note_synced();
             self.make_captures_durable(slot)?;
         }
         change(&handle.file)
@@ -315,8 +317,11 @@ impl Live {
     /// EIO, ENOSPC.
     pub fn fsync(&self, id: HandleId, data_only: bool) -> SysResult<()> {
         let handle = self.handle(id)?;
+        self.note_synced();
         self.make_captures_durable(handle.slot)?;
-        if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) }
+        let synced = if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) };
+        self.note_synced();
+        synced
     }
 
     /// fsync(2) of a directory.
@@ -324,8 +329,11 @@ impl Live {
     /// # Errors
     /// EIO.
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
+        self.note_synced();
         self.make_past_durable()?;
         let dir = self.dir(slot)?;
-        sys::fsync(sys::reopen(&dir, Open::READ)?)
+        let synced = sys::fsync(sys::reopen(&dir, Open::READ)?);
+        self.note_synced();
+        synced
     }
 }

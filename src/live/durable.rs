@@ -5,12 +5,15 @@
 //! - **btrfs** brings a file that an application syncs to the disk by itself, ahead of everything that was done before (its tree log). So before an
 //!   fsync of a live file returns, what was captured of it is synced, and the journal. A mapping that the kernel serves by itself is synced without
 //!   a request, and so is what is written to a file opened with O_SYNC: there the capture is synced when the file is opened.
+//!   What is in that log goes on being written there: a rename, a link, an unlink of an inode that was synced since the last commit (or was logged with
+//!   one that was) changes the log at once (`btrfs_log_new_name`, `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk with anybody's
+//!   next fsync. So while there may be such an inode, the record of a change of names is synced before the change.
 //! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of the live file; and while the whole tree is synced
 //!   nothing is copied, for the sync promises that checkpoints made before are on the disk, and may have passed by the copy.
 //! - **without reflink** every capture is a copy, and the live file is overwritten in place: the copy is synced at once.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::Live;
 use crate::store::ids::{ObjectId, Slot};
@@ -26,6 +29,10 @@ pub(super) struct Undurable {
     objects: Mutex<HashMap<Slot, Vec<ObjectId>>>,
     /// Syncs of the whole tree under way.
     syncs: AtomicU32,
+    /// Counted at the begin and at the end of each sync of a file or directory.
+    synced: AtomicU64,
+    /// What that count was when the last commit of the whole filesystem began.
+    committed: AtomicU64,
 }
 
 /// A sync of the whole tree is under way: nothing is copied. See the module.
@@ -89,6 +96,25 @@ impl Live {
         Ok(())
     }
 
+    /// A file or a directory is about to be synced, or was. See the module.
+    pub(super) fn note_synced(&self) {
+        self.undurable.synced.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Before names change, of which something was recorded: the record is on the disk where the change could be without it. See the module.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: the names must not be changed.
+    pub(super) fn order_names(&self) -> SysResult<()> {
+        if !self.syncs_overtake
+            || sys::host::left_out("logged")
+            || self.undurable.synced.load(Ordering::SeqCst) == self.undurable.committed.load(Ordering::SeqCst)
+        {
+            return Ok(());
+        }
+        self.timeline.store().journal.sync().map_err(|error| error.errno())
+    }
+
     fn sync_objects(&self, objects: &[ObjectId]) -> SysResult<()> {
         for object in objects {
             // One that is gone was not needed.
@@ -101,7 +127,10 @@ impl Live {
     }
 
     fn sync_filesystem(&self) -> SysResult<()> {
-        sys::syncfs(&self.root).inspect_err(|_| self.timeline.store().journal.latch())
+        let synced = self.undurable.synced.load(Ordering::SeqCst);
+        sys::syncfs(&self.root).inspect_err(|_| self.timeline.store().journal.latch())?;
+        self.undurable.committed.fetch_max(synced, Ordering::SeqCst);
+        Ok(())
     }
 
     fn forget_durable(&self, durable: &HashMap<Slot, Vec<ObjectId>>) {

@@ -31,7 +31,7 @@ mod takeover;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub use attrs::Change;
@@ -63,6 +63,8 @@ pub struct Live {
     pub gate: RwLock<()>,
     /// Lock 2: see the module.
     pub tree: RwLock<()>,
+    /// How many renames have begun and how many have ended, together: odd while one is under way.
+    rename_steps: AtomicU64,
     /// Lock 3: see the module.
     stripes: Vec<Mutex<()>>,
     nodes: Mutex<nodes::Nodes>,
@@ -109,6 +111,7 @@ impl Live {
             timeline,
             gate: RwLock::ranked(Rank::Gate, ()),
             tree: RwLock::ranked(Rank::Tree, ()),
+            rename_steps: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| Mutex::ranked(Rank::Stripe, ())).collect(),
             nodes: Mutex::ranked(Rank::Nodes, nodes),
             dirs: dirs::Dirs::new(sys::nofile()),

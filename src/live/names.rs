@@ -177,6 +177,7 @@ impl Live {
         self.keep_attr(slot, &stat, Self::target_of(&stat, from, from_name)?, &mut undo);
         self.keep_homes(slot.into(), &mut undo);
         self.record_new_name(to.parent.into(), &dir, &to.name, undo, Vec::new())?;
+        self.order_names()?;
         sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
         let stat = sys::stat_at(&dir, to.name.as_bytes()).inspect_err(|_| {
             let removed = sys::unlink_at(&dir, to.name.as_bytes());
@@ -207,6 +208,7 @@ impl Live {
 
     /// As [`Live::rename`]; the caller holds the gate and the tree.
     pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
+        let _renaming = self.begin_rename();
         let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
         let source = self.target(from.0, &from_dir, from.1)?;
         let target = match self.target(to.0, &to_dir, to.1) {
@@ -232,7 +234,8 @@ impl Live {
             None => {
                 let more = self.moved(&[(&source, Live::place(to.0.slot, to.1))]);
                 self.timeline.record(undo, more)?;
-                sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), RenameMode::NoReplace)
+                self.order_names()
+                    .and_then(|()| sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), RenameMode::NoReplace))
                     .inspect_err(|_| self.not_moved(&[&source]))?;
                 self.timeline.count(i64::from(!self.timeline.is_born(source.slot)));
                 self.nodes.lock().move_link(source.slot, &source.place(), &Live::place(to.0.slot, to.1));
@@ -300,7 +303,8 @@ impl Live {
         let (there, here) = (target.place(), source.place());
         self.timeline.record(undo, self.moved(&[(source, there.clone()), (target, here.clone())]))?;
         self.leave_exchange(turn, source.slot, target.slot);
-        sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange)
+        self.order_names()
+            .and_then(|()| sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange))
             .inspect_err(|_| self.not_moved(&[source, target]))?;
         self.timeline.count(2);
         let mut nodes = self.nodes.lock();
@@ -325,9 +329,10 @@ impl Live {
         self.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
         let rename = |how| self.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
+        let ordered = self.order_names();
         match fate {
             Fate::Move(object) => {
-                rename(RenameMode::Exchange).inspect_err(|_| self.not_replaced(source, target))?;
+                ordered.and_then(|()| rename(RenameMode::Exchange)).inspect_err(|_| self.not_replaced(source, target))?;
                 if let Err(errno) = self.move_away(source.dir, source.name, object) {
                     match rename(RenameMode::Exchange) {
                         Ok(()) => self.not_replaced(source, target),
@@ -336,7 +341,7 @@ impl Live {
                     return Err(errno);
                 }
             }
-            Fate::Free => rename(RenameMode::Replace).inspect_err(|_| self.not_moved(&[source]))?,
+            Fate::Free => ordered.and_then(|()| rename(RenameMode::Replace)).inspect_err(|_| self.not_moved(&[source]))?,
         }
         self.timeline.count(i64::from(past));
         self.lost_name(target, held);

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Live;
 use super::find::At;
@@ -45,5 +46,27 @@ impl Present for Live {
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
         self.open_file(At::from(node), sys::Open::READ).map(|(file, _)| file)
+    }
+
+    fn renames(&self) -> Option<u64> {
+        let steps = self.rename_steps.load(Ordering::SeqCst);
+        (steps % 2 == 0).then_some(steps)
+    }
+}
+
+/// A rename is under way, from its record until all tables know of it.
+pub(super) struct Renaming<'a>(&'a AtomicU64);
+
+impl Live {
+    /// The caller holds the tree for writing: there is one at a time.
+    pub(super) fn begin_rename(&self) -> Renaming<'_> {
+        self.rename_steps.fetch_add(1, Ordering::SeqCst);
+        Renaming(&self.rename_steps)
+    }
+}
+
+impl Drop for Renaming<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::Live;
 use super::find::{At, is_elsewhere};
-use crate::history::timeline::Aftermath;
+use crate::history::timeline::{Aftermath, Moved};
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Place, Record};
 use crate::sys::{self, Errno, Kind, SysResult, Time};
@@ -111,17 +111,29 @@ impl Live {
     ///
     /// # Errors
     /// As [`Live::recover`], before which it comes: what is to be found must be found where it is.
-    pub fn verify_moved(&self, moved: &HashMap<Slot, (Place, Option<Place>)>) -> SysResult<()> {
-        for (slot, (place, before)) in moved {
+    pub fn verify_moved(&self, moved: &HashMap<Slot, Moved>) -> SysResult<()> {
+        let is_at = |slot: Slot, place: &Place| {
             let dir = self.dir(At::from(place.parent));
-            let there = dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())).and_then(|stat| self.slot_of(&stat));
-            if there != Ok(*slot)
-                && let Some(before) = before
-            {
-                self.timeline.record(Vec::new(), vec![Record::Moved { places: vec![(*slot, before.clone())] }])?;
+            dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())).and_then(|stat| self.slot_of(&stat)) == Ok(slot)
+        };
+        // A directory that is found leads to others: until nothing more is.
+        let mut open: Vec<(Slot, &Moved)> =
+            moved.iter().filter(|(slot, moved)| !is_at(**slot, &moved.to)).map(|(slot, moved)| (*slot, moved)).collect();
+        loop {
+            let (before, mut left) = (open.len(), Vec::new());
+            for (slot, moved) in open {
+                match std::iter::once(&moved.to).chain(moved.before.iter().rev()).find(|place| is_at(slot, place)) {
+                    Some(place) if *place == moved.to => {}
+                    Some(place) => self.timeline.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }])?,
+                    None => left.push((slot, moved)),
+                }
             }
+            if left.is_empty() || left.len() == before {
+                left.iter().for_each(|(slot, moved)| tracing::debug!(slot = slot.0, to = ?moved.to, "a renamed inode is at none of its places"));
+                return Ok(());
+            }
+            open = left;
         }
-        Ok(())
     }
 
     /// Objects of the open epoch that no record names: captured, but the record never came.

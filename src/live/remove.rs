@@ -204,10 +204,11 @@ impl Live {
         let held = self.hold(&target, fate)?;
         self.timeline.record(undo, more)?;
         self.leave_orphan(target.slot, held.as_ref());
+        let ordered = self.order_names();
         match fate {
-            Fate::Move(object) => self.move_away(&dir, name, object).inspect_err(|_| self.take_back(target.slot))?,
-            Fate::Free if want_dir => self.with_room(|| sys::rmdir_at(&dir, name.as_bytes()))?,
-            Fate::Free => self.with_room(|| sys::unlink_at(&dir, name.as_bytes()))?,
+            Fate::Move(object) => ordered.and_then(|()| self.move_away(&dir, name, object)).inspect_err(|_| self.take_back(target.slot))?,
+            Fate::Free if want_dir => ordered.and_then(|()| self.with_room(|| sys::rmdir_at(&dir, name.as_bytes())))?,
+            Fate::Free => ordered.and_then(|()| self.with_room(|| sys::unlink_at(&dir, name.as_bytes())))?,
         }
         self.timeline.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);

@@ -49,6 +49,8 @@ pub enum DamageKind {
     ObjectUnneeded,
     /// A file in a layer that is none of ours.
     ForeignFile,
+    /// A checkpoint was not on the disk yet when the power was cut: files in it may be missing, or of another moment.
+    CheckpointIncomplete,
     /// A file of the tree was changed behind our back, while nothing was mounted or past the mount: what it was is not known.
     ChangedUnseen,
 }
@@ -69,14 +71,20 @@ impl DamageKind {
             DamageKind::ObjectUnreadable => "object-unreadable",
             DamageKind::ObjectUnneeded => "object-unneeded",
             DamageKind::ForeignFile => "foreign-file",
+            DamageKind::CheckpointIncomplete => "checkpoint-incomplete",
             DamageKind::ChangedUnseen => "changed-unseen",
         }
     }
 
     /// Something of the past is lost or cannot be trusted; the others cost nothing but care.
     pub fn is_loss(self) -> bool {
-        use DamageKind::{ChangedUnseen, FormatUnreadable, JournalDamaged, ObjectChanged, ObjectMissing, ObjectSize, ObjectUnreadable};
-        matches!(self, FormatUnreadable | JournalDamaged | ObjectMissing | ObjectSize | ObjectChanged | ObjectUnreadable | ChangedUnseen)
+        use DamageKind::{
+            ChangedUnseen, CheckpointIncomplete, FormatUnreadable, JournalDamaged, ObjectChanged, ObjectMissing, ObjectSize, ObjectUnreadable,
+        };
+        matches!(
+            self,
+            CheckpointIncomplete | FormatUnreadable | JournalDamaged | ObjectMissing | ObjectSize | ObjectChanged | ObjectUnreadable | ChangedUnseen
+        )
     }
 }
 
@@ -247,6 +255,11 @@ impl Reading {
             Record::Checkpoint(checkpoint) => {
                 self.checkpoints.insert(checkpoint.id, checkpoint);
             }
+            Record::Tags { id, tags } => {
+                if let Some(checkpoint) = self.checkpoints.get_mut(&id) {
+                    checkpoint.tags = tags;
+                }
+            }
             Record::Deleted { id } => {
                 self.checkpoints.remove(&id);
             }
@@ -256,12 +269,7 @@ impl Reading {
             })),
             Record::Sealed { objects, .. } => self.sealed.extend(objects.into_iter().map(|sealed| (sealed.object, sealed))),
             Record::Unmounted { .. } => self.unfinished.clear(),
-            Record::Moved { .. }
-            | Record::Tags { .. }
-            | Record::RestoreBegin { .. }
-            | Record::RestoreEnd
-            | Record::Mounted { .. }
-            | Record::By { .. } => {}
+            Record::Moved { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::Mounted { .. } | Record::By { .. } => {}
         }
     }
 
@@ -320,6 +328,13 @@ impl Check {
             }
         }
         check.newest = reading.checkpoints.keys().next_back().copied();
+        let wanted = |id: CheckpointId| of.is_none_or(|of| of == id);
+        let incomplete = reading.checkpoints.values().filter(|checkpoint| checkpoint.is_incomplete() && wanted(checkpoint.id));
+        check.findings.extend(incomplete.map(|checkpoint| {
+            let detail = "the power was cut before all of it was on the disk: files in it may be missing, or of another moment";
+            let found = Finding::of_store(DamageKind::CheckpointIncomplete, "journal", detail);
+            Finding { checkpoints: vec![checkpoint.id], ..found }
+        }));
         check.unfinished = std::mem::take(&mut reading.unfinished);
         (check.versions, check.recorded) = reading.needed(of);
         check.totals.versions = check.versions.len() as u64;

@@ -40,6 +40,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::Address;
 use super::at;
 use super::error::{Mistrust, StoreError, StoreResult};
 
@@ -52,10 +53,12 @@ pub const FORMAT_VERSION: u32 = 1;
 /// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`: it has what was captured ahead
 /// (record 14).
 const FEATURES: [&str; 3] = ["actors", "ahead", "hashes"];
+/// The file that says where the journal ended at the last orderly end.
+const ENDED_NAME: &str = "ended";
 /// The file that says up to when everything was on disk.
 const SYNCED_NAME: &str = "synced";
-/// Bytes of it: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
-const SYNCED_BYTES: usize = 20 + 1 + 16 + 1;
+/// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
+const NOTED_BYTES: usize = 20 + 1 + 16 + 1;
 /// First line of `format`.
 const MAGIC: &str = "ckptfs store";
 /// Most bytes of the file `format`.
@@ -132,7 +135,7 @@ impl Layout {
         rustix::fs::fchmod(&dir, Mode::RWXU).map_err(StoreError::io("set the mode of", STORE_NAME))?;
         let (id, created) = if has_format(&dir)? { (read_and_renew_format(&dir)?, false) } else { (make(&dir)?, true) };
         let (journal, layers, tmp) = (own_dir(&dir, "journal")?, own_dir(&dir, "layers")?, own_dir(&dir, "tmp")?);
-        let synced_ns = AtomicI64::new(read_synced(&dir).unwrap_or(i64::MIN));
+        let synced_ns = AtomicI64::new(read_noted(&dir, SYNCED_NAME).unwrap_or(i64::MIN));
         for name in at::names(&tmp).map_err(StoreError::io("list", "tmp"))?.into_iter().filter(|name| name != STAGING_NAME) {
             at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp"))?;
         }
@@ -162,7 +165,7 @@ impl Layout {
             return Err(StoreError::NoStore);
         }
         let id = read_format(&dir)?.id;
-        let synced_ns = AtomicI64::new(read_synced(&dir).unwrap_or(i64::MIN));
+        let synced_ns = AtomicI64::new(read_noted(&dir, SYNCED_NAME).unwrap_or(i64::MIN));
         let (journal, layers) = (open_trusted(&dir, &dir, "journal")?, open_trusted(&dir, &dir, "layers")?);
         Ok(Layout {
             id,
@@ -222,15 +225,30 @@ impl Layout {
 
     /// Notes that everything up to this time is on disk; durable on return.
     pub fn note_synced(&self, at_ns: i64) -> StoreResult<()> {
-        let note = || -> io::Result<()> {
-            let file = at::open_file(&self.dir, SYNCED_NAME, OFlags::WRONLY | OFlags::CREATE)?;
-            // Less than a sector, in place: all of it reaches the disk, or none. What is half written is not believed.
-            file.write_all_at(synced_text(at_ns).as_bytes(), 0)?;
-            file.sync_all()
-        };
-        note().map_err(StoreError::io("write", SYNCED_NAME))?;
+        self.note(SYNCED_NAME, at_ns)?;
         self.synced_ns.fetch_max(at_ns, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Notes where the journal ended when its daemon did, in an orderly way, with all of it on disk; durable on return. It never ends before that again.
+    pub fn note_end(&self, end: Address) -> StoreResult<()> {
+        self.note(ENDED_NAME, i64::from(end.segment) << 32 | i64::from(end.offset))
+    }
+
+    /// What [`Layout::note_end`] was told last, if it can be read.
+    pub fn noted_end(&self) -> Option<Address> {
+        let packed = read_noted(&self.dir, ENDED_NAME)?;
+        Some(Address { segment: u32::try_from(packed >> 32).ok()?, offset: u32::try_from(packed & i64::from(u32::MAX)).ok()? })
+    }
+
+    fn note(&self, name: &'static str, value: i64) -> StoreResult<()> {
+        let note = || -> io::Result<()> {
+            let file = at::open_file(&self.dir, name, OFlags::WRONLY | OFlags::CREATE)?;
+            // Less than a sector, in place: all of it reaches the disk, or none. What is half written is not believed.
+            file.write_all_at(noted_text(value).as_bytes(), 0)?;
+            file.sync_all()
+        };
+        note().map_err(StoreError::io("write", name))
     }
 
     /// The directory `.ckptfs`.
@@ -366,17 +384,17 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
     Ok((lock, same))
 }
 
-fn synced_text(at_ns: i64) -> String {
-    let number = format!("{at_ns:020}");
+fn noted_text(value: i64) -> String {
+    let number = format!("{value:020}");
     let hash = blake3::hash(number.as_bytes()).to_hex();
     format!("{number} {}\n", hash.get(..16).unwrap_or_default())
 }
 
-fn read_synced(dir: &OwnedFd) -> Option<i64> {
-    let bytes = at::read_small(dir, SYNCED_NAME, SYNCED_BYTES as u64).ok()?;
+fn read_noted(dir: &OwnedFd, name: &str) -> Option<i64> {
+    let bytes = at::read_small(dir, name, NOTED_BYTES as u64).ok()?;
     let text = std::str::from_utf8(&bytes).ok()?;
-    let at_ns = text.split(' ').next()?.parse().ok()?;
-    (text == synced_text(at_ns)).then_some(at_ns)
+    let value = text.split(' ').next()?.parse().ok()?;
+    (text == noted_text(value)).then_some(value)
 }
 
 fn make(dir: &OwnedFd) -> StoreResult<StoreId> {

@@ -90,6 +90,7 @@ impl Store {
             return Err(StoreError::JournalDamaged { segment: 1, offset: 0 });
         }
         let (journal, found) = Journal::open(&layout)?;
+        check_end(&layout, &journal)?;
         let reserve = Arc::new(Reserve::open(&layout));
         if reserve.is_full() {
             // To mount takes some.
@@ -156,6 +157,17 @@ pub fn checkpoints_of(journal: &Journal) -> Vec<Checkpoint> {
         }
     }
     batch.into_checkpoints()
+}
+
+/// A journal that ends before the place where it ended at the last orderly end has lost what was on disk, however whole its last frame is.
+///
+/// Errors: `JournalDamaged`.
+pub(crate) fn check_end(layout: &Layout, journal: &Journal) -> StoreResult<()> {
+    let Address { segment, offset } = journal.position();
+    match layout.noted_end() {
+        Some(noted) if noted > journal.position() => Err(StoreError::JournalDamaged { segment, offset }),
+        _ => Ok(()),
+    }
 }
 
 /// Where the record of the last checkpoint ends. An index holds closed epochs only: the open one is in memory, where its records may be taken back.

@@ -117,6 +117,16 @@ impl Undo {
     }
 }
 
+/// Beginning of the tags that name checkpoints as not whole: they were not on the disk yet when the power was cut.
+pub const INCOMPLETE_PREFIX: &str = "!incomplete-";
+
+impl Checkpoint {
+    /// It is named as not whole.
+    pub fn is_incomplete(&self) -> bool {
+        self.tags.iter().any(|tag| tag.starts_with(INCOMPLETE_PREFIX))
+    }
+}
+
 /// A checkpoint as the journal keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {

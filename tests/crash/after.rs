@@ -3,11 +3,10 @@
 use std::fs as files;
 use std::path::Path;
 
-use super::common::tree::{TreeOpts, compare, try_tree_without};
+use super::common::tree::{NodeKind, TreeOpts, compare, try_tree_without};
 use super::common::{Fs, Mount, MountOpts};
 use super::disk::Host;
 use super::load::{Known, Promised, Tree, found_synced, tree};
-use super::random::is_long;
 
 /// What was found, to be counted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,11 +81,12 @@ fn check(fs: Fs, mount: &Mount, promised: &Promised, known: &[Known]) -> Result<
         let Some(expected) = &known.tree else { continue };
         let differences = differences(&mount.view(known.id), expected);
         // btrfs gives a directory that it mends at its mount the time of that, as somebody else would who changes it: see docs/semantics.md.
-        // A known defect, about one in fifty cuts: a file of a checkpoint that nobody synced may be ESTALE, with nothing that names it (docs/semantics.md). The
-        // long form says so and fails; the short form, which stands before every landing, counts it.
-        let known_defect = !is_long() && !must;
-        let unreadable = |line: &String| line.ends_with("(os error 5)") || (known_defect && line.ends_with("(os error 116)"));
-        if (fs == Fs::Btrfs || known_defect) && differences.iter().all(unreadable) && !differences.is_empty() {
+        let is_dir = |line: &str| {
+            let path = line.split('"').nth(1).unwrap_or_default();
+            path.is_empty() || expected.get(Path::new(path)).is_some_and(|node| node.kind == NodeKind::Dir)
+        };
+        if fs == Fs::Btrfs && !differences.is_empty() && differences.iter().all(|line| line.ends_with("(os error 5)") && is_dir(line)) {
+            println!("checkpoint {} ({}): {}", known.id, if must { "synced" } else { "not synced" }, differences.join("; "));
             found.unreadable += 1;
             continue;
         }

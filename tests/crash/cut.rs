@@ -1,12 +1,13 @@
 //! Power cuts, recipe A: the disk image is copied at one instant while everybody works, and what is in the copy is mounted.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use super::after::{self, Found};
+use super::common::command::TOOL_SECONDS;
 use super::common::mount::wait_until;
-use super::common::{Mount, MountOpts, Variant, for_each_variant};
+use super::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
 use super::disk::Host;
 use super::load::{Load, Promised, WORKERS};
 use super::random::{Random, count, seed};
@@ -20,6 +21,32 @@ const APART: Duration = Duration::from_millis(400);
 struct Cut {
     image: PathBuf,
     promised: Promised,
+}
+
+/// Where images whose recovery went wrong are kept as they were before it: `CKPTFS_KEEP=DIR`.
+struct Keep(PathBuf);
+
+impl Keep {
+    fn from_environment() -> Option<Keep> {
+        std::env::var_os("CKPTFS_KEEP").map(|dir| Keep(dir.into()))
+    }
+
+    fn copy(from: &Path, to: &Path) {
+        succeeds(tool("cp", &["--reflink=auto", "--sparse=always"]).arg(from).arg(to), TOOL_SECONDS);
+    }
+
+    fn before(&self, image: &Path) -> PathBuf {
+        let kept = image.with_extension("kept");
+        Keep::copy(image, &kept);
+        kept
+    }
+
+    fn after(&self, kept: &Path, name: &str) -> PathBuf {
+        let name: String = name.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '-').collect();
+        let to = self.0.join(name).with_extension("img");
+        Keep::copy(kept, &to);
+        to
+    }
 }
 
 fn power_cuts(v: Variant) {
@@ -44,8 +71,11 @@ fn power_cuts(v: Variant) {
             if worker.is_finished() {
                 break;
             }
-            let (promised, image) = (load.promised(), host.file(&format!("cut-{number}.img")));
+            let (mut promised, image) = (load.promised(), host.file(&format!("cut-{number}.img")));
             disk.freeze(&image);
+            // What somebody began to delete meanwhile may be gone.
+            let after = load.promised();
+            promised.checkpoints.retain(|id| after.checkpoints.contains(id));
             frozen.push(Cut { image, promised });
         }
         load.stop();
@@ -56,10 +86,15 @@ fn power_cuts(v: Variant) {
     drop(disk);
     let mut found = Found::default();
     let mut wrong = Vec::new();
+    let keep = Keep::from_environment();
     for cut in &frozen {
+        let kept = keep.as_ref().map(|keep| keep.before(&cut.image));
         match after::look(&host, v.fs, &cut.image, &opts, &cut.promised, &known) {
             Ok(more) => found += more,
-            Err(problem) => wrong.push(format!("{}: {problem}", cut.image.display())),
+            Err(problem) => {
+                let kept = kept.zip(keep.as_ref()).map(|(image, keep)| keep.after(&image, &format!("{v:?}-{seed}")));
+                wrong.push(format!("{} (kept: {kept:?}): {problem}", cut.image.display()));
+            }
         }
     }
     println!("{v:?}: {} cuts, {} checkpoints; {found:?}", frozen.len(), known.len());

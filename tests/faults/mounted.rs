@@ -15,7 +15,7 @@ use super::common::tree::assert_tree_is;
 use super::common::{Image, Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
 
 for_each_variant! { reflink => calls_of_the_daemon_fail }
-for_each_variant! { one => a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints }
+for_each_variant! { one => a_past_file_is_read_while_it_is_renamed, a_failed_sync_ends_the_keeping, an_index_that_fails_refuses_checkpoints }
 
 /// A mount beside the directory that it serves, and the socket of its daemon.
 struct Beside {
@@ -61,6 +61,29 @@ impl Beside {
 
 fn write(path: &Path, offset: u64, data: &[u8]) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all_at(data, offset)
+}
+
+/// A rename over another file takes two steps. Between them the file is at the new name and the tables say the old: a busy machine can stop there for
+/// as long as it likes, and a view said that the file was stale.
+fn a_past_file_is_read_while_it_is_renamed(v: Variant) {
+    let rig = Beside::new(v);
+    // Not in the root, which the kernel locks meanwhile, with `.snapshots` in it.
+    let dir = rig.path("dir");
+    fs::create_dir(&dir).unwrap();
+    for (name, content) in [("from", "as it was"), ("to", "other")] {
+        fs::write(dir.join(name), content).unwrap();
+    }
+    let view = rig.mount.view(rig.mount.checkpoint()).join("dir");
+    rig.fault(Some(Plan { errno: 0, pause_ms: 700, ..Plan::nth(2, Errno::EIO).only(Call::Rename) }));
+    std::thread::scope(|scope| {
+        let rename = scope.spawn(|| fs::rename(dir.join("from"), dir.join("to")));
+        wait_until("the first step is done", 20, || fs::read(rig.backing.join("dir/to")).unwrap() == b"as it was");
+        let read = ["from", "to"].map(|name| fs::read_to_string(view.join(name)).map_err(|error| error.to_string()));
+        rename.join().unwrap().unwrap();
+        assert_eq!(read, [Ok("as it was".to_owned()), Ok("other".to_owned())]);
+    });
+    assert_eq!(rig.fault(None).1, 1, "nothing was held up");
+    assert_eq!(fs::read_to_string(dir.join("to")).unwrap(), "as it was");
 }
 
 /// An operation and what must be there before it.

@@ -3,12 +3,13 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use super::common::{Variant, for_each_variant};
+use super::common::{Mount, MountOpts, Variant, for_each_variant};
 use super::story::{Story, check, index_of, kinds, objects};
 
 for_each_variant! { one =>
     the_index_made_from_the_journal_equals_the_old_one_entry_by_entry,
     each_damage_has_its_kind_and_repairs_destroy_nothing,
+    a_journal_that_lost_whole_frames_at_its_end_is_damaged,
 }
 for_each_variant! { reflink => what_was_found_to_be_changed_is_not_shown_any_more }
 
@@ -85,6 +86,30 @@ fn each_damage_has_its_kind_and_repairs_destroy_nothing(v: Variant) {
     story.mount().remount();
     let refused = story.mount().run(&["fsck"]);
     assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("ckptfs verify"), "{refused:?}");
+}
+
+/// Every frame that is left is whole and continues the chain: only the note of where the journal ended tells. It opened as a shorter history, whose
+/// views showed the present.
+fn a_journal_that_lost_whole_frames_at_its_end_is_damaged(v: Variant) {
+    let mut story = Story::tell(v, 3);
+    let dir = story.rest();
+    let (from, end) = {
+        let (store, _) = ckptfs::store::Store::open(fs::File::open(&dir).unwrap(), false).unwrap();
+        let frames: Vec<_> = store.journal.scan(store.journal.start(), None).map(|entry| entry.unwrap().0).collect();
+        (frames[frames.len() - 2].offset, store.journal.position().offset)
+    };
+    let journal = dir.join(".ckptfs/journal");
+    let segment = fs::OpenOptions::new().write(true).open(journal.join("00000001")).unwrap();
+    segment.write_all_at(&vec![0; (end - from) as usize], u64::from(from)).unwrap();
+    for entry in fs::read_dir(&journal).unwrap().map(Result::unwrap) {
+        if entry.file_name().to_string_lossy().starts_with("tail-") {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    let (status, report) = check(&dir, &["fsck"]);
+    assert_eq!((status, kinds(&report)), (4, vec!["journal-damaged".to_owned()]), "{report}");
+    let refused = Mount::try_start(&dir, &MountOpts::new(v.io));
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("journal"), "{refused:?}");
 }
 
 fn what_was_found_to_be_changed_is_not_shown_any_more(v: Variant) {
