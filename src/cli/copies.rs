@@ -71,12 +71,8 @@ impl Begun {
             let Some(client) = connect(&self.root) else { break };
             feeds.push(Box::new(Telling { client, run }));
         }
-        let handed = hand_over(feeds, sink, &|done, total| bar.at(done, total.unwrap_or(0)));
-        if let Some(mut client) = connect(&self.root) {
-            // What the daemon still knows of it, it lets go of.
-            let _ = client.export(ExportAsk::End { run });
-        }
-        handed
+        // It ends with the connection on which it was begun.
+        hand_over(feeds, sink, &|done, total| bar.at(done, total.unwrap_or(0)))
     }
 }
 

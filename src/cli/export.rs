@@ -205,6 +205,7 @@ fn check(args: &Args, dest: &Path, served: super::locate::Served, context: &mut 
     if wrong.is_empty() {
         return Ok(());
     }
+    context.out.flush()?;
     context.out.talk(&format!("{} paths are not as in checkpoint {checkpoint}; ckptfs export --full {checkpoint} DEST puts them right", wrong.len()));
     Err(Failure::No)
 }

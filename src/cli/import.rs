@@ -101,6 +101,7 @@ fn tell(answer: Answer, context: &mut Context) -> Outcome {
     }
     let at = answer.tree.display().to_string();
     let verb = if answer.dry_run { "would be imported into" } else { "imported into" };
+    out.flush()?;
     out.talk(&format!("{} snapshots {verb} {at} in {}", answer.checkpoints.len(), time::duration(answer.duration_us)));
     if !answer.dry_run {
         out.talk(&format!("mount it: ckptfs mount {at}"));

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Call, FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response, encode, receive_up_to, send, split};
 use crate::engine::api::{VerbError, VerbResult, Verbs};
+use crate::engine::export::parts::ExportAsk;
 use crate::store::record::Actor;
 use crate::sys;
 use crate::sys::host;
@@ -152,7 +153,7 @@ impl Server {
     fn connection(&self, stream: Arc<UnixStream>) {
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
         let served = self.admit(number, &stream).and_then(|refusal| match refusal {
-            None => self.requests(number, &stream),
+            None => self.requests_and_end(number, &stream),
             Some(error) => reply(&stream, Err(error), &[]),
         });
         self.connections.lock().remove(&number);
@@ -186,7 +187,18 @@ impl Server {
         }
     }
 
-    fn requests(&self, number: u64, stream: &UnixStream) -> io::Result<()> {
+    /// What was begun on a connection ends with it: descriptors are held for whoever asked.
+    fn requests_and_end(&self, number: u64, stream: &UnixStream) -> io::Result<()> {
+        let mut exports = Vec::new();
+        let ended = self.requests(number, stream, &mut exports);
+        for run in exports {
+            // It may have been given up already.
+            let _ = self.verbs.export(&ExportAsk::End { run }, &mut Vec::new());
+        }
+        ended
+    }
+
+    fn requests(&self, number: u64, stream: &UnixStream, exports: &mut Vec<u64>) -> io::Result<()> {
         let mut reader = BufReader::new(InTime { stream, until: Cell::new(None) });
         let mut frame = Vec::new();
         // Who that is was settled when they connected (SO_PEERCRED), and is asked once.
@@ -203,9 +215,13 @@ impl Server {
             frame = Vec::new();
             let ends = matches!(request, Ok(Request::Unmount { .. }));
             let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
+            let begins = matches!(request, Ok(Request::Export(ExportAsk::Begin { .. })));
             let mut files = Vec::new();
             let result = request.and_then(|request| self.call(&by, request, &mut files));
             let done = result.is_ok();
+            if let (true, Ok(Response::Export(part))) = (begins, &result) {
+                exports.push(part.run);
+            }
             let replied = reply(stream, result, &files);
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
             replied?;

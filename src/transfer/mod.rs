@@ -70,18 +70,19 @@ struct Shared {
 ///
 /// # Errors
 /// Those of the feeds; what was done before stays done.
-pub fn hand_over<S: Sink>(feeds: Vec<Box<dyn Feed>>, sink: &S, progress: &(dyn Fn(u64, Option<u64>) + Sync)) -> VerbResult<Vec<Refused>> {
+pub fn hand_over<S: Sink>(mut feeds: Vec<Box<dyn Feed>>, sink: &S, progress: &(dyn Fn(u64, Option<u64>) + Sync)) -> VerbResult<Vec<Refused>> {
     let shared = Shared::default();
     std::thread::scope(|scope| {
-        let mut feeds = feeds.into_iter();
+        // All stay until the last has ended: what they tell may end with the first that goes.
+        let mut feeds = feeds.iter_mut();
         let own = feeds.next();
         for feed in feeds {
-            let work = || work(feed, sink, &shared, progress);
+            let work = || work(&mut **feed, sink, &shared, progress);
             // Without another thread this one does it all.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
-        if let Some(feed) = own {
-            work(feed, sink, &shared, progress);
+        if let Some(own) = own {
+            work(&mut **own, sink, &shared, progress);
         }
     });
     if let Some(error) = shared.failed.lock().take() {
@@ -93,7 +94,7 @@ pub fn hand_over<S: Sink>(feeds: Vec<Box<dyn Feed>>, sink: &S, progress: &(dyn F
     Ok(refused)
 }
 
-fn work<S: Sink>(mut feed: Box<dyn Feed>, sink: &S, shared: &Shared, progress: &(dyn Fn(u64, Option<u64>) + Sync)) {
+fn work<S: Sink>(feed: &mut dyn Feed, sink: &S, shared: &Shared, progress: &(dyn Fn(u64, Option<u64>) + Sync)) {
     let mut hand = S::Hand::default();
     let mut done = Vec::new();
     while !shared.stop.load(Ordering::Relaxed) {

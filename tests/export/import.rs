@@ -40,7 +40,10 @@ fn snapshots_become_checkpoints(v: Variant) {
         assert_eq!(found[0]["id"], id, "{found}");
     }
     // What rsync left alone is not copied again: nothing but what changed is in the history.
-    assert_eq!(mount.json(&["diff", "2", "3"]).as_array().map(Vec::len), Some(0));
+    let changed = mount.json(&["diff", "2", "3"]);
+    // rsync gives some directories another time.
+    let files: Vec<_> = changed.as_array().expect("changes").iter().filter(|change| change["kind"] != "dir").collect();
+    assert!(files.is_empty(), "{files:?}");
 }
 
 fn snapper_s_are_found_with_their_dates(v: Variant) {

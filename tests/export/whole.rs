@@ -154,6 +154,14 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     }
     assert!(changed && given > 300);
     assert_eq!(again, [("wide/file-123".to_owned(), b"123".to_vec())]);
+    // What is held for it is let go of with the connection on which it was begun.
+    drop(client);
+    let mut other = Client::connect(&store).expect("connect");
+    let began = std::time::Instant::now();
+    let known = |other: &mut Client| other.export(ExportAsk::Next { run: begun.run, done: Vec::new() }).is_ok();
+    while known(&mut other) {
+        assert!(began.elapsed() < std::time::Duration::from_secs(30), "the export is still known");
+    }
 }
 
 /// The same with the real program and writers that never rest.
