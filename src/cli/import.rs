@@ -13,6 +13,7 @@ use super::{Context, locate, time};
 use crate::control::Client;
 use crate::engine::api::{CheckpointOptions, VerbResult, host_path};
 use crate::engine::export::parts::{ExportData, Refused};
+use crate::history::diff::same_bytes;
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Open, OpenKind};
 use crate::transfer::Sink;
@@ -126,16 +127,17 @@ fn import(found: &[Snapshot], into: &Path, root: OwnedFd, made: &mut [Made], bar
     let total = found.len() as u64;
     let mut old = Known::new();
     let mut root = Some(root);
+    let mut before: Option<OwnedFd> = None;
     let mut client = None;
     for (number, (snapshot, made)) in found.iter().zip(made.iter_mut()).enumerate() {
         let from = sys::open_root(&snapshot.path).map_err(|cause| io_error(snapshot.path.display(), cause))?;
         let (new, refused) = snapshots::read(dup(&from)?).map_err(|cause| io_error(snapshot.path.display(), cause))?;
-        let steps = snapshots::steps(&old, &new);
-        let (to, before) = match root.take() {
+        let steps = snapshots::steps(&old, &new, &|path| before.as_ref().is_some_and(|before| holds_the_same(before, &from, path)));
+        let (to, there) = match root.take() {
             Some(root) => (root, Before::Nothing),
             None => (sys::open_root(into).map_err(|cause| io_error(into.display(), cause))?, Before::Copy),
         };
-        (made.made, made.removed) = apply(steps, &from, to, before, refused, context)?;
+        (made.made, made.removed) = apply(steps, &from, to, there, refused, context)?;
         let client = match &mut client {
             Some(client) => client,
             None => {
@@ -146,10 +148,17 @@ fn import(found: &[Snapshot], into: &Path, root: OwnedFd, made: &mut [Made], bar
         };
         made.checkpoint = Some(checkpoint(client, snapshot)?);
         old = new;
+        before = Some(from);
         bar.at(number as u64 + 1, total);
     }
     drop(client);
     copies::own_verb("umount", into)
+}
+
+/// A file is the same in two snapshots: its extents are shared, or its bytes are compared. What cannot be read is copied, which tells why.
+fn holds_the_same(a: &OwnedFd, b: &OwnedFd, path: &[u8]) -> bool {
+    let open = |root: &OwnedFd| open_below(root, path, OpenKind::File(Open::READ)).map(std::fs::File::from);
+    open(a).and_then(|a| same_bytes(&a, &open(b)?)).unwrap_or(false)
 }
 
 /// The store was made in the root directory, which changed its times.
