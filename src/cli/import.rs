@@ -23,7 +23,7 @@ use crate::transfer::write::{Before, Writer};
 
 /// Make a tree with a history out of a directory of plain snapshots
 ///
-/// Snapper's (`.snapshots/N/snapshot`), or one directory beside the other as `rsync --link-dest` makes them: one checkpoint for each, the oldest
+/// Snapper's (`.snapshots/N/snapshot`), or one directory beside the other as rsync makes them with hard links: one checkpoint for each, the oldest
 /// first. The snapshots are only read.
 #[derive(Debug, clap::Args)]
 pub struct Args {
