@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::absence::Absence;
 use super::indexer::{self, Wake};
 use super::timeline::{Aftermath, Inner, Moved, Timeline, fault};
-use crate::store::ids::{Epoch, ObjectId, Slot};
+use crate::store::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{DataState, Place, Record, Undo};
 use crate::store::{Address, Batch, Store};
 use crate::sys::SysResult;
@@ -63,6 +63,26 @@ impl Timeline {
         Ok((timeline, aftermath))
     }
 
+    /// A version was never kept, for the file has not changed: strikes its record, in whatever epoch it is. Nothing may be served yet.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC of the journal or the index.
+    pub fn strike_unmade(&self, object: ObjectId) -> SysResult<()> {
+        let (epoch, slot) = (object.epoch, object.slot);
+        self.store.journal.append(&[Record::Void { epoch, slot }]).map_err(fault)?;
+        let mut inner = self.inner.write();
+        if epoch == inner.open.epoch {
+            inner.open.void(slot);
+            return Ok(());
+        }
+        if let Some(table) = inner.sealed.iter_mut().find(|table| table.epoch == epoch) {
+            Arc::make_mut(table).void(slot);
+        }
+        inner.struck.insert((epoch, slot));
+        drop(inner);
+        self.store.index.apply(&mut Batch::voids([&(epoch, slot)])).map_err(fault)
+    }
+
     /// Starts the thread that moves closed epochs into the index. It ends with [`Timeline::stop`].
     pub fn start_indexer(self: &Arc<Timeline>) -> std::io::Result<()> {
         indexer::start(self)
@@ -107,7 +127,7 @@ impl Replay {
             self.note_places(&record);
             let beyond = address >= self.witness;
             match record {
-                Record::Undo { epoch, undo } if beyond => self.note_unsure(epoch, &undo),
+                Record::Undo { epoch, undo } => self.note_unsure(epoch, &undo, beyond),
                 Record::Void { epoch, slot } => drop(self.unsure.remove(&(epoch, slot))),
                 Record::Moved { places } if beyond => places.into_iter().for_each(|(slot, place)| self.note_moved(slot, place, None)),
                 _ => {}
@@ -161,9 +181,7 @@ impl Replay {
         match record {
             Record::Undo { epoch, undo } => {
                 self.undone(beyond);
-                if beyond {
-                    self.note_unsure(epoch, &undo);
-                }
+                self.note_unsure(epoch, &undo, beyond);
                 if epoch == self.inner.open.epoch {
                     undo.into_iter().for_each(|item| self.inner.open.add(item));
                 }
@@ -227,9 +245,13 @@ impl Replay {
         }
     }
 
-    fn note_unsure(&mut self, epoch: Epoch, undo: &[Undo]) {
+    /// Of what was recorded beyond the witness nothing was done. Before it a capture was, for it comes before its record; a move, which comes after, may
+    /// not have been: a checkpoint that nobody finds any more may have closed its epoch since.
+    fn note_unsure(&mut self, epoch: Epoch, undo: &[Undo], beyond: bool) {
         for item in undo {
-            if let Undo::Data { slot, before: DataState { object: Some(object), .. } } = item {
+            if let Undo::Data { slot, before: DataState { object: Some(object), .. } } = item
+                && (beyond || (self.places.is_some() && object.origin == ObjectOrigin::Moved))
+            {
                 self.unsure.entry((epoch, *slot)).or_insert(*object);
             }
         }
@@ -248,7 +270,10 @@ impl Replay {
 
     /// The power was cut after a record came to the disk and before its object did. Then neither did the change: the file is what it was.
     fn strike_unmade(&mut self, store: &Store) -> SysResult<()> {
-        for ((epoch, slot), object) in std::mem::take(&mut self.unsure) {
+        // One that is half done is finished later.
+        let replacing = self.aftermath.replacing.as_ref().map(|(_, _, object)| *object);
+        let unsure = std::mem::take(&mut self.unsure);
+        for ((epoch, slot), object) in unsure.into_iter().filter(|(_, object)| Some(*object) != replacing) {
             match store.layers.exists(object) {
                 Ok(true) => continue,
                 Ok(false) => {}

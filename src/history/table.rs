@@ -22,7 +22,7 @@ pub struct NodeUndo {
 }
 
 /// The undo records of one epoch. The first record of a key wins.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Table {
     /// Which epoch.
     pub epoch: Epoch,

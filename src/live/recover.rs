@@ -17,6 +17,10 @@ impl Live {
     pub fn recover(&self, aftermath: &Aftermath) -> SysResult<()> {
         if let Some((slot, place, object)) = &aftermath.replacing {
             self.finish_replacing(*slot, place, *object)?;
+            let layers = &self.timeline.store().layers;
+            if object.epoch != self.timeline.epoch() && !layers.exists(*object).map_err(|error| error.errno())? {
+                self.timeline.strike_unmade(*object)?;
+            }
         }
         self.strike_unmade()?;
         self.watch_mapped()?;

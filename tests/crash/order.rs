@@ -5,6 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use super::common::command::sh;
 use super::common::tree::{TreeOpts, compare};
@@ -107,6 +109,49 @@ fn no_synced_file_is_renamed_on_disk_without_its_record(v: Variant) {
     });
 }
 
+/// The journal is synced once a second, ahead of the tree.
+const JOURNAL_SYNCED: Duration = Duration::from_millis(2500);
+
+/// What the journal tells of and the disk does not have is taken back: an inode that was linked, renamed by the link and renamed again is where it was.
+fn renames_that_did_not_reach_the_disk_are_taken_back(v: Variant) {
+    let wrong = differences_after(v, "", |root| {
+        fs::hard_link(root.join("d/f0"), root.join("d/link")).unwrap();
+        fs::create_dir(root.join("d/new")).unwrap();
+        fs::rename(root.join("d/f1"), root.join("d/new/f1")).unwrap();
+        ckptfs(root, "checkpoint");
+        fs::rename(root.join("d/link"), root.join("other/link")).unwrap();
+        fs::rename(root.join("d/new"), root.join("other/new")).unwrap();
+        fs::rename(root.join("other/new/f1"), root.join("d/f1")).unwrap();
+        thread::sleep(JOURNAL_SYNCED);
+    });
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+fn ckptfs(root: &Path, verb: &str) {
+    super::common::succeeds(super::common::tool(env!("CARGO_BIN_EXE_ckptfs"), &[verb]).current_dir(root), 60);
+}
+
+/// The record of a move is on the disk, the move is not, and the checkpoint after it is in the journal alone: the file is still where it was.
+#[cfg(debug_assertions)]
+fn a_move_that_did_not_reach_the_disk_is_taken_back(v: Variant) {
+    use ckptfs::control::Client;
+    use ckptfs::sys::{Errno, fault};
+    let wrong = differences_after(v, "", |root| {
+        let client = || Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap();
+        let pause = fault::Plan { errno: 0, pause_ms: 2000, ..fault::Plan::nth(1, Errno::EIO).only(fault::Call::Rename) };
+        client().fault(Some(pause)).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| fs::rename(root.join("d/f0"), root.join("d/f1")).unwrap());
+            thread::sleep(Duration::from_millis(500));
+            sh(root.parent().unwrap(), "sync -f .");
+        });
+        assert_eq!(client().fault(None).unwrap().1, 1, "nothing was held up");
+        ckptfs(root, "checkpoint");
+        thread::sleep(JOURNAL_SYNCED);
+    });
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
 for_each_variant! { one => no_change_is_on_disk_without_its_record }
 
 mod btrfs {
@@ -114,6 +159,9 @@ mod btrfs {
     super::for_each_variant! { @test no_synced_file_is_on_disk_without_its_past daemon Btrfs Daemon }
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_passthrough Btrfs Passthrough }
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_daemon Btrfs Daemon }
+    super::for_each_variant! { @test renames_that_did_not_reach_the_disk_are_taken_back taken_back Btrfs Passthrough }
+    #[cfg(debug_assertions)]
+    super::for_each_variant! { @test a_move_that_did_not_reach_the_disk_is_taken_back half_done Btrfs Passthrough }
     super::for_each_variant! { @test what_the_filesystem_alone_loses plain Btrfs Daemon }
 }
 
