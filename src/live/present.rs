@@ -50,7 +50,7 @@ impl Present for Live {
 
     fn renames(&self) -> Option<u64> {
         let steps = self.rename_steps.load(Ordering::SeqCst);
-        (steps % 2 == 0).then_some(steps)
+        steps.is_multiple_of(2).then_some(steps)
     }
 }
 
