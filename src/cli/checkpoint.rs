@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::error::{Outcome, error, io_error};
-use super::{Context, hook, locate};
+use super::{Context, hook, locate, time};
 use crate::engine::api::{CheckpointOptions, VerbResult};
 
 /// A note is not longer; what is longer is refused by the daemon, and need not be read.
@@ -29,13 +30,17 @@ pub struct Args {
     /// Read the JSON of an agent's hook on stdin: it becomes the note, and tells the directory. Prints nothing
     #[arg(long, conflicts_with = "message")]
     from_hook: bool,
+    /// Wait so long for an instant at which nothing is being changed, and say whether there was one
+    #[arg(long, value_name = "TIME", value_parser = time::span)]
+    quiesce: Option<Duration>,
     /// Sync the tree and the store first, so that it survives a power cut
     #[arg(long)]
     sync: bool,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut options = CheckpointOptions { note: args.message, tags: args.tag, sync: args.sync, if_changed: args.if_changed };
+    let quiesce_ms = args.quiesce.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+    let mut options = CheckpointOptions { note: args.message, tags: args.tag, sync: args.sync, if_changed: args.if_changed, quiesce_ms };
     let mut dir = context.dir().map(Path::to_owned);
     if args.from_hook {
         let hook = hook::read(io::stdin().lock())?;
@@ -51,6 +56,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     } else if !args.from_hook {
         // What a hook prints may be read by its agent.
         context.out.line(&made.id.to_string())?;
+    }
+    if made.quiesced == Some(false) {
+        context.out.warn("it never became quiet: something was being changed when the checkpoint was made");
     }
     if made.unchanged {
         context.out.talk(&format!("nothing has changed since checkpoint {}", made.id));

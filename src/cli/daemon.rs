@@ -207,6 +207,8 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
             Seal::Full => SealMode::Full,
         },
         snapdir_mode: args.serving.snapdir_mode,
+        auto: args.serving.auto(),
+        hooks: args.serving.hooks(),
     })
 }
 

@@ -79,18 +79,23 @@ fn print_stat(out: &mut Out, changes: &[Change]) -> io::Result<()> {
         out.bytes(format!("{sizes:>width$}  ").as_bytes())?;
         changes::print(out, std::slice::from_ref(change))?;
     }
+    let sum = out.paint(Role::Faint, &sum(changes));
+    out.line(&sum)
+}
+
+/// How many changes there are, and how much came and went.
+pub fn sum(changes: &[Change]) -> String {
     let (mut more, mut less) = (0_u64, 0_u64);
     for change in changes {
         let (old, new) = (change.old_size.unwrap_or(0), change.size.unwrap_or(0));
         more += new.saturating_sub(old);
         less += old.saturating_sub(new);
     }
-    let sum = format!("{}, {more} bytes more, {less} bytes less", changes::count(changes.len() as u64));
-    let sum = out.paint(Role::Faint, &sum);
-    out.line(&sum)
+    format!("{}, {more} bytes more, {less} bytes less", changes::count(changes.len() as u64))
 }
 
-fn sizes(change: &Change) -> String {
+/// The sizes of a file before and after.
+pub fn sizes(change: &Change) -> String {
     match (change.old_size, change.size) {
         (None, None) => String::new(),
         (None, Some(new)) => format!("+{new}"),

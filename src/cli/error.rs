@@ -11,6 +11,9 @@ use crate::engine::api::VerbError;
 /// Exit status of a verb that has found damage.
 const DAMAGE_STATUS: u8 = 4;
 
+/// Exit status of a verb whose status is that of a command, when it could not do its own part; as of env(1) and timeout(1).
+pub const UNABLE_STATUS: u8 = 125;
+
 /// What a verb gives: nothing, for it has printed what it had to say.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
@@ -25,6 +28,10 @@ pub enum Failure {
     No,
     /// All is said already; the history is damaged.
     Damage,
+    /// All is said already; a command ended so.
+    Status(u8),
+    /// A verb whose status is that of a command could not do its own part.
+    Unable(VerbError),
 }
 
 impl From<VerbError> for Failure {
@@ -77,6 +84,11 @@ impl Failure {
             Failure::Output(error) => tell(&io_error("standard output", io::Error::new(error.kind(), error.to_string())), out),
             Failure::No => {}
             Failure::Damage => return ExitCode::from(DAMAGE_STATUS),
+            Failure::Status(status) => return ExitCode::from(*status),
+            Failure::Unable(error) => {
+                tell(error, out);
+                return ExitCode::from(UNABLE_STATUS);
+            }
         }
         ExitCode::FAILURE
     }

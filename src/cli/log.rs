@@ -103,6 +103,9 @@ fn remarks(out: &Out, checkpoint: &CheckpointInfo) -> String {
     if let Reason::Guard { restored } = checkpoint.reason {
         line.push_str(&out.paint(Role::Faint, &format!("  (before the restore of {restored})")));
     }
+    if let Reason::Auto { trigger } = checkpoint.reason {
+        line.push_str(&out.paint(Role::Faint, &format!("  (auto:{})", trigger.name())));
+    }
     if !checkpoint.atomic {
         line.push_str(&out.paint(Role::Bad, "  (not atomic)"));
     }

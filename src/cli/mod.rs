@@ -6,6 +6,7 @@
 //! Start-up is part of a checkpoint's cost: nothing is read and no thread is started before a verb needs it.
 
 mod audit;
+mod bisect;
 mod cat;
 mod changes;
 mod checkpoint;
@@ -37,6 +38,8 @@ mod patch;
 mod progress;
 mod rename;
 mod restore;
+mod run;
+mod run_at;
 mod show;
 mod stat;
 mod stats;
@@ -100,6 +103,8 @@ enum Verb {
     Show(show::Args),
     Diff(diff::Args),
     Restore(restore::Args),
+    Run(run::Args),
+    Bisect(bisect::Args),
     Delete(delete::Args),
     Export(export::Args),
     Fork(fork::Args),
@@ -159,6 +164,8 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Show(args) => show::run(args, context),
         Verb::Diff(args) => diff::run(args, context),
         Verb::Restore(args) => restore::run(args, context),
+        Verb::Run(args) => run::run(args, context),
+        Verb::Bisect(args) => bisect::run(args, context),
         Verb::Delete(args) => delete::run(args, context),
         Verb::Export(args) => export::run(args, context),
         Verb::Fork(args) => fork::run(args, context),

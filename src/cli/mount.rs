@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -13,7 +14,15 @@ use super::tree_path::{beyond_links, normal};
 use super::{Context, daemon, launch, locate, mounts};
 use crate::control::STORE_NAME;
 use crate::engine::api::{VerbResult, host_path};
+use crate::engine::auto::{AutoConfig, TripwireConfig};
+use crate::engine::hooks::HooksConfig;
 use crate::sys;
+
+/// The tripwire remembers so many operations.
+const TRIPWIRE_MAX: u32 = 10_000;
+/// Spans of time that make sense.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(366 * 86_400);
 
 /// Serve a directory, in place or at another mountpoint, from a daemon in the background
 ///
@@ -63,6 +72,21 @@ pub struct Serving {
     /// How many threads read the kernel's requests
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub readers: u8,
+    /// Before a process removes or empties more than N files and directories within T, make a checkpoint; off: never
+    #[arg(long, value_name = "N/T", env = "CKPTFS_TRIPWIRE", default_value = "25/1s", value_parser = tripwire)]
+    pub tripwire: Tripwire,
+    /// Make a checkpoint so often, if something has changed
+    #[arg(long, value_name = "TIME", value_parser = pause)]
+    pub auto_every: Option<Duration>,
+    /// Make a checkpoint when something has changed, and then nothing was written for so long
+    #[arg(long, value_name = "TIME", value_parser = pause)]
+    pub auto_quiet: Option<Duration>,
+    /// Run the commands pre-checkpoint, post-checkpoint, pre-restore and post-restore in this directory, as the user of the daemon
+    #[arg(long, value_name = "DIR")]
+    pub hooks: Option<PathBuf>,
+    /// A hook that takes longer is killed and has failed
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = pause)]
+    pub hook_timeout: Duration,
     /// Options of the mount as in mount(8), separated by commas; nodev, nosuid and exec unless told otherwise
     #[arg(short, value_enum, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountFlag>,
@@ -83,6 +107,28 @@ pub enum MountFlag {
     Exec,
     /// They cannot
     Noexec,
+}
+
+/// `--tripwire`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tripwire(Option<TripwireConfig>);
+
+/// `N/T`, or `off`.
+fn tripwire(text: &str) -> Result<Tripwire, String> {
+    if text == "off" {
+        return Ok(Tripwire(None));
+    }
+    let parsed = text.split_once('/').and_then(|(count, within)| Some((count.parse().ok()?, pause(within).ok()?)));
+    match parsed {
+        Some((count @ 1..=TRIPWIRE_MAX, within)) => Ok(Tripwire(Some(TripwireConfig { count, within }))),
+        _ => Err(format!("a number from 1 to {TRIPWIRE_MAX} and a span of time are needed, such as 25/1s, or off")),
+    }
+}
+
+/// A span of time that something waits, or takes at most.
+fn pause(text: &str) -> Result<Duration, String> {
+    let span = super::time::span(text)?;
+    if (PAUSE_MIN..=PAUSE_MAX).contains(&span) { Ok(span) } else { Err("a span of time from 100ms to 366 days is needed".to_owned()) }
 }
 
 /// The permission bits of a directory, with or without the sticky bit: set-id bits would mean nothing on one that nobody makes files in.
@@ -145,11 +191,29 @@ impl Serving {
         let mut arguments =
             vec![option("io", &self.io), option("writes", &self.writes), option("snapdir", &self.snapdir), option("seal", &self.seal)];
         arguments.push(format!("--readers={}", self.readers).into());
+        let ms = |span: Duration| format!("{}ms", span.as_millis());
+        let tripwire = self.tripwire.0.map_or("off".to_owned(), |wire| format!("{}/{}", wire.count, ms(wire.within)));
+        arguments.extend([format!("--tripwire={tripwire}").into(), format!("--hook-timeout={}", ms(self.hook_timeout)).into()]);
+        arguments.extend(self.auto_every.map(|span| format!("--auto-every={}", ms(span)).into()));
+        arguments.extend(self.auto_quiet.map(|span| format!("--auto-quiet={}", ms(span)).into()));
+        if let Some(dir) = &self.hooks {
+            arguments.extend(["--hooks".into(), dir.clone().into()]);
+        }
         arguments.extend(self.snapdir_mode.map(|mode| format!("--snapdir-mode={mode:o}").into()));
         for flag in &self.options {
             arguments.extend(["-o".into(), flag.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default().into()]);
         }
         arguments
+    }
+
+    /// The checkpoints that the daemon makes by itself.
+    pub fn auto(&self) -> AutoConfig {
+        AutoConfig { tripwire: self.tripwire.0, every: self.auto_every, quiet: self.auto_quiet }
+    }
+
+    /// The commands around checkpoints and restores.
+    pub fn hooks(&self) -> Option<HooksConfig> {
+        self.hooks.clone().map(|dir| HooksConfig { dir, timeout: self.hook_timeout })
     }
 
     /// Whether a thing is on that `on` turns on and `off` turns off; `otherwise` if neither is asked for.
@@ -201,6 +265,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     check_store(&backing)?;
     check_flags(&args.serving)?;
     let allow_other = allow_other(&args)?;
+    let mut args = args;
+    args.serving.hooks = args.serving.hooks.map(|dir| hooks_dir(&cwd.join(&dir), &[&backing, &mountpoint])).transpose()?;
     let (serving, foreground, no_holder) = (args.serving, args.foreground, args.no_holder);
     let daemon = daemon::Args { backing, mountpoint, serving, allow_other, foreground, no_holder, worker: false };
     if repaired > 0 {
@@ -281,6 +347,19 @@ fn check_store(backing: &Path) -> VerbResult<()> {
         return Err(hinted("store-elsewhere", message, hint));
     }
     Ok(())
+}
+
+/// The real path of the directory of hooks, which is not in the tree: whoever may write there must not choose what the daemon runs.
+fn hooks_dir(path: &Path, trees: &[&Path]) -> VerbResult<PathBuf> {
+    let real = path.canonicalize().map_err(|cause| io_error(path.display(), cause))?;
+    if trees.iter().any(|tree| real.starts_with(tree)) {
+        let message = format!("the directory of hooks {} is in the tree, where others may write", real.display());
+        return Err(hinted("bad-hooks", message, "name a directory outside of it"));
+    }
+    if !real.is_dir() {
+        return Err(error("not-a-directory", format!("{} is not a directory", path.display())));
+    }
+    Ok(real)
 }
 
 /// Refuses what the kernel lets root alone have: fusermount would leave it out with a warning, and the mount not be what was asked for.

@@ -23,6 +23,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let reason = match &checkpoint.reason {
         Reason::Directory { name } => format!("mkdir .snapshots/{name}"),
+        Reason::Auto { trigger } => format!("auto:{}", trigger.name()),
         Reason::Asked => "asked for".to_owned(),
         Reason::Guard { restored } => format!("made before the restore of {restored}"),
     };

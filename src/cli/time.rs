@@ -1,7 +1,9 @@
 //! Times for people.
 
-use jiff::Timestamp;
+use std::time::Duration;
+
 use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 
 /// A time of the protocol (RFC 3339) in the local time zone, to the second; as it is if it cannot be read.
 pub fn local(time: &str) -> String {
@@ -20,6 +22,12 @@ pub fn duration(us: u64) -> String {
     }
 }
 
+/// A span of time as a person writes it: `500ms`, `2s`, `5min`, `1h 30m`.
+pub fn span(text: &str) -> Result<Duration, String> {
+    let span = text.parse::<SignedDuration>().ok().and_then(|span| Duration::try_from(span).ok());
+    span.ok_or_else(|| "a span of time is needed, such as 500ms, 2s or 5min".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,6 +35,12 @@ mod tests {
     #[test]
     fn durations_change_their_unit_at_a_thousand() {
         assert_eq!([0, 999, 1_000, 999_999, 1_000_000].map(duration), ["0 us", "999 us", "1.0 ms", "999.9 ms", "1.0 s"]);
+    }
+
+    #[test]
+    fn spans_are_read_with_their_unit() {
+        assert_eq!(["500ms", "2s", "5min", "1h 30m"].map(|text| span(text).unwrap().as_millis()), [500, 2_000, 300_000, 5_400_000]);
+        assert!(["", "2", "-2s", "soon"].map(span).iter().all(Result::is_err));
     }
 
     #[test]

@@ -31,7 +31,8 @@ fn request() -> impl Strategy<Value = Request> {
             note,
             tags,
             sync,
-            if_changed: !sync
+            if_changed: !sync,
+            quiesce_ms: sync.then_some(7)
         })),
         Just(Request::Status),
         Just(Request::Log),

@@ -31,6 +31,7 @@ fn info(id: u64) -> CheckpointInfo {
         duration_us: None,
         open_files: None,
         unchanged: false,
+        quiesced: None,
     }
 }
 
@@ -162,7 +163,8 @@ fn served(changes: usize) -> Served {
 fn every_verb_arrives_and_its_answer_comes_back() {
     let served = served(3);
     let mut client = Client::connect_path(&served.path).expect("connect");
-    let options = CheckpointOptions { note: "n\u{0}ote".into(), tags: vec!["a".into(), "b".into()], sync: true, if_changed: true };
+    let options =
+        CheckpointOptions { note: "n\u{0}ote".into(), tags: vec!["a".into(), "b".into()], sync: true, if_changed: true, quiesce_ms: Some(2000) };
     let made = client.checkpoint(options.clone()).expect("checkpoint");
     assert_eq!((made.note, made.tags), (options.note, options.tags));
     assert_eq!(client.status().expect("status"), status(3));

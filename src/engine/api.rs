@@ -88,6 +88,9 @@ pub struct CheckpointOptions {
     /// Make none if nothing differs from the newest one; the answer is that one then.
     #[serde(default)]
     pub if_changed: bool,
+    /// Wait so long, in milliseconds, for an instant at which nothing is being changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiesce_ms: Option<u64>,
 }
 
 /// Which checkpoints to find: those for which everything holds that is given.
@@ -191,6 +194,9 @@ pub struct CheckpointInfo {
     /// Nothing had changed, and so none was made: this is the newest there was; only in the answer to `checkpoint --if-changed`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
+    /// Nothing was being changed when it was made; only in the answer to `checkpoint --quiesce`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiesced: Option<bool>,
 }
 
 impl CheckpointInfo {
@@ -208,6 +214,7 @@ impl CheckpointInfo {
             duration_us: None,
             open_files: None,
             unchanged: false,
+            quiesced: None,
         }
     }
 }

@@ -122,7 +122,7 @@ impl Engine {
                 let mut check = Check::begin(&store.journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
                 check.compare_index(&store.index, &store.journal);
                 if options.deep || of.is_some() {
-                    self.look_behind(of.or(self.timeline().latest()), &mut check)?;
+                    self.look_behind(of.or(self.timeline().last()), &mut check)?;
                 }
                 check
             }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
+use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
@@ -28,9 +29,8 @@ impl Engine {
             return Err(error::index_failed(&self.timeline().index_trouble().unwrap_or_default()));
         }
         check_note(&options.note)?;
-        let _one_at_a_time = self.checkpointing.lock();
         let prepared = options.sync.then(|| self.live.prepare_sync());
-        let (gate, flushed) = self.freeze();
+        let Frozen { gate, flushed, calm, _one_at_a_time } = self.freeze_within(options.quiesce_ms.map(Duration::from_millis));
         let sealed = self.seal(Some(by), &options.note, tags, reason, flushed);
         drop(gate);
         let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
@@ -42,6 +42,7 @@ impl Engine {
         let mut info = CheckpointInfo::new(&checkpoint);
         info.duration_us = Some(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
         info.open_files = Some(open_files);
+        info.quiesced = calm.map(|calm| calm && checkpoint.atomic);
         Ok(info)
     }
 

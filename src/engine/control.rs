@@ -251,7 +251,7 @@ impl Engine {
         let _one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
         let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
         let made =
-            self.make_checkpoint(&caller.actor(), &options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
+            self.checkpoint_with_hooks(&caller.actor(), &options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
         match self.view_root(made.id, true, 1)? {
             Looked::Found(entry) => Ok(entry),
             Looked::Absent(_) => Err(Errno::EIO),

@@ -89,6 +89,17 @@ impl RequestCounts {
         }
     }
 
+    /// Requests that changed something, or tried to.
+    pub fn changes(&self) -> u64 {
+        use RequestKind::{
+            CopyFileRange, Create, Fallocate, Link, Mkdir, Mknod, Removexattr, Rename, Rmdir, Setattr, Setxattr, Symlink, Unlink, Write,
+        };
+        let names = [Create, Link, Mkdir, Mknod, Rename, Rmdir, Symlink, Unlink];
+        let others = [CopyFileRange, Fallocate, Removexattr, Setattr, Setxattr, Write];
+        let kinds = names.into_iter().chain(others);
+        kinds.filter_map(|kind| self.counters.get(kind as usize)).map(|counter| counter.load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+    }
+
     /// Every kind by name, also those never asked for.
     pub fn by_kind(&self) -> BTreeMap<String, u64> {
         let count = |kind: RequestKind| self.counters.get(kind as usize).map_or(0, |counter| counter.load(Ordering::Relaxed));

@@ -6,6 +6,7 @@
 mod announce;
 pub mod api;
 mod audit;
+pub mod auto;
 pub mod check;
 mod checkpoint;
 mod control;
@@ -15,14 +16,17 @@ mod error;
 pub mod export;
 mod files;
 mod find;
+pub mod hooks;
 mod listing;
 pub mod offline;
 mod past;
+mod quiesce;
 pub mod request;
 mod restore;
 mod service;
 mod syncer;
 pub mod takeover;
+mod tripwire;
 mod unserved;
 mod verbs;
 
@@ -82,6 +86,10 @@ pub struct Config {
     pub seal: SealMode,
     /// Permission bits of `.snapshots`; those of the root directory if not given.
     pub snapdir_mode: Option<u32>,
+    /// Checkpoints that the daemon makes by itself.
+    pub auto: auto::AutoConfig,
+    /// Commands around checkpoints and restores.
+    pub hooks: Option<hooks::HooksConfig>,
 }
 
 /// A served tree. See the module.
@@ -113,6 +121,9 @@ pub struct Engine {
     counts: Arc<counts::RequestCounts>,
     syncer: Arc<syncer::Syncer>,
     warnings: Mutex<Vec<String>>,
+    auto: auto::Auto,
+    tripwire: Option<tripwire::Tripwire>,
+    hooks: Option<hooks::Hooks>,
 }
 
 /// What [`Config`] said, for as long as the tree is served.
@@ -125,6 +136,7 @@ struct Served {
     snapdir_visible: bool,
     seal: SealMode,
     snapdir_mode: Option<u32>,
+    auto: auto::AutoConfig,
 }
 
 impl Engine {
@@ -175,6 +187,9 @@ impl Engine {
             counts: Arc::default(),
             syncer: Arc::default(),
             warnings: Mutex::new(warnings),
+            auto: auto::Auto::default(),
+            tripwire: config.auto.tripwire.map(tripwire::Tripwire::new),
+            hooks: config.hooks.map(hooks::Hooks::new),
         });
         engine.bequeath();
         if aftermath.unclean {
@@ -198,6 +213,7 @@ impl Engine {
         engine.timeline().start_indexer().map_err(|error| failed(error.into()))?;
         engine.syncer.start(&engine.live).map_err(|error| failed(error.into()))?;
         engine.live.start_sealer(engine.config.seal).map_err(|error| failed(error.into()))?;
+        auto::Auto::start(&engine).map_err(|error| failed(error.into()))?;
         Ok(engine)
     }
 
@@ -233,6 +249,7 @@ impl Engine {
 
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
+        self.auto.stop();
         self.syncer.stop();
         self.live.stop_sealer();
         let end = sys::now();
@@ -318,6 +335,7 @@ impl Served {
             snapdir_visible: config.snapdir_visible,
             seal: config.seal,
             snapdir_mode: config.snapdir_mode,
+            auto: config.auto,
         })
     }
 }

@@ -62,8 +62,11 @@ impl Verbs for Offline {
             let known: Vec<String> = self.checkpoints.iter().flat_map(|kept| [vec![kept.id.to_string()], kept.tags.clone()].concat()).collect();
             error::unselected(&state.0, why, &known)
         };
-        let known: Vec<Known<'_>> =
-            self.checkpoints.iter().map(|kept| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns }).collect();
+        let known: Vec<Known<'_>> = self
+            .checkpoints
+            .iter()
+            .map(|kept| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns, auto: kept.reason.is_auto() })
+            .collect();
         let id = match select(&state.0, &known).map_err(unselected)? {
             State::At(id) => id,
             State::Live => return Err(unselected(Unselected::Unknown)),

@@ -113,6 +113,10 @@ impl Engine {
         }
     }
 
+    fn has_content(&self, slot: Slot) -> bool {
+        self.live.stat(slot).is_ok_and(|stat| stat.size > 0)
+    }
+
     /// Tells the kernel how a handle is served.
     fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
         let passthrough = (handle.io == IoMode::Passthrough).then(|| self.live.backing_file(handle));
@@ -235,8 +239,11 @@ impl Service for Engine {
             privileged: caller.uid == 0,
         };
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
+        let empties = change.size == Some(0);
+        let act = || self.live.set_attr(slot, file, &change);
+        let stat = if empties { self.destroying(caller, || self.has_content(slot), act, |_| true) } else { act() };
         // One that fails may have changed something, and the kernel goes on believing what it knew.
-        let stat = self.live.set_attr(slot, file, &change).inspect_err(|_| self.attributes_changed(node))?;
+        let stat = stat.inspect_err(|_| self.attributes_changed(node))?;
         self.root_changed(slot);
         Ok(self.live_attr(slot, stat))
     }
@@ -301,7 +308,8 @@ impl Service for Engine {
             return removed(self.unlink_snapshot(caller, name), caller.again);
         }
         let (slot, name) = self.writable_name(parent, name)?;
-        removed(self.live.unlink(slot, &name).map(drop), caller.again)
+        let act = || removed(self.live.unlink(slot, &name).map(drop), caller.again);
+        self.destroying(caller, || !self.is_temporary(slot, &name), act, |()| true)
     }
 
     fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
@@ -312,7 +320,8 @@ impl Service for Engine {
             return removed(self.rmdir_snapshot(caller, name), caller.again);
         }
         let (slot, name) = self.writable_name(parent, name)?;
-        removed(self.live.rmdir(slot, &name).map(drop), caller.again)
+        let act = || removed(self.live.rmdir(slot, &name).map(drop), caller.again);
+        self.destroying(caller, || true, act, |()| true)
     }
 
     fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
@@ -323,7 +332,15 @@ impl Service for Engine {
             RenameHow::NoReplace => RenameMode::NoReplace,
             RenameHow::Exchange => RenameMode::Exchange,
         };
-        self.live.rename((from.0, &from.1), (to.0, &to.1), how, Turn { request: caller.request, again: caller.again }).map(drop)
+        let act = |how| self.live.rename((from.0, &from.1), (to.0, &to.1), how, Turn { request: caller.request, again: caller.again });
+        if how != RenameMode::Replace || caller.again || !self.suspects(caller) {
+            return self.destroying(caller, || false, || act(how), Option::is_some).map(drop);
+        }
+        // Whether there is something in the way is asked with the rename itself: it costs nothing where there is not.
+        match act(RenameMode::NoReplace) {
+            Err(Errno::EEXIST) => self.destroying(caller, || true, || act(how), Option::is_some).map(drop),
+            done => done.map(drop),
+        }
     }
 
     fn open(&self, caller: Caller, node: NodeId, flags: i32) -> SysResult<Opened> {
@@ -341,7 +358,9 @@ impl Service for Engine {
                 Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None })
             }
             Node::Live(slot) => {
-                let (id, handle) = self.live.open(slot, flags)?;
+                let act = || self.live.open(slot, flags);
+                let opened = if flags.truncate { self.destroying(caller, || self.has_content(slot), act, |_| true) } else { act() };
+                let (id, handle) = opened?;
                 Ok(self.opened(id, &handle))
             }
         }

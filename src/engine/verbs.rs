@@ -26,6 +26,9 @@ impl Engine {
     pub(super) fn state_names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.timeline().checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
         names.extend(self.timeline().tags().into_iter().map(|(tag, _)| tag));
+        if self.timeline().newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
+            names.push("auto".into());
+        }
         if !names.is_empty() {
             names.push("latest".into());
         }
@@ -108,6 +111,7 @@ impl Engine {
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
         }
+        warnings.extend(self.hooks.as_ref().and_then(super::hooks::Hooks::warning));
         if self.succession.as_ref().is_some_and(|after| !after.is_held()) {
             warnings.push("the holder of the mount has died: if this daemon dies too, the mount is dead (ckptfs mount repairs it)".into());
         }
@@ -165,7 +169,7 @@ impl Verbs for Engine {
                 return Ok(CheckpointInfo { unchanged: true, ..CheckpointInfo::new(&checkpoint) });
             }
         }
-        let made = self.make_checkpoint(by, options, Reason::Asked)?;
+        let made = self.checkpoint_with_hooks(by, options, Reason::Asked)?;
         self.snapdir_changed();
         Ok(made)
     }
@@ -277,7 +281,7 @@ impl Verbs for Engine {
     }
 
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
-        self.restore_to(by, options)
+        self.restore_with_hooks(by, options)
     }
 
     fn delete(&self, by: &Actor, state: &StateName) -> VerbResult<CheckpointInfo> {

@@ -3,8 +3,10 @@
 //! ```text
 //! live                      the tree as it is now
 //! 17, v1, v                 a number, a tag, a beginning that only one tag has
-//! latest                    the newest checkpoint
-//! latest~3, 17~1, v1~2      so many kept checkpoints before it
+//! latest                    the newest checkpoint that somebody asked for (without one, the newest)
+//! auto                      the newest that the daemon made by itself
+//! latest~3, 17~1, v1~2      so many kept checkpoints before it, those not counted that the daemon made by itself
+//! auto~1                    so many of those before it
 //! @{10min ago}, @{yesterday}, 2026-11-21T09:00:00Z, @{2026-11-21 10:00}    the newest that was there at that time
 //! ```
 //! A tag that is written like one of these goes before it.
@@ -16,6 +18,9 @@ use jiff::{Span, Timestamp, Zoned};
 use super::view::State;
 use crate::store::ids::CheckpointId;
 
+/// The newest checkpoint that nobody asked for.
+const AUTO: &str = "auto";
+
 /// What is needed of a checkpoint to tell whether it is meant.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
@@ -25,6 +30,8 @@ pub struct Known<'a> {
     pub tags: &'a [String],
     /// When it was made, nanoseconds since 1970.
     pub created_ns: i64,
+    /// Nobody asked for it.
+    pub auto: bool,
 }
 
 /// Why no checkpoint is meant.
@@ -62,8 +69,14 @@ pub fn select(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected
 }
 
 fn exact(name: &str, checkpoints: &[Known<'_>]) -> Option<usize> {
-    if name == "latest" {
-        return checkpoints.len().checked_sub(1);
+    match name {
+        "latest" => return checkpoints.iter().rposition(|known| !known.auto).or(checkpoints.len().checked_sub(1)),
+        AUTO => {
+            // A tag of this name goes before it.
+            let tagged = checkpoints.iter().position(|known| known.tags.iter().any(|tag| tag == name));
+            return tagged.or_else(|| checkpoints.iter().rposition(|known| known.auto));
+        }
+        _ => {}
     }
     match name.parse().map(CheckpointId) {
         Ok(id) => checkpoints.binary_search_by_key(&id, |known| known.id).ok(),
@@ -88,11 +101,16 @@ fn begins(name: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
 /// `FROM~COUNT`.
 fn back(from: &str, count: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
     let count: usize = if count.is_empty() { 1 } else { count.parse().map_err(|_| Unselected::Unknown)? };
-    let from = match exact(from, checkpoints) {
+    let start = match exact(from, checkpoints) {
         Some(index) => index,
         None => begins(from, checkpoints)?,
     };
-    from.checked_sub(count).ok_or(Unselected::TooFar(from))
+    if count == 0 {
+        return Ok(start);
+    }
+    let auto = from == AUTO && checkpoints.get(start).is_some_and(|known| known.auto);
+    let before = || checkpoints.iter().enumerate().take(start).rev().filter(|(_, known)| known.auto == auto);
+    before().nth(count - 1).map(|(index, _)| index).ok_or_else(|| Unselected::TooFar(before().count()))
 }
 
 fn at_time(time: Timestamp, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
@@ -146,7 +164,12 @@ mod tests {
     fn known(tags: &[Vec<String>]) -> Vec<Known<'_>> {
         let now = i64::try_from(Timestamp::now().as_nanosecond()).unwrap();
         let times = (1..=4).rev().map(|hours| now - hours * HOUR_NS);
-        [2, 3, 5, 9].into_iter().zip(tags).zip(times).map(|((id, tags), created_ns)| Known { id: CheckpointId(id), tags, created_ns }).collect()
+        [2, 3, 5, 9]
+            .into_iter()
+            .zip(tags)
+            .zip(times)
+            .map(|((id, tags), created_ns)| Known { id: CheckpointId(id), tags, created_ns, auto: false })
+            .collect()
     }
 
     fn id(name: &str) -> Result<u64, Unselected> {
@@ -171,6 +194,26 @@ mod tests {
         assert_eq!(id("v1~1"), Ok(3), "a tag that is written so goes first");
         assert_eq!((id("5~3"), id("5~x"), id("7~1")), (Err(Unselected::TooFar(2)), Err(Unselected::Unknown), Err(Unselected::Unknown)));
         assert_eq!(id("5~99999999999999999999"), Err(Unselected::Unknown));
+    }
+
+    /// 3 and 9 were made by the daemon: who counts their own checkpoints need not know of them.
+    #[test]
+    fn what_nobody_asked_for_is_nobody_s_latest() {
+        let tags = tags();
+        let mut known = known(&tags);
+        let id = |name: &str, known: &[Known<'_>]| match select(name, known) {
+            Ok(State::At(id)) => Ok(id.0),
+            Ok(State::Live) => Ok(0),
+            Err(why) => Err(why),
+        };
+        assert_eq!(id("auto", &known), Err(Unselected::Unknown));
+        for index in [1, 3] {
+            known[index].auto = true;
+        }
+        assert_eq!(["latest", "latest~1", "9~1", "9", "v1~1", "@{now}"].map(|name| id(name, &known)), [Ok(5), Ok(2), Ok(5), Ok(9), Ok(3), Ok(9)]);
+        assert_eq!(["auto", "auto~1", "auto~2"].map(|name| id(name, &known)), [Ok(9), Ok(3), Err(Unselected::TooFar(1))]);
+        known.iter_mut().for_each(|known| known.auto = true);
+        assert_eq!(id("latest", &known), Ok(9), "nobody ever asked");
     }
 
     #[test]

@@ -67,6 +67,11 @@ impl Inner {
         slot == Slot::STAGING || self.checkpoints.is_empty() || self.born.contains(&slot)
     }
 
+    fn latest(&self) -> Option<CheckpointId> {
+        let asked = self.checkpoints.values().rev().find(|(checkpoint, _)| !checkpoint.reason.is_auto());
+        asked.or_else(|| self.checkpoints.values().next_back()).map(|(checkpoint, _)| checkpoint.id)
+    }
+
     pub(super) fn put_checkpoint(&mut self, checkpoint: Checkpoint, address: Address) {
         if self.checkpoints.contains_key(&checkpoint.id) {
             self.tags.retain(|_, id| *id != checkpoint.id);
@@ -415,8 +420,13 @@ impl Timeline {
         self.inner.read().checkpoints.contains_key(&id)
     }
 
-    /// The newest checkpoint.
+    /// The newest checkpoint that somebody asked for; the newest, if nobody asked for any.
     pub fn latest(&self) -> Option<CheckpointId> {
+        self.inner.read().latest()
+    }
+
+    /// The newest checkpoint, whoever made it.
+    pub fn last(&self) -> Option<CheckpointId> {
         self.inner.read().checkpoints.last_key_value().map(|(id, _)| *id)
     }
 
@@ -433,14 +443,15 @@ impl Timeline {
         let inner = self.inner.read();
         // What most ask for is found without looking at each.
         let known = match name {
-            "latest" => inner.checkpoints.last_key_value().map(|(id, _)| *id),
+            "latest" => inner.latest(),
             tag => inner.tags.get(tag).copied(),
         };
         if let Some(id) = known {
             return Ok(State::At(id));
         }
         let checkpoints = inner.checkpoints.values();
-        let known: Vec<Known<'_>> = checkpoints.map(|(kept, _)| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns }).collect();
+        let known: Vec<Known<'_>> =
+            checkpoints.map(|(kept, _)| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns, auto: kept.reason.is_auto() }).collect();
         select(name, &known)
     }
 

@@ -36,7 +36,7 @@ impl Live {
     /// ENOSPC if little space is left; EIO.
     pub(super) fn capture_ahead(&self, mut go_on: impl FnMut() -> bool) -> SysResult<bool> {
         let done = self.timeline.ahead_upto()?;
-        let Some(upto) = self.timeline.latest().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(true) };
+        let Some(upto) = self.timeline.last().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(true) };
         self.drop_unbelieved();
         let changed = self.timeline.changed_after(done)?;
         let mut all = true;

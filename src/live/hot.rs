@@ -18,7 +18,7 @@ use super::data::Handle;
 use crate::history::diff::same_bytes;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
-use crate::sys::{self, Errno, Open, Stat, SysResult};
+use crate::sys::{self, Errno, Open, Stat, SysResult, Time};
 
 /// Passes after which the cut gives up being of one instant.
 const PASSES_MAX: u32 = 64;
@@ -219,6 +219,18 @@ impl Live {
         for file in &dirty {
             let _ = sys::finish_writeback(&**file);
         }
+    }
+
+    /// What shows whether a hot file was written to since: with [`Live::preflush`] before, stores through mappings too, for they find clean pages.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn hot_state(&self) -> SysResult<Vec<(Slot, u64, Time, Time)>> {
+        let files: Vec<(Slot, Arc<File>)> = self.hot.lock().iter().map(|(slot, hot)| (*slot, Arc::clone(&hot.file))).collect();
+        let state = |(slot, file): (Slot, Arc<File>)| sys::stat_fd(&*file).map(|stat| (slot, stat.size, stat.mtime, stat.ctime));
+        let mut states: Vec<_> = files.into_iter().map(state).collect::<SysResult<_>>()?;
+        states.sort_by_key(|(slot, ..)| *slot);
+        Ok(states)
     }
 
     /// An epoch was closed.

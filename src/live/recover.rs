@@ -107,7 +107,7 @@ impl Live {
 
     /// Some checkpoint reads this object of the open epoch. If the newest one kept does not, none does; the one that did may have been deleted.
     fn is_needed(&self, slot: Slot, object: ObjectId) -> SysResult<bool> {
-        let Some(latest) = self.timeline.latest() else { return Ok(false) };
+        let Some(latest) = self.timeline.last() else { return Ok(false) };
         Ok(self.timeline.data_at(slot, latest)?.is_some_and(|data| data.before.object == Some(object)))
     }
 

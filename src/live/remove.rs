@@ -6,12 +6,13 @@
 use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Live;
 use super::find::At;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Child, DataState, Key, Place, Record, Undo};
-use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
+use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult, Time};
 
 /// What will become of an inode that loses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,6 +214,19 @@ impl Live {
         self.timeline.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);
         Ok(target.slot)
+    }
+
+    /// Whether a name leads to something that no checkpoint can see and that was changed less than `age` ago.
+    pub fn is_young(&self, parent: Slot, name: &Name, age: Duration) -> bool {
+        let _tree = self.tree.read();
+        let look = || {
+            let stat = sys::stat_at(self.dir(parent)?, name.as_bytes())?;
+            Ok::<_, Errno>((self.slot_of(&stat)?, stat.ctime))
+        };
+        let Ok((slot, ctime)) = look() else { return false };
+        let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+        let then = Time { sec: ctime.sec.saturating_add(seconds), nsec: ctime.nsec.saturating_add(age.subsec_nanos()) };
+        self.timeline.is_born(slot) && then > sys::now()
     }
 
     /// unlink(2).

@@ -23,7 +23,7 @@
 //! format:
 //!   ckptfs store
 //!   version 1
-//!   features actors ahead hashes                names with one space between, or - for none
+//!   features actors ahead auto hashes           names with one space between, or - for none
 //!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
 //! ```
 
@@ -51,8 +51,8 @@ pub const FORMAT_VERSION: u32 = 1;
 /// Features of the format that this program knows. A store gets those that it lacks when it is opened for writing: a program that does not know
 /// the records that come with them must leave it alone from then on.
 /// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`: it has what was captured ahead
-/// (record 14).
-const FEATURES: [&str; 3] = ["actors", "ahead", "hashes"];
+/// (record 14). `auto`: a checkpoint may have been made by the daemon itself (reason 3).
+const FEATURES: [&str; 4] = ["actors", "ahead", "auto", "hashes"];
 /// The file that says where the journal ended at the last orderly end.
 const ENDED_NAME: &str = "ended";
 /// The file that says up to when everything was on disk.

@@ -162,6 +162,41 @@ pub enum Reason {
         /// The checkpoint that was restored.
         restored: CheckpointId,
     },
+    /// Nobody asked for it: the daemon made it by itself.
+    Auto {
+        /// What made it do so.
+        trigger: Trigger,
+    },
+}
+
+impl Reason {
+    /// Nobody asked for it, and nobody's `latest` it is.
+    pub fn is_auto(&self) -> bool {
+        matches!(self, Reason::Auto { .. })
+    }
+}
+
+/// What makes the daemon make a checkpoint by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trigger {
+    /// A process began to destroy things, and went on (`--tripwire`).
+    Tripwire,
+    /// Something had changed, and it was time (`--auto-every`).
+    Interval,
+    /// Something had changed, and then nothing was written for a while (`--auto-quiet`).
+    Quiet,
+}
+
+impl Trigger {
+    /// Its name, as in `auto:tripwire`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Trigger::Tripwire => "tripwire",
+            Trigger::Interval => "interval",
+            Trigger::Quiet => "quiet",
+        }
+    }
 }
 
 /// Who asked for something.

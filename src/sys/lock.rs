@@ -13,6 +13,8 @@ use std::time::Duration;
 pub enum Rank {
     /// The kernel asked for a checkpoint (`engine`): another such request is refused meanwhile, and does not wait.
     Asked,
+    /// Commands of the owner run around a checkpoint or a restore (`engine`), which is made meanwhile.
+    Hooked,
     /// One checkpoint or restore at a time (`engine`).
     Checkpointing,
     /// `live`: held for reading by every change, for writing by a freeze.

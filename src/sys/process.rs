@@ -71,6 +71,22 @@ pub fn kill(pid: i32, signal: i32) -> SysResult<()> {
     check(unsafe { libc::kill(pid, signal) }).map(|_| ())
 }
 
+/// Sends a signal to all processes of a group (killpg(3)). EINVAL unless `group` is above 1.
+pub fn kill_group(group: i32, signal: i32) -> SysResult<()> {
+    if group <= 1 {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: killpg(3) takes two integers and touches no memory of ours.
+    check(unsafe { libc::killpg(group, signal) }).map(|_| ())
+}
+
+/// The group of a process (getpgid(2)); `None` if there is no such process.
+pub fn process_group(pid: u32) -> Option<i32> {
+    let pid = i32::try_from(pid).ok()?;
+    // SAFETY: getpgid(2) takes an integer and touches no memory of ours.
+    check(unsafe { libc::getpgid(pid) }).ok()
+}
+
 /// Whether a process with this number exists. It may be another one than before: compare [`super::process_starttime`].
 pub fn pid_alive(pid: i32) -> bool {
     matches!(kill(pid, 0), Ok(()) | Err(Errno::EPERM))

@@ -1,7 +1,10 @@
 //! Signals, taken by waiting for them: no handler runs, so nothing runs at a moment that nobody chose.
 
 use std::mem::MaybeUninit;
+use std::process::Command;
 use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use super::name::check;
@@ -12,8 +15,8 @@ const TERMINATE: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 /// Keeps SIGTERM, SIGINT and SIGHUP pending in this thread and in all that it starts from now on.
 ///
-/// Call it before any thread is started: a signal goes to whichever thread does not block it. Children started with
-/// `std::process::Command` do not inherit it.
+/// Call it before any thread is started: a signal goes to whichever thread does not block it. Children
+/// inherit it, unless they are started with [`start_unblocked`].
 pub fn block_terminate() -> SysResult<()> {
     let set = terminate_set();
     // SAFETY: `set` is initialised and lives through the call; the old mask is not asked for.
@@ -50,6 +53,88 @@ pub fn on_terminate(ask_to_end: impl FnOnce(i32) + Send + 'static) -> SysResult<
     Builder::new().name("signals".into()).spawn(wait).map_err(Errno::from)
 }
 
+/// What is passed on to a command that somebody runs through us.
+const PASSED_ON: [libc::c_int; 6] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+
+/// From now on, signals that ask this process to do something are meant for the command that it runs, whose number `command` holds (0: none): a thread
+/// passes them on. What the terminal sends goes to the command anyway, for it is of the same process group, and is not passed on a second time.
+///
+/// Call it before other threads are started. SIGTSTP and SIGCONT are left alone: they stop and continue both.
+pub fn pass_signals_on(command: Arc<AtomicI32>) -> SysResult<()> {
+    let set = set_of(&PASSED_ON);
+    // SAFETY: `set` is initialised and lives through the call; the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut()) } {
+        0 => {}
+        number => return Err(Errno(number)),
+    }
+    let pass_on = move || {
+        while let Ok((signal, by_process)) = wait_for(&set) {
+            let pid = command.load(Ordering::SeqCst);
+            if by_process && pid > 0 {
+                // It may have ended just now; it is still there to be waited for, so the number is no other's.
+                let _ = super::kill(pid, signal);
+            }
+        }
+    };
+    Builder::new().name("signals".into()).spawn(pass_on).map(drop).map_err(Errno::from)
+}
+
+/// Has a command start with no signal blocked, whatever this thread blocks: a child inherits that (`std::process::Command` leaves it alone).
+pub fn start_unblocked(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let none = set_of(&[]);
+    // SAFETY: what runs in the child between fork and exec is one call, which may be made there (signal-safety(7)) with a set that it owns.
+    unsafe {
+        command.pre_exec(move || match libc::pthread_sigmask(libc::SIG_SETMASK, &none, ptr::null_mut()) {
+            0 => Ok(()),
+            number => Err(std::io::Error::from_raw_os_error(number)),
+        });
+    }
+}
+
+/// Waits for a signal of a set, all of which are blocked; with it, whether a process sent it, and not the terminal.
+#[cfg(target_os = "linux")]
+fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    loop {
+        // SAFETY: both live through the call; zeroed, `info` is valid whatever the call does.
+        let signal = unsafe { libc::sigwaitinfo(set, info.as_mut_ptr()) };
+        match check(signal) {
+            // SAFETY: a valid siginfo_t, see above. What the kernel itself sends has a positive code (sigaction(2)).
+            Ok(_) => return Ok((signal, unsafe { info.assume_init_ref() }.si_code <= 0)),
+            Err(Errno(libc::EINTR)) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// As on Linux, where who sent it cannot be told: the two that a terminal has keys for are taken to be its own.
+#[cfg(not(target_os = "linux"))]
+fn wait_for(set: &libc::sigset_t) -> SysResult<(i32, bool)> {
+    let mut signal = 0;
+    loop {
+        // SAFETY: `set` is initialised, `signal` may be written, and both live through the call.
+        match unsafe { libc::sigwait(set, &mut signal) } {
+            0 => return Ok((signal, ![libc::SIGINT, libc::SIGQUIT].contains(&signal))),
+            libc::EINTR => {}
+            number => return Err(Errno(number)),
+        }
+    }
+}
+
+/// Waits until a child has ended, and leaves it to be reaped: until then its number is no other's (waitid(2), `WNOWAIT`).
+pub fn wait_ended(child: u32) -> SysResult<()> {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let pid = i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(Errno::EINVAL)?;
+    loop {
+        match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
 /// Makes writes to a closed pipe or socket fail with EPIPE instead of ending the process.
 pub fn ignore_sigpipe() -> SysResult<()> {
     ignore(libc::SIGPIPE)
@@ -71,12 +156,16 @@ fn ignore(signal: libc::c_int) -> SysResult<()> {
 
 /// The set of the signals in [`TERMINATE`].
 fn terminate_set() -> libc::sigset_t {
+    set_of(&TERMINATE)
+}
+
+fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set it is given; sigaddset then changes that set, with valid signal numbers.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for signal in TERMINATE {
-            libc::sigaddset(set.as_mut_ptr(), signal);
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), *signal);
         }
         set.assume_init()
     }

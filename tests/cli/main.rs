@@ -4,4 +4,5 @@ mod guide;
 mod history;
 mod mounted;
 mod plain;
+mod run;
 mod support;

@@ -100,7 +100,14 @@ impl Sandbox {
         let mut path = ours.into_os_string();
         path.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         let mut command = Command::new(program);
-        command.env_clear().env("PATH", path).env("HOME", &self.path).env("LC_ALL", "C.UTF-8").env("TZ", "UTC").env("COLUMNS", "100");
+        command
+            .env_clear()
+            .env("PATH", path)
+            .env("HOME", &self.path)
+            .env("LC_ALL", "C.UTF-8")
+            .env("TZ", "UTC")
+            .env("COLUMNS", "100")
+            .env("CKPTFS_TRIPWIRE", "off");
         command.current_dir(self.path.join(dir)).stdin(Stdio::null());
         command
     }

@@ -28,7 +28,9 @@ impl Counted {
         let backing = image.dir("project");
         fill(&backing);
         // What the sealer does is done ahead of need, by a thread that nobody waits for, and would be counted with whatever goes on meanwhile.
-        let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(variant.io).arg("--seal=off") };
+        // The tripwire counts what is destroyed. A mark of it would be a checkpoint that the baseline does not have: what was made within this minute and is
+        // seen by no checkpoint may go without one.
+        let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(variant.io).arg("--seal=off").arg("--tripwire=25/60s") };
         let mount = Mount::start(&backing, &opts);
         let client = connect(&backing);
         let mut counted = Counted { client, mount, backing, _image: image };

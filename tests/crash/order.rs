@@ -115,7 +115,9 @@ const JOURNAL_SYNCED: Duration = Duration::from_millis(2500);
 /// What the journal tells of and the disk does not have is taken back: an inode that was linked, renamed by the link and renamed again is where it was.
 fn renames_that_did_not_reach_the_disk_are_taken_back(v: Variant) {
     let wrong = differences_after(v, "", |root| {
-        fs::hard_link(root.join("d/f0"), root.join("d/link")).unwrap();
+        fs::rename(root.join("d/f0"), root.join("d/g0")).unwrap();
+        sh(root.parent().unwrap(), "sync -f .");
+        fs::hard_link(root.join("d/g0"), root.join("d/link")).unwrap();
         fs::create_dir(root.join("d/new")).unwrap();
         fs::rename(root.join("d/f1"), root.join("d/new/f1")).unwrap();
         ckptfs(root, "checkpoint");

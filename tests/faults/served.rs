@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Status, TreePath, VerbResult, Verbs};
+use ckptfs::engine::auto::AutoConfig;
 use ckptfs::engine::request::{Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow};
 use ckptfs::engine::{Config, Engine, IoChoice, SealMode};
 use ckptfs::sys::{self, Errno, Kind, SysResult};
@@ -71,6 +72,8 @@ impl Served {
             succession: None,
             seal: SealMode::Off,
             snapdir_mode: None,
+            auto: AutoConfig::default(),
+            hooks: None,
         };
         let engine = Engine::open(config)?;
         assert_eq!(engine.wants_passthrough(), self.passthrough);

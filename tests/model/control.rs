@@ -18,6 +18,11 @@ use super::world::{Handle, Snap, VIEWS, ViewFile, World, open};
 /// Longer than the daemon waits until it moves a closed epoch into the index.
 const IDLE: Duration = Duration::from_millis(400);
 
+/// The tripwire is on (`CKPTFS_TEST_TRIPWIRE=2/100ms`): there are checkpoints that the model has not made. Nothing that it has made may be other for it.
+fn marks_come_and_go() -> bool {
+    std::env::var("CKPTFS_TEST_TRIPWIRE").is_ok_and(|tripwire| tripwire != "off")
+}
+
 fn said(what: &str, error: &VerbError) -> String {
     format!("{what} failed: {}: {}", error.code, error.message)
 }
@@ -108,6 +113,8 @@ impl World {
                 return Err(format!("latest leads to {}, the newest is {}", target.display(), last.id));
             }
         }
+        let automatic = |name: &String| marks_come_and_go() && !expected.contains(name) && (name == "latest" || name.parse::<u64>().is_ok());
+        let names: BTreeSet<String> = names.into_iter().filter(|name| !automatic(name)).collect();
         if names == expected { Ok(()) } else { Err(format!(".snapshots lists {names:?}, expected {expected:?}")) }
     }
 
@@ -213,7 +220,9 @@ impl World {
     fn check_status(&mut self) -> Result<(), String> {
         let status = self.client()?.status().map_err(|error| said("status", &error))?;
         let latest = status.latest.map(|id| id.0);
-        if latest != self.snaps.last().map(|snap| snap.id) || status.checkpoints != self.snaps.len() as u64 {
+        let exact = latest == self.snaps.last().map(|snap| snap.id) && status.checkpoints == self.snaps.len() as u64;
+        let allowed = marks_come_and_go() && (self.snaps.is_empty() || latest == self.snaps.last().map(|snap| snap.id));
+        if !exact && !allowed {
             return Err(format!("status tells {} checkpoints, the latest {latest:?}", status.checkpoints));
         }
         if !status.warnings.is_empty() {
@@ -441,6 +450,9 @@ fn copy_below(from: &Tree, id: Id, to: &mut Tree, fresh: &mut HashMap<Id, Id>, n
 /// Without checkpoints the store keeps no versions.
 impl World {
     fn check_empty_layers(&self) -> Result<(), String> {
+        if marks_come_and_go() {
+            return Ok(());
+        }
         let cannot = |error: std::io::Error| format!("cannot list the layers: {error}");
         for epoch in std::fs::read_dir(self.root.join(".ckptfs/layers")).map_err(cannot)? {
             let objects = epoch.map_err(cannot)?.path().join("objects");

@@ -20,7 +20,8 @@
 //!                   2 Xattrs uint slot, list (bytes name, bytes value)
 //!                   3 Data   uint slot, option object, uint size, bool provisional
 //!                   4 Home   uint slot, place
-//! checkpoint  uint id, list text tags, text note, int created_ns, bool atomic, uint dirty, u8 reason (0 asked, 1 guard: uint restored)
+//! checkpoint  uint id, list text tags, text note, int created_ns, bool atomic, uint dirty, u8 reason (0 asked, 1 guard: uint restored,
+//!             2 directory: text, 3 automatic: u8 trigger (0 tripwire, 1 interval, 2 quiet))
 //! ```
 //! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved `list (uint slot, place)`; 4 Checkpoint `checkpoint`;
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
@@ -30,7 +31,7 @@
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Sealed, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Sealed, Trigger, Undo};
 use crate::sys::{Kind, Stat, Time, Xattrs};
 
 /// Most bytes of a name in a directory.
@@ -417,6 +418,14 @@ impl Writer<'_> {
                 self.byte(2);
                 self.bytes(name.as_bytes(), TAG_MAX)?;
             }
+            Reason::Auto { trigger } => {
+                self.byte(3);
+                self.byte(match trigger {
+                    Trigger::Tripwire => 0,
+                    Trigger::Interval => 1,
+                    Trigger::Quiet => 2,
+                });
+            }
         }
         Ok(())
     }
@@ -609,6 +618,15 @@ impl<'a> Reader<'a> {
         self.list(TAGS_MAX, |r| r.text(TAG_MAX))
     }
 
+    fn trigger(&mut self) -> Coded<Trigger> {
+        match self.byte()? {
+            0 => Ok(Trigger::Tripwire),
+            1 => Ok(Trigger::Interval),
+            2 => Ok(Trigger::Quiet),
+            _ => Err(CodecError::Unknown),
+        }
+    }
+
     fn checkpoint(&mut self) -> Coded<Checkpoint> {
         Ok(Checkpoint {
             id: CheckpointId(self.uint()?),
@@ -621,6 +639,7 @@ impl<'a> Reader<'a> {
                 0 => Reason::Asked,
                 1 => Reason::Guard { restored: CheckpointId(self.uint()?) },
                 2 => Reason::Directory { name: self.text(TAG_MAX)? },
+                3 => Reason::Auto { trigger: self.trigger()? },
                 _ => return Err(CodecError::Unknown),
             },
         })

@@ -76,6 +76,7 @@ fn records() -> Vec<Record> {
         Record::Moved { places: vec![(Slot(9), place(b"x")), (Slot(10), place(b"y"))] },
         Record::Checkpoint(checkpoint(Reason::Asked)),
         Record::Checkpoint(checkpoint(Reason::Guard { restored: CheckpointId(1) })),
+        Record::Checkpoint(checkpoint(Reason::Auto { trigger: Trigger::Interval })),
         Record::Tags { id: CheckpointId(1), tags: vec!["t".repeat(TAG_MAX)] },
         Record::Deleted { id: CheckpointId(1) },
         Record::Replacing { slot: Slot(5), place: place(b"z"), object: object(ObjectOrigin::Moved) },

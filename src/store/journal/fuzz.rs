@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
 use super::frame::{self, HEADER, Header, Link, Seen};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Sealed, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Sealed, Trigger, Undo};
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Stat, Time};
 
@@ -101,6 +101,7 @@ pub fn checkpoint() -> impl Strategy<Value = Checkpoint> {
         Just(Reason::Asked),
         number().prop_map(|id| Reason::Guard { restored: CheckpointId(id) }),
         text(TAG_MAX).prop_map(|name| Reason::Directory { name }),
+        prop::sample::select(vec![Trigger::Tripwire, Trigger::Interval, Trigger::Quiet]).prop_map(|trigger| Reason::Auto { trigger }),
     ];
     (number(), tags(), text(NOTE_MAX), any::<i64>(), any::<bool>(), number(), reason).prop_map(
         |(id, tags, note, created_ns, atomic, dirty, reason)| Checkpoint { id: CheckpointId(id), tags, note, created_ns, atomic, dirty, reason },

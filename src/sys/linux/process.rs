@@ -70,6 +70,12 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
     field(&stat, 22).ok_or(Errno::EIO)
 }
 
+/// The session of a process or thread (proc_pid_stat(5)). ENOENT if there is none of this number.
+pub fn process_session(pid: u32) -> SysResult<i32> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    field(&stat, 6).ok_or(Errno::EIO)
+}
+
 /// The name of a process or thread, as the kernel knows it: at most 15 bytes, chosen by itself, here without what is not UTF-8 (proc_pid_comm(5)).
 /// `None` if there is none of this number, as in another namespace.
 pub fn process_name(pid: u32) -> Option<String> {

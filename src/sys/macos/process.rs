@@ -33,6 +33,16 @@ pub fn drop_cap_fsetid_for<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
+/// The session of a process (getsid(2)).
+pub fn process_session(pid: u32) -> SysResult<i32> {
+    let pid = i32::try_from(pid).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: getsid(2) takes an integer and touches no memory of ours.
+    match unsafe { libc::getsid(pid) } {
+        -1 => Err(last_errno()),
+        session => Ok(session),
+    }
+}
+
 /// When process `pid` started, in microseconds since 1970: with the number, it names one process for good
 /// (proc_pidinfo, `PROC_PIDTBSDINFO`). ESRCH as ENOENT when there is none.
 pub fn process_starttime(pid: i32) -> SysResult<u64> {

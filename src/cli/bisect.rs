@@ -1,0 +1,239 @@
+//! `ckptfs bisect`: finds the first checkpoint in which a test fails, by running it in the tree as it was.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde::Serialize;
+
+use super::error::{Failure, Outcome, error, hinted, io_error};
+use super::run::{execute, shown};
+use super::{Context, launch, locate};
+use crate::engine::api::{CheckpointInfo, Query, StateName, VerbResult};
+use crate::store::ids::CheckpointId;
+
+/// The test cannot tell.
+const SKIP_STATUS: u8 = 125;
+/// A status above this ends the search; with it `run` also says that it could not show the past.
+const BAD_STATUS_MAX: u8 = 127;
+
+/// Find the first checkpoint in which a test fails
+///
+/// Runs TEST in the tree as it was at one checkpoint after the other, everything included that was there, ignored and untracked files too. Exit status 0
+/// of TEST is good, 125 cannot tell, everything else up to 127 is bad, and what is above ends the search. Its output goes to stderr.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A checkpoint in which TEST succeeds
+    #[arg(value_name = "GOOD")]
+    good: String,
+    /// A later one in which it fails
+    #[arg(value_name = "BAD")]
+    bad: String,
+    /// Append what was tried to this file, a line of JSON each
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// The test, and what belongs to it
+    #[arg(value_name = "TEST", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    test: Vec<OsString>,
+}
+
+/// What a test said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Good,
+    Bad,
+    Skip,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Step {
+    id: CheckpointId,
+    status: u8,
+    result: Verdict,
+}
+
+#[derive(Serialize)]
+struct Found<'a> {
+    /// The first bad one; missing where the test could not tell of all that may be it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_bad: Option<&'a CheckpointInfo>,
+    /// What may be the first bad one, oldest first.
+    candidates: Vec<CheckpointId>,
+    steps: &'a [Step],
+}
+
+/// What is known of a row of checkpoints, of which the first is good and the last bad.
+#[derive(Debug)]
+struct Search {
+    length: usize,
+    /// The last that is known to be good, and the first that is known to be bad.
+    good: usize,
+    bad: usize,
+    skipped: BTreeSet<usize>,
+}
+
+impl Search {
+    fn new(length: usize) -> Search {
+        Search { length, good: 0, bad: length.saturating_sub(1), skipped: BTreeSet::new() }
+    }
+
+    /// Which one to try next: the nearest to the middle that can tell. `None`: nothing is left to be tried.
+    fn next(&self) -> Option<usize> {
+        let middle = self.good + (self.bad - self.good) / 2;
+        let between = self.good + 1..self.bad;
+        between.filter(|index| !self.skipped.contains(index)).min_by_key(|index| (index.abs_diff(middle), *index))
+    }
+
+    fn tried(&mut self, index: usize, verdict: Verdict) {
+        match verdict {
+            Verdict::Good => self.good = index,
+            Verdict::Bad => self.bad = index,
+            Verdict::Skip => {
+                self.skipped.insert(index);
+            }
+        }
+    }
+
+    /// What may be the first bad one: one, unless the test could not tell.
+    fn candidates(&self) -> std::ops::RangeInclusive<usize> {
+        self.good + 1..=self.bad.min(self.length.saturating_sub(1))
+    }
+
+    /// How often the test will be run yet, about.
+    fn left(&self) -> u32 {
+        (self.bad - self.good).max(1).ilog2()
+    }
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let mut served = locate::served(context.dir())?;
+    let row = row(&args, &mut served)?;
+    let mut log = args.log.as_ref().map(|path| open_log(path)).transpose()?;
+    let mut search = Search::new(row.len());
+    let mut steps = Vec::new();
+    while let Some(index) = search.next() {
+        let Some(checkpoint) = row.get(index) else { break };
+        let left = search.left();
+        context.out.talk(&format!("checkpoint {}: {} between, about {left} more to try", checkpoint.id, search.bad - search.good - 1));
+        let step = try_one(checkpoint.id, &args, &served)?;
+        if let Some(log) = &mut log {
+            let line = serde_json::to_string(&step).map_err(|cause| error("internal", cause.to_string()))?;
+            writeln!(log, "{line}").map_err(|cause| io_error("the log", cause))?;
+        }
+        context.out.talk(&format!("checkpoint {} is {}", step.id, word(step.result)));
+        search.tried(index, step.result);
+        steps.push(step);
+    }
+    tell(&row, &search, &steps, context)
+}
+
+/// The checkpoints from the good one to the bad one, oldest first.
+fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInfo>> {
+    let mut end = |name: &str| served.client.show(StateName(name.to_owned()));
+    let (good, bad) = (end(&args.good)?, end(&args.bad)?);
+    if good.id >= bad.id {
+        let message = format!("checkpoint {} (good) is not older than {} (bad)", good.id, bad.id);
+        return Err(hinted("bad-range", message, "name the good one first; to find what repaired something, let TEST fail where it is repaired"));
+    }
+    let mut row = served.client.find(Query::default())?;
+    row.retain(|checkpoint| (good.id..=bad.id).contains(&checkpoint.id));
+    row.reverse();
+    Ok(row)
+}
+
+/// Runs the test in one checkpoint.
+fn try_one(id: CheckpointId, args: &Args, served: &locate::Served) -> Result<Step, Failure> {
+    let mut command: Vec<OsString> = vec![launch::program().into(), "-C".into(), served.cwd.clone().into()];
+    command.extend(["run".into(), "--bisecting".into(), "--at".into(), id.to_string().into(), "--".into()]);
+    command.extend(args.test.iter().cloned());
+    let stderr = std::io::stderr().as_fd().try_clone_to_owned().map_err(|cause| io_error("stderr", cause))?;
+    let status = execute(&command, std::path::Path::new("/"), Some(Stdio::from(stderr)))?.code();
+    let result = match status {
+        0 => Verdict::Good,
+        SKIP_STATUS => Verdict::Skip,
+        1..=BAD_STATUS_MAX => Verdict::Bad,
+        _ => {
+            let message = format!("{} ended with status {status} in checkpoint {id}: the search ends", shown(&args.test));
+            return Err(hinted("test-aborted", message, "up to 127 is bad, 125 cannot tell, 0 is good").into());
+        }
+    };
+    Ok(Step { id, status, result })
+}
+
+fn tell(row: &[CheckpointInfo], search: &Search, steps: &[Step], context: &mut Context) -> Outcome {
+    let candidates: Vec<&CheckpointInfo> = search.candidates().filter_map(|index| row.get(index)).collect();
+    let first_bad = match candidates.as_slice() {
+        [one] => Some(*one),
+        _ => None,
+    };
+    let out = &mut context.out;
+    if out.json {
+        out.json(&Found { first_bad, candidates: candidates.iter().map(|found| found.id).collect(), steps })?;
+    } else if let Some(first_bad) = first_bad {
+        super::log::print_checkpoints(std::slice::from_ref(first_bad), out)?;
+        let before = search.good;
+        if let Some(before) = row.get(before) {
+            out.talk(&format!("checkpoint {} is the first bad one; what changed: ckptfs diff {} {}", first_bad.id, before.id, first_bad.id));
+        }
+    } else {
+        let all: Vec<CheckpointInfo> = candidates.into_iter().cloned().collect();
+        super::log::print_checkpoints(&all, out)?;
+        out.talk("the test could not tell: the first bad one is one of these");
+    }
+    if first_bad.is_some() { Ok(()) } else { Err(Failure::No) }
+}
+
+fn open_log(path: &std::path::Path) -> VerbResult<std::fs::File> {
+    std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(|cause| io_error(path.display(), cause))
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Good => "good",
+        Verdict::Bad => "bad",
+        Verdict::Skip => "skipped",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The searches for a first bad one in rows of every length, each of which must find it in about log2 steps.
+    #[test]
+    fn the_first_bad_one_is_found_in_few_steps() {
+        for length in 2..70_usize {
+            for first_bad in 1..length {
+                let (mut search, mut steps) = (Search::new(length), 0);
+                while let Some(index) = search.next() {
+                    search.tried(index, if index < first_bad { Verdict::Good } else { Verdict::Bad });
+                    steps += 1;
+                }
+                assert_eq!(search.candidates(), first_bad..=first_bad, "{length} {first_bad}");
+                assert!(steps <= length.ilog2() + 1, "{steps} of {length}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_told_leaves_all_that_it_may_be() {
+        let mut search = Search::new(9);
+        while let Some(index) = search.next() {
+            search.tried(
+                index,
+                if (3..6).contains(&index) {
+                    Verdict::Skip
+                } else if index < 3 {
+                    Verdict::Good
+                } else {
+                    Verdict::Bad
+                },
+            );
+        }
+        assert_eq!(search.candidates(), 3..=6);
+    }
+}

@@ -1,0 +1,255 @@
+//! Checkpoints that nobody asks for: at intervals, when it becomes quiet, and what becomes of those that the tripwire makes.
+//!
+//! One thread, which sleeps for good where nothing of it is asked for and no mark of the tripwire is to be decided upon. It holds no lock while it
+//! waits, and the engine only for a round.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use super::api::CheckpointOptions;
+use super::tripwire::Decision;
+use crate::history::view::State;
+use crate::store::ids::{CheckpointId, Slot};
+use crate::store::record::{Actor, Reason, Trigger};
+use crate::sys;
+use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::{SysResult, Time};
+
+/// Nothing is to be done: the thread sleeps until it is woken, and looks at the clock nevertheless once in a while.
+const ASLEEP: Duration = Duration::from_secs(3600);
+/// The shortest and the longest pause between two looks at whether it is quiet.
+const LOOK_MIN: Duration = Duration::from_millis(20);
+const LOOK_MAX: Duration = Duration::from_secs(1);
+/// What could not be done is tried again after so long.
+const RETRY: Duration = Duration::from_secs(5);
+/// The end of a mount waits so long for a round that is under way.
+const STOP_MAX: Duration = Duration::from_secs(20);
+
+/// Which checkpoints are made by the daemon itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AutoConfig {
+    /// Before bursts of destructive operations; `None`: not.
+    pub tripwire: Option<TripwireConfig>,
+    /// So often, if something has changed.
+    pub every: Option<Duration>,
+    /// When something has changed, and then nothing was for so long.
+    pub quiet: Option<Duration>,
+}
+
+/// What a burst is: more than so many destructive operations of one tree of processes in that time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TripwireConfig {
+    /// So many are none yet.
+    pub count: u32,
+    /// Within this time.
+    pub within: Duration,
+}
+
+/// What changes as soon as somebody changes anything in the tree, with or without a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stir {
+    requests: u64,
+    recordings: u64,
+    hot: Vec<(Slot, u64, Time, Time)>,
+}
+
+/// The thread, and what it knows.
+#[derive(Default)]
+pub(super) struct Auto {
+    state: Mutex<ThreadState>,
+    changed: Condvar,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct ThreadState {
+    stop: bool,
+    running: bool,
+    woken: bool,
+}
+
+/// What was seen of the tree.
+#[derive(Default)]
+struct Seen {
+    stir: Stir,
+    /// Since when it is so.
+    since: Option<Instant>,
+    /// Nothing has changed since the checkpoint that was made of it.
+    done: bool,
+    /// When an interval began.
+    interval: Option<Instant>,
+}
+
+impl Auto {
+    pub(super) fn start(engine: &Arc<Engine>) -> std::io::Result<()> {
+        let config = engine.config.auto;
+        if config == AutoConfig::default() {
+            return Ok(());
+        }
+        let weak = Arc::downgrade(engine);
+        engine.auto.state.lock().running = true;
+        let spawned = std::thread::Builder::new().name("auto".into()).spawn(move || run(&weak));
+        if spawned.is_err() {
+            engine.auto.state.lock().running = false;
+        }
+        spawned.map(drop)
+    }
+
+    /// Has the thread look at once.
+    pub(super) fn wake(&self) {
+        self.state.lock().woken = true;
+        self.changed.notify_all();
+    }
+
+    /// Asks the thread to end and waits until it has, but not for ever.
+    pub(super) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stop = true;
+        self.changed.notify_all();
+        let until = Instant::now() + STOP_MAX;
+        while state.running {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::error!("an automatic checkpoint does not end");
+                return;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+
+    /// Waits for so long, or until it is woken; `false`: the thread shall end.
+    fn wait(&self, pause: Duration) -> bool {
+        let mut state = self.state.lock();
+        let until = Instant::now() + pause;
+        loop {
+            if state.stop {
+                return false;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if std::mem::take(&mut state.woken) || left.is_zero() {
+                return true;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+}
+
+fn run(engine: &Weak<Engine>) {
+    let mut pause = Duration::ZERO;
+    while let Some(engine) = engine.upgrade() {
+        if !engine.auto.wait(pause) {
+            engine.auto.state.lock().running = false;
+            engine.auto.changed.notify_all();
+            return;
+        }
+        pause = engine.auto_round();
+    }
+}
+
+/// The daemon itself, for the record.
+fn daemon() -> Actor {
+    let (uid, gid) = sys::ids();
+    Actor { uid, gid, pid: std::process::id(), process: "ckptfs".into() }
+}
+
+impl Engine {
+    /// Does what is due; when to look again.
+    fn auto_round(&self) -> Duration {
+        let mut pause = self.decide_marks();
+        if let Some(every) = self.config.auto.every {
+            pause = pause.min(self.interval_round(every));
+        }
+        if let Some(quiet) = self.config.auto.quiet {
+            pause = pause.min(self.quiet_round(quiet));
+        }
+        pause
+    }
+
+    /// Takes back the marks that no burst followed.
+    fn decide_marks(&self) -> Duration {
+        let Some(tripwire) = &self.tripwire else { return ASLEEP };
+        let Decision { take_back, next } = tripwire.decide(Instant::now());
+        for id in take_back {
+            self.take_back_mark(id);
+        }
+        if tripwire.take_changed() {
+            self.snapdir_changed();
+        }
+        next.unwrap_or(ASLEEP)
+    }
+
+    /// A mark that somebody has given a name to is theirs.
+    fn take_back_mark(&self, id: CheckpointId) {
+        let ours = self.timeline().checkpoint(id).is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
+        if !ours {
+            return;
+        }
+        match self.delete_checkpoint(&daemon(), id) {
+            Ok(_) => tracing::debug!(%id, "no burst followed: the mark is taken back"),
+            Err(error) => tracing::warn!(%error.message, %id, "a mark that no burst followed stays"),
+        }
+        self.snapdir_changed();
+    }
+
+    fn interval_round(&self, every: Duration) -> Duration {
+        let began = *self.auto.seen.lock().interval.get_or_insert_with(Instant::now);
+        let left = (began + every).saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return left;
+        }
+        let made = self.make_automatic(Trigger::Interval);
+        self.auto.seen.lock().interval = Some(Instant::now());
+        if made { every } else { every.min(RETRY.max(LOOK_MIN)) }
+    }
+
+    fn quiet_round(&self, quiet: Duration) -> Duration {
+        let look = (quiet / 4).clamp(LOOK_MIN, LOOK_MAX);
+        let Ok(stir) = self.stir() else { return look };
+        let now = Instant::now();
+        let due = {
+            let mut seen = self.auto.seen.lock();
+            if seen.stir != stir || seen.since.is_none() {
+                (seen.stir, seen.since, seen.done) = (stir, Some(now), false);
+            }
+            !seen.done && seen.since.is_some_and(|since| now.duration_since(since) >= quiet)
+        };
+        if due {
+            let made = self.make_automatic(Trigger::Quiet);
+            // What the checkpoint itself has done is no change.
+            let stir = self.stir().unwrap_or_default();
+            let mut seen = self.auto.seen.lock();
+            (seen.stir, seen.done) = (stir, made);
+            if !made {
+                seen.since = Some(now);
+            }
+        }
+        look
+    }
+
+    /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be tried again.
+    fn make_automatic(&self, trigger: Trigger) -> bool {
+        if self.timeline().dirty() == 0 && self.timeline().last().is_some() {
+            return true;
+        }
+        if let Some(last) = self.timeline().last() {
+            self.settle();
+            match self.compare(State::At(last), State::Live, b"") {
+                Ok(changes) if changes.is_empty() => return true,
+                Ok(_) => {}
+                Err(errno) => {
+                    tracing::warn!(%errno, "whether an automatic checkpoint is needed cannot be told");
+                    return false;
+                }
+            }
+        }
+        let made = self.checkpoint_with_hooks(&daemon(), &CheckpointOptions::default(), Reason::Auto { trigger });
+        self.snapdir_changed();
+        made.inspect_err(|error| tracing::warn!(%error.message, "an automatic checkpoint was not made")).is_ok()
+    }
+
+    /// See [`Stir`].
+    pub(super) fn stir(&self) -> SysResult<Stir> {
+        Ok(Stir { requests: self.counts.changes(), recordings: self.timeline().recordings(), hot: self.live.hot_state()? })
+    }
+}

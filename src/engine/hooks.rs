@@ -1,0 +1,209 @@
+//! Commands of the owner around checkpoints and restores: `pre-checkpoint`, `post-checkpoint`, `pre-restore`, `post-restore`.
+//!
+//! **Who runs what.** The daemon runs them, as the user that it runs as, and only out of a directory that was named when the tree was mounted. A hook is
+//! never looked for in the tree or in its store: whoever may write there, a container that has the volume for one, must not choose what root runs. The
+//! directory and each hook must belong to that user, or to root, and nobody else may write to them.
+//!
+//! **Locking.** Hooks run one operation at a time, and hold nothing that a request needs: a hook reads and writes the mount like anybody. What a hook
+//! itself asks for (`ckptfs checkpoint` in `pre-restore`) is done without hooks.
+
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use super::api::{CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, VerbError, VerbResult};
+use crate::store::record::{Actor, Reason};
+use crate::sys;
+use crate::sys::lock::{Mutex, Rank};
+
+/// What a hook says on stderr is told up to so many bytes.
+const SAID_BYTES_MAX: u64 = 4096;
+/// How long is waited for that after the hook has ended: what it started may hold its stderr open.
+const SAID_WAIT: Duration = Duration::from_millis(200);
+/// Between two looks at whether a hook has ended.
+const LOOK: Duration = Duration::from_millis(1);
+const LOOK_MAX: Duration = Duration::from_millis(20);
+/// Bits of a mode that let others write.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// What runs a hook: the daemon's umask is not for it.
+const SHELL: &str = "/bin/sh";
+const RUN: &str = "umask 022 && exec \"$0\"";
+
+/// Where hooks are, and how long one may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HooksConfig {
+    /// A directory outside of the tree.
+    pub dir: PathBuf,
+    /// Longer, and it is killed and has failed.
+    pub timeout: Duration,
+}
+
+pub(super) struct Hooks {
+    config: HooksConfig,
+    one_at_a_time: Mutex<()>,
+    /// The process group of the hook that runs.
+    group: AtomicI32,
+    /// What was wrong with the last one that ran after something.
+    failure: Mutex<Option<String>>,
+}
+
+/// What a hook is for: the variables that it gets.
+type Variables = Vec<(&'static str, String)>;
+
+impl Hooks {
+    pub(super) fn new(config: HooksConfig) -> Hooks {
+        Hooks { config, one_at_a_time: Mutex::ranked(Rank::Hooked, ()), group: AtomicI32::new(0), failure: Mutex::default() }
+    }
+
+    /// What somebody should know.
+    pub(super) fn warning(&self) -> Option<String> {
+        self.failure.lock().clone()
+    }
+
+    /// Who asks is a hook, or was started by one.
+    fn is_hook(&self, by: &Actor) -> bool {
+        let group = self.group.load(Ordering::SeqCst);
+        group > 0 && sys::process_group(by.pid) == Some(group)
+    }
+
+    /// Runs a hook, if there is one of this name; what is wrong if it failed.
+    fn run(&self, name: &str, mount: &Path, variables: &Variables) -> Result<(), String> {
+        let path = self.config.dir.join(name);
+        match std::fs::metadata(&path) {
+            Ok(_) => {}
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(cause) => return Err(format!("the hook {} cannot be looked at: {cause}", path.display())),
+        }
+        check_trust(&self.config.dir)?;
+        check_trust(&path)?;
+        let mut command = Command::new(SHELL);
+        command.args(["-c", RUN]).arg(&path).current_dir(mount).process_group(0);
+        command.env("CKPTFS_HOOK", name).env("CKPTFS_MOUNT", mount).envs(variables.iter().map(|(key, value)| (*key, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        sys::start_unblocked(&mut command);
+        let mut child = command.spawn().map_err(|cause| format!("the hook {name} cannot be run: {cause}"))?;
+        let group = i32::try_from(child.id()).unwrap_or(0);
+        self.group.store(group, Ordering::SeqCst);
+        let said = listen(&mut child);
+        let ended = wait(&mut child, self.config.timeout);
+        if ended.is_none() {
+            // All that it started goes with it.
+            let _ = sys::kill_group(group, SIGKILL);
+            let _ = child.wait();
+        }
+        self.group.store(0, Ordering::SeqCst);
+        let said = said.recv_timeout(SAID_WAIT).unwrap_or_default();
+        let said = said.trim();
+        match ended {
+            Some(status) if status.success() => Ok(()),
+            Some(status) if said.is_empty() => Err(format!("the hook {name} failed ({status})")),
+            Some(_) => Err(format!("the hook {name} failed: {said}")),
+            None => Err(format!("the hook {name} did not end within {:?} and was killed", self.config.timeout)),
+        }
+    }
+}
+
+/// The same number on every system that there is.
+const SIGKILL: i32 = 9;
+
+/// Reads what a child says on stderr, from a thread of its own: whoever holds the other end open does not keep us.
+fn listen(child: &mut Child) -> Receiver<String> {
+    let (tell, said) = channel();
+    if let Some(stderr) = child.stderr.take() {
+        let read = move || {
+            let mut bytes = Vec::new();
+            let _ = stderr.take(SAID_BYTES_MAX).read_to_end(&mut bytes);
+            let _ = tell.send(String::from_utf8_lossy(&bytes).into_owned());
+        };
+        if let Err(error) = std::thread::Builder::new().name("hook".into()).spawn(read) {
+            tracing::warn!(%error, "what a hook says is not heard");
+        }
+    }
+    said
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let (started, mut pause) = (Instant::now(), LOOK);
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if started.elapsed() < limit => std::thread::sleep(pause),
+            Ok(None) | Err(_) => return None,
+        }
+        pause = (pause * 2).min(LOOK_MAX);
+    }
+}
+
+/// Nobody but the user of the daemon, or root, can have chosen what this does.
+fn check_trust(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    let found = std::fs::metadata(path).map_err(|cause| format!("{shown}: {cause}"))?;
+    let (uid, _) = sys::ids();
+    if found.uid() != uid && found.uid() != 0 {
+        return Err(format!("{shown} belongs to user {}, and is not run as user {uid}", found.uid()));
+    }
+    if found.mode() & WRITABLE_BY_OTHERS != 0 {
+        return Err(format!("{shown} can be written by others than its owner, and is not run (chmod go-w)"));
+    }
+    Ok(())
+}
+
+impl Engine {
+    /// Makes a checkpoint between its hooks.
+    pub(super) fn checkpoint_with_hooks(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
+        let variables = vec![("CKPTFS_NOTE", options.note.clone()), ("CKPTFS_TAGS", options.tags.join(" "))];
+        self.hooked(by, "checkpoint", variables, || self.make_checkpoint(by, options, reason), |made| vec![("CKPTFS_ID", made.id.to_string())])
+    }
+
+    /// Restores between its hooks; a dry run has none.
+    pub(super) fn restore_with_hooks(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
+        if options.dry_run {
+            return self.restore_to(by, options);
+        }
+        let target = self.checkpoint_id(&options.to)?;
+        let variables = vec![("CKPTFS_ID", target.to_string())];
+        let after = |restored: &Restored| {
+            let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
+            [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
+        };
+        self.hooked(by, "restore", variables, || self.restore_to(by, options), after)
+    }
+
+    /// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so that what was quiesced goes on; it is told what
+    /// became of it.
+    fn hooked<T>(
+        &self,
+        by: &Actor,
+        verb: &'static str,
+        mut variables: Variables,
+        act: impl FnOnce() -> VerbResult<T>,
+        known_after: impl FnOnce(&T) -> Variables,
+    ) -> VerbResult<T> {
+        let Some(hooks) = self.hooks.as_ref().filter(|hooks| !hooks.is_hook(by)) else { return act() };
+        let _one_at_a_time = hooks.one_at_a_time.lock();
+        variables.extend([("CKPTFS_VERB", verb.to_owned()), ("CKPTFS_UID", by.uid.to_string()), ("CKPTFS_PID", by.pid.to_string())]);
+        let mount = &self.config.mount;
+        hooks.run(&format!("pre-{verb}"), mount, &variables).map_err(|why| VerbError {
+            code: "hook-failed".into(),
+            message: format!("the {verb} was not made: {why}"),
+            hint: Some(format!("hooks are in {}", hooks.config.dir.display())),
+        })?;
+        let done = act();
+        variables.push(("CKPTFS_RESULT", if done.is_ok() { "done" } else { "failed" }.to_owned()));
+        if let Ok(done) = &done {
+            variables.extend(known_after(done));
+        }
+        let ended = hooks.run(&format!("post-{verb}"), mount, &variables);
+        if let Err(why) = &ended {
+            tracing::warn!("{why}");
+        }
+        *hooks.failure.lock() = ended.err();
+        done
+    }
+}

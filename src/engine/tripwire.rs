@@ -1,0 +1,404 @@
+//! The tripwire: a checkpoint just before a burst of destructive operations (docs/adr/0014-tripwire.md).
+//!
+//! Nobody knows of the first operation whether a burst will follow. So before the first one of a process, if something has changed since the last
+//! checkpoint, a **mark** is made: a checkpoint like any other, but for the reason that it gives. If the process, or the tree of processes that it is
+//! of, goes on and destroys more than so much in so short a time, that is a burst, and the mark stays. If it becomes quiet instead, the mark is taken
+//! back, as a checkpoint is deleted, which costs what was captured since.
+//!
+//! Destructive are unlink, rmdir, a rename over something, and emptying a file. A file that no checkpoint can see and that was written just now is
+//! somebody's temporary file: to remove it makes no mark.
+//!
+//! **Cost.** An operation takes a leaf lock twice and looks into small tables. `/proc` is read only when there were more operations in the time than
+//! one tree may make, once for each process, to tell whether they are of one. A mark is made at most once in the time, whoever destroys.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use super::auto::TripwireConfig;
+use super::request::Caller;
+use crate::store::ids::CheckpointId;
+use crate::store::record::{Reason, Trigger};
+use crate::sys;
+use crate::sys::SysResult;
+use crate::sys::lock::Mutex;
+
+/// Processes that are remembered; when there are more, those are forgotten that have done nothing lately.
+const PROCESSES_MAX: usize = 1024;
+/// Marks that are not decided upon; the oldest of more is taken back.
+const MARKS_MAX: usize = 8;
+/// Processes that are known to rely on a mark; of more, the newest counts.
+const USERS_MAX: usize = 256;
+/// Where several processes made the last operations, whether they are a burst is asked again after this part of as many.
+const LOOKS: usize = 4;
+/// Whether a mark can be taken back is asked after this part of the time, and never more often than this.
+const DECIDE_MIN: Duration = Duration::from_millis(20);
+
+pub(super) struct Tripwire {
+    config: TripwireConfig,
+    state: Mutex<State>,
+    /// A mark was made: the kernel may remember which is the newest checkpoint.
+    changed: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// The newest operations, one more than makes no burst.
+    last: VecDeque<(Instant, u32)>,
+    /// When each process last destroyed something.
+    processes: HashMap<u32, Instant>,
+    /// The session of each process, as far as it was asked for.
+    sessions: HashMap<u32, Option<i32>>,
+    /// When it was last seen to that the state before is kept: a mark was made, or nothing had changed.
+    marked: Option<Instant>,
+    /// Those that are not decided upon, oldest first.
+    marks: Vec<Mark>,
+    burst: Option<Burst>,
+    /// Operations since it was last asked whether there is a burst.
+    unlooked: usize,
+}
+
+struct Mark {
+    id: CheckpointId,
+    users: Vec<u32>,
+}
+
+struct Burst {
+    session: Option<i32>,
+    last: Instant,
+    processes: HashSet<u32>,
+}
+
+/// What is to become of the marks.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Decision {
+    pub(super) take_back: Vec<CheckpointId>,
+    /// When to ask again.
+    pub(super) next: Option<Duration>,
+}
+
+/// What is to be done before an operation.
+#[derive(Debug, PartialEq, Eq)]
+enum Before {
+    Nothing,
+    /// A mark, unless the process is of the tree that makes the burst: its session is to be asked for.
+    Mark {
+        in_burst: Option<Option<i32>>,
+    },
+}
+
+impl Tripwire {
+    pub(super) fn new(config: TripwireConfig) -> Tripwire {
+        Tripwire { config, state: Mutex::default(), changed: AtomicBool::new(false) }
+    }
+
+    /// Whether a mark was made since this was last asked.
+    pub(super) fn take_changed(&self) -> bool {
+        self.changed.swap(false, Ordering::SeqCst)
+    }
+
+    fn before(&self, pid: u32, now: Instant) -> Before {
+        let (mut state, within) = (self.state.lock(), self.config.within);
+        let lately = |then: &Instant| now.duration_since(*then) < within;
+        if state.processes.get(&pid).is_some_and(lately) {
+            return Before::Nothing;
+        }
+        if state.burst.as_ref().is_some_and(|burst| lately(&burst.last) && burst.processes.contains(&pid)) {
+            return Before::Nothing;
+        }
+        if state.marked.as_ref().is_some_and(lately) {
+            if let Some(mark) = state.marks.last_mut() {
+                let full = mark.users.len() >= USERS_MAX;
+                match mark.users.last_mut().filter(|_| full) {
+                    Some(last) => *last = pid,
+                    None => mark.users.push(pid),
+                }
+            }
+            return Before::Nothing;
+        }
+        Before::Mark { in_burst: state.burst.as_ref().filter(|burst| lately(&burst.last)).map(|burst| burst.session) }
+    }
+
+    /// The process is of the tree that makes the burst.
+    fn joins(&self, pid: u32) {
+        if let Some(burst) = &mut self.state.lock().burst {
+            burst.processes.insert(pid);
+        }
+    }
+
+    /// The state before is kept: in a mark, or, where nothing had changed, in the checkpoint before. The oldest of too many marks is given back.
+    fn marked(&self, pid: u32, mark: Option<CheckpointId>, now: Instant) -> Option<CheckpointId> {
+        let mut state = self.state.lock();
+        state.marked = Some(now);
+        state.processes.insert(pid, now);
+        let id = mark?;
+        self.changed.store(true, Ordering::SeqCst);
+        state.marks.push(Mark { id, users: vec![pid] });
+        (state.marks.len() > MARKS_MAX).then(|| state.marks.remove(0).id)
+    }
+
+    /// Counts an operation that was done. The processes that made the last ones, if these may be a burst.
+    fn after(&self, pid: u32, now: Instant) -> Option<Vec<u32>> {
+        let (mut state, within) = (self.state.lock(), self.config.within);
+        let lately = |then: &Instant| now.duration_since(*then) < within;
+        if state.processes.len() >= PROCESSES_MAX {
+            state.processes.retain(|_, then| lately(then));
+            state.sessions.clear();
+        }
+        state.processes.insert(pid, now);
+        state.last.push_back((now, pid));
+        let count = self.config.count as usize;
+        while state.last.len() > count.saturating_add(1) {
+            state.last.pop_front();
+        }
+        if let Some(burst) = state.burst.as_mut().filter(|burst| lately(&burst.last) && burst.processes.contains(&pid)) {
+            burst.last = now;
+            return None;
+        }
+        let many = state.last.len() > count && state.last.front().is_some_and(|(first, _)| lately(first));
+        state.unlooked = state.unlooked.saturating_add(1);
+        let alone = state.last.iter().all(|(_, other)| *other == pid);
+        if !many || !(alone || state.unlooked >= (count / LOOKS).max(1)) {
+            return None;
+        }
+        state.unlooked = 0;
+        Some(state.last.iter().map(|(_, pid)| *pid).collect())
+    }
+
+    /// Whether one tree of processes made more of these than it may without it being a burst. Those whose process is gone count for the tree of the
+    /// last one: tools that start another process for each file are like that. Then the marks that they rely on stay.
+    fn judge(&self, pids: &[u32], now: Instant, session_of: impl Fn(u32) -> Option<i32>) -> Vec<CheckpointId> {
+        let mut sessions: HashMap<u32, Option<i32>> = {
+            let known = &self.state.lock().sessions;
+            pids.iter().filter_map(|pid| Some((*pid, *known.get(pid)?))).collect()
+        };
+        for pid in pids {
+            sessions.entry(*pid).or_insert_with(|| session_of(*pid));
+        }
+        let last = pids.last().and_then(|pid| sessions.get(pid)).copied().flatten();
+        let is_its = |pid: &&u32| sessions.get(pid).copied().flatten().is_none_or(|session| Some(session) == last);
+        let its: HashSet<u32> = pids.iter().filter(is_its).copied().collect();
+        let count = pids.iter().filter(is_its).count();
+        let mut state = self.state.lock();
+        state.sessions.extend(sessions);
+        if count <= self.config.count as usize {
+            return Vec::new();
+        }
+        let (kept, open) = std::mem::take(&mut state.marks).into_iter().partition(|mark| mark.users.iter().any(|user| its.contains(user)));
+        state.marks = open;
+        let kept: Vec<Mark> = kept;
+        state.burst = Some(Burst { session: last, last: now, processes: its });
+        kept.into_iter().map(|mark| mark.id).collect()
+    }
+
+    /// Which marks are to be taken back: those whose processes have all become quiet.
+    pub(super) fn decide(&self, now: Instant) -> Decision {
+        let (mut state, within) = (self.state.lock(), self.config.within);
+        let State { processes, marks, .. } = &mut *state;
+        let active = |pid: &u32| processes.get(pid).is_some_and(|then| now.duration_since(*then) < within);
+        let mut take_back = Vec::new();
+        marks.retain_mut(|mark| {
+            mark.users.retain(active);
+            if mark.users.is_empty() {
+                take_back.push(mark.id);
+            }
+            !mark.users.is_empty()
+        });
+        let next = (!marks.is_empty()).then(|| (within / 2).max(DECIDE_MIN));
+        Decision { take_back, next }
+    }
+}
+
+impl Engine {
+    /// Does something that may destroy: the state before is kept if this may be the beginning of a burst. `destroys` is asked only then; `destroyed`
+    /// says whether something was.
+    pub(super) fn destroying<T>(
+        &self,
+        caller: Caller,
+        destroys: impl FnOnce() -> bool,
+        act: impl FnOnce() -> SysResult<T>,
+        destroyed: impl FnOnce(&T) -> bool,
+    ) -> SysResult<T> {
+        let Some(tripwire) = &self.tripwire else { return act() };
+        let before = tripwire.before(caller.pid, Instant::now());
+        if let Before::Mark { in_burst } = before
+            && destroys()
+        {
+            if in_burst.is_some_and(|session| session == sys::process_session(caller.pid).ok()) {
+                tripwire.joins(caller.pid);
+            } else {
+                self.make_mark(tripwire, caller);
+            }
+        }
+        let done = act()?;
+        if destroyed(&done)
+            && let Some(pids) = tripwire.after(caller.pid, Instant::now())
+        {
+            for id in tripwire.judge(&pids, Instant::now(), |pid| sys::process_session(pid).ok()) {
+                tracing::info!(%id, pid = caller.pid, "a burst of destructive operations: the checkpoint before it is kept");
+            }
+        }
+        Ok(done)
+    }
+
+    /// A mark would be made, if this process destroyed something now.
+    pub(super) fn suspects(&self, caller: Caller) -> bool {
+        self.tripwire.as_ref().is_some_and(|tripwire| tripwire.before(caller.pid, Instant::now()) != Before::Nothing)
+    }
+
+    /// A file that no checkpoint can see, and that was changed just now.
+    pub(super) fn is_temporary(&self, parent: crate::store::ids::Slot, name: &crate::store::ids::Name) -> bool {
+        self.tripwire.as_ref().is_some_and(|tripwire| self.live.is_young(parent, name, tripwire.config.within))
+    }
+
+    /// Keeps the state of the tree. This is a thread that serves a request, of a process that holds a lock of the kernel: nothing is waited for that may
+    /// need another request. So stores through mappings that the daemon serves and that are still in the kernel's cache are left out, and it says so.
+    fn make_mark(&self, tripwire: &Tripwire, caller: Caller) {
+        let clean = self.timeline().dirty() == 0 && self.timeline().last().is_some();
+        let mut made = None;
+        if !clean {
+            if !self.timeline().takes_checkpoints() {
+                return;
+            }
+            // Another checkpoint or a restore is being made: with the next operation it is tried again.
+            let Some(_one_at_a_time) = self.checkpointing.try_lock() else { return };
+            self.live.await_closes();
+            self.live.settle_mapped();
+            self.live.preflush();
+            let actor = caller.actor();
+            let note = format!("before {} (pid {}) began to remove or empty files", actor.process, actor.pid);
+            let gate = self.live.gate.write();
+            let flushed = self.live.mapped_through_daemon().is_empty();
+            let sealed = self.seal(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed);
+            drop(gate);
+            match sealed {
+                Ok((checkpoint, _)) => made = Some(checkpoint.id),
+                Err(errno) => {
+                    // The operation itself may well go on: removing needs no room.
+                    tracing::warn!(%errno, "the state before a removal was not marked");
+                    return;
+                }
+            }
+        }
+        if let Some(too_many) = tripwire.marked(caller.pid, made, Instant::now()) {
+            tracing::debug!(id = %too_many, "too many marks: the oldest stays, as an automatic checkpoint");
+        }
+        if made.is_some() {
+            self.auto.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: Duration = Duration::from_secs(1);
+
+    fn tripwire() -> Tripwire {
+        Tripwire::new(TripwireConfig { count: 3, within: T })
+    }
+
+    /// An operation at `now`; what is kept by it.
+    fn destroy(tripwire: &Tripwire, pid: u32, now: Instant, next_id: &mut u64, session: impl Fn(u32) -> Option<i32>) -> Vec<CheckpointId> {
+        if let Before::Mark { in_burst } = tripwire.before(pid, now) {
+            if in_burst.is_some_and(|burst| burst == session(pid)) {
+                tripwire.joins(pid);
+            } else {
+                *next_id += 1;
+                assert_eq!(tripwire.marked(pid, Some(CheckpointId(*next_id)), now), None);
+            }
+        }
+        tripwire.after(pid, now).map_or_else(Vec::new, |pids| tripwire.judge(&pids, now, session))
+    }
+
+    #[test]
+    fn a_burst_keeps_the_mark_before_its_first_operation() {
+        let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        for ms in [0, 10, 20] {
+            assert_eq!(destroy(&tripwire, 7, at(ms), &mut id, |_| Some(1)), []);
+        }
+        assert_eq!(tripwire.decide(at(30)).take_back, [], "it may go on");
+        assert_eq!(destroy(&tripwire, 7, at(40), &mut id, |_| Some(1)), [CheckpointId(1)]);
+        for ms in 41..900 {
+            assert_eq!(destroy(&tripwire, 7, at(ms), &mut id, |_| Some(1)), []);
+        }
+        assert_eq!((id, tripwire.decide(at(5000))), (1, Decision::default()), "one mark, and it stays");
+    }
+
+    #[test]
+    fn a_few_operations_are_no_burst_and_the_mark_is_taken_back_when_it_is_quiet() {
+        let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        for ms in [0, 600, 1200, 1800, 2400, 3000] {
+            assert_eq!(destroy(&tripwire, 7, at(ms), &mut id, |_| Some(1)), []);
+        }
+        assert_eq!(id, 1, "who goes on needs no other mark");
+        assert_eq!(tripwire.decide(at(3500)).take_back, []);
+        assert_eq!(tripwire.decide(at(4000)).take_back, [CheckpointId(1)]);
+        assert_eq!(tripwire.decide(at(4001)), Decision::default());
+        destroy(&tripwire, 7, at(5000), &mut id, |_| Some(1));
+        assert_eq!(id, 2, "after a quiet while there is another");
+    }
+
+    /// `find -exec rm`: each file is removed by another process of one session.
+    #[test]
+    fn many_processes_of_one_tree_make_one_burst() {
+        let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
+        let mut kept = Vec::new();
+        for n in 0..400 {
+            kept.extend(destroy(&tripwire, 100 + n, start + Duration::from_millis(u64::from(n) * 20), &mut id, |_| Some(1)));
+        }
+        assert_eq!((kept, id), (vec![CheckpointId(1)], 1), "8 seconds of it, one mark");
+    }
+
+    #[test]
+    fn processes_of_many_trees_make_none() {
+        let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
+        for n in 0..40_u32 {
+            let session = |pid: u32| i32::try_from(pid).ok();
+            assert_eq!(destroy(&tripwire, 100 + n % 10, start + Duration::from_millis(u64::from(n) * 20), &mut id, session), []);
+        }
+    }
+
+    /// A burst that is over sooner than anybody looks again: the first look found an operation of somebody else among the last ones.
+    #[test]
+    fn a_short_burst_after_an_operation_of_somebody_else_is_seen() {
+        let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
+        let session = |pid: u32| i32::try_from(pid).ok();
+        destroy(&tripwire, 7, start, &mut id, session);
+        let later = start + T + Duration::from_millis(1);
+        destroy(&tripwire, 7, later, &mut id, session);
+        let kept: Vec<_> = (1..6).flat_map(|n| destroy(&tripwire, 8, later + Duration::from_millis(n), &mut id, session)).collect();
+        assert_eq!((kept, id), (vec![CheckpointId(2)], 2), "it relies on the mark that was made just before");
+    }
+
+    /// Whoever removes a file now and then keeps nobody else's burst from being seen, nor its mark from being exact.
+    #[test]
+    fn a_burst_beside_somebody_who_removes_all_the_time_has_its_own_mark() {
+        let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let session = |pid: u32| i32::try_from(pid).ok();
+        for n in 0..10 {
+            destroy(&tripwire, 7, at(n * 500), &mut id, session);
+        }
+        assert_eq!(id, 1);
+        let kept: Vec<_> = (0..9).flat_map(|n| destroy(&tripwire, 8, at(4600 + n), &mut id, session)).collect();
+        assert_eq!((kept, id), (vec![CheckpointId(2)], 2));
+    }
+
+    #[test]
+    fn its_memory_is_bounded() {
+        let (tripwire, mut id, start) = (tripwire(), 0, Instant::now());
+        for n in 0..20_000_u32 {
+            destroy(&tripwire, n, start + Duration::from_millis(u64::from(n)), &mut id, |pid| i32::try_from(pid).ok());
+            if n % 500 == 0 {
+                tripwire.decide(start + Duration::from_millis(u64::from(n)));
+            }
+        }
+        let state = tripwire.state.lock();
+        assert!(state.processes.len() <= 2 * PROCESSES_MAX && state.last.len() <= 4 && state.marks.len() <= MARKS_MAX);
+    }
+}

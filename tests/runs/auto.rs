@@ -1,0 +1,54 @@
+//! Checkpoints at intervals, and when it becomes quiet.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::common::mount::wait_until;
+use crate::common::{MountOpts, Rig, Variant, for_each_variant};
+
+fn automatic(rig: &Rig, trigger: &str) -> Vec<u64> {
+    let log = rig.mount.log_json();
+    let of = |checkpoint: &Value| (checkpoint["reason"]["trigger"] == trigger).then(|| checkpoint["id"].as_u64().expect("an id"));
+    log.as_array().expect("a log").iter().filter_map(of).collect()
+}
+
+/// Long enough for several rounds.
+const SEVERAL_ROUNDS: Duration = Duration::from_millis(1200);
+
+fn something_changed_and_it_was_time(variant: Variant) {
+    let rig = variant.start_with(MountOpts::new(variant.io).arg("--auto-every=300ms"), |_| {});
+    rig.mount.checkpoint();
+    std::thread::sleep(SEVERAL_ROUNDS);
+    assert!(automatic(&rig, "interval").is_empty(), "nothing has changed");
+    fs::write(rig.path().join("a"), "1").unwrap();
+    wait_until("a checkpoint is made", 60, || !automatic(&rig, "interval").is_empty());
+    let made = automatic(&rig, "interval");
+    assert_eq!(fs::read_to_string(rig.view(made[0]).join("a")).unwrap(), "1");
+    std::thread::sleep(SEVERAL_ROUNDS);
+    assert_eq!(automatic(&rig, "interval"), made, "nothing has changed since");
+    assert_eq!(rig.mount.json(&["show", "latest"])["id"], 1, "it is nobody's latest");
+}
+
+/// The writer holds its file open all the time: with passthrough no request tells of its writes.
+fn it_became_quiet_after_a_change(variant: Variant) {
+    let rig = variant.start_with(MountOpts::new(variant.io).arg("--auto-quiet=1s"), |_| {});
+    rig.mount.checkpoint();
+    let mut file = File::create(rig.path().join("log")).unwrap();
+    for _ in 0..60 {
+        file.write_all(b"x").unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    file.write_all(b"end").unwrap();
+    wait_until("a checkpoint is made", 60, || {
+        automatic(&rig, "quiet").iter().any(|id| fs::read(rig.view(*id).join("log")).is_ok_and(|log| log.ends_with(b"end")))
+    });
+    let made = automatic(&rig, "quiet");
+    std::thread::sleep(2 * SEVERAL_ROUNDS);
+    assert_eq!(automatic(&rig, "quiet"), made, "it stays quiet");
+    drop(file);
+}
+
+for_each_variant! { one => something_changed_and_it_was_time, it_became_quiet_after_a_change }

@@ -1,0 +1,129 @@
+//! Commands of the owner around checkpoints and restores.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+
+use crate::common::command::sh;
+use crate::common::{MountOpts, Rig, Variant, for_each_variant, run_limited, scratch};
+
+fn hook(dir: &Path, name: &str, script: &str) {
+    let path = dir.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A mount with a directory of hooks, which may take `timeout`.
+fn start(variant: Variant, dir: &Path, timeout: &str) -> Rig {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let opts = MountOpts::new(variant.io).arg("--hooks").arg(dir.to_str().unwrap()).arg("--hook-timeout").arg(timeout);
+    variant.start_with(opts, |_| {})
+}
+
+/// A database is told to be quiet, which it is in the checkpoint, and goes on after.
+fn hooks_read_and_write_the_mount_and_know_what_for(variant: Variant) {
+    let hooks = scratch();
+    let log = hooks.path().join("log");
+    let note = format!("echo $CKPTFS_HOOK $CKPTFS_VERB $CKPTFS_ID $CKPTFS_RESULT >> {}", log.display());
+    hook(hooks.path(), "pre-checkpoint", &format!("{note}; test \"$PWD\" = \"$CKPTFS_MOUNT\"; cat state; echo quiet > state"));
+    hook(hooks.path(), "post-checkpoint", &format!("{note}; echo busy > state"));
+    hook(hooks.path(), "pre-restore", &format!("{note}; {} checkpoint --tag of-the-hook", env!("CARGO_BIN_EXE_ckptfs")));
+    hook(hooks.path(), "post-restore", &format!("{note}; cat state > copy"));
+    let rig = start(variant, hooks.path(), "60s");
+    fs::write(rig.path().join("state"), "busy\n").unwrap();
+    let id = rig.mount.checkpoint();
+    assert_eq!(fs::read_to_string(rig.view(id).join("state")).unwrap(), "quiet\n");
+    assert_eq!(fs::read_to_string(rig.path().join("state")).unwrap(), "busy\n");
+    fs::create_dir(rig.path().join(".snapshots/by-mkdir")).unwrap();
+    assert_eq!(fs::read_to_string(rig.path().join(".snapshots/by-mkdir/state")).unwrap(), "quiet\n");
+    rig.mount.restore(id);
+    assert_eq!(fs::read_to_string(rig.path().join("copy")).unwrap(), "quiet\n");
+    rig.mount.ok(&["restore", "--dry-run", &id.to_string()]);
+    rig.mount.ok(&["show", "of-the-hook"]);
+    let told = fs::read_to_string(&log).unwrap();
+    let expected = "pre-checkpoint checkpoint\npost-checkpoint checkpoint 1 done\npre-checkpoint checkpoint\npost-checkpoint checkpoint 2 done\n\
+                    pre-restore restore 1\npost-restore restore 1 done\n";
+    assert_eq!(told.lines().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n") + "\n", expected);
+}
+
+fn a_hook_that_fails_or_hangs_stops_what_it_is_before(variant: Variant) {
+    let hooks = scratch();
+    hook(
+        hooks.path(),
+        "pre-checkpoint",
+        "if [ -e hang ]; then sleep 1000 & sleep 1000; fi; if [ -e veto ]; then echo the database is busy >&2; exit 3; fi",
+    );
+    hook(hooks.path(), "pre-restore", "exit 1");
+    hook(hooks.path(), "post-checkpoint", "if [ -e late ]; then exit 5; fi");
+    let rig = start(variant, hooks.path(), "2s");
+    let id = rig.mount.checkpoint();
+    let refused = |arguments: &[&str]| {
+        let output = run_limited(&mut rig.mount.command(arguments), 60);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    fs::write(rig.path().join("veto"), "").unwrap();
+    let said = refused(&["checkpoint"]);
+    assert!(said.contains("pre-checkpoint failed: the database is busy"), "{said}");
+    assert!(fs::create_dir(rig.path().join(".snapshots/name")).is_err());
+    let said = refused(&["restore", &id.to_string()]);
+    assert!(said.contains("pre-restore failed"), "{said}");
+    assert!(rig.path().join("veto").exists(), "nothing was restored");
+    fs::rename(rig.path().join("veto"), rig.path().join("hang")).unwrap();
+    let said = refused(&["checkpoint"]);
+    assert!(said.contains("did not end within 2s"), "{said}");
+    assert_eq!(rig.mount.log_json().as_array().map(Vec::len), Some(1), "none of these was made");
+    fs::rename(rig.path().join("hang"), rig.path().join("late")).unwrap();
+    rig.mount.checkpoint();
+    let warnings = rig.mount.status_json()["warnings"].to_string();
+    assert!(warnings.contains("post-checkpoint failed"), "{warnings}");
+}
+
+/// What somebody else can write is not run: a container with the volume must not choose what root runs.
+fn what_others_can_write_is_not_run(variant: Variant) {
+    let hooks = scratch();
+    let ran = hooks.path().join("ran");
+    hook(hooks.path(), "pre-checkpoint", &format!("echo >> {}", ran.display()));
+    let rig = start(variant, hooks.path(), "60s");
+    let path = hooks.path().join("pre-checkpoint");
+    let refused = || {
+        let output = run_limited(&mut rig.mount.command(&["checkpoint"]), 60);
+        assert!(!output.status.success() && !ran.exists(), "{output:?}");
+    };
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    refused();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    chown(&path, Some(61_234), None).unwrap();
+    refused();
+    chown(&path, Some(0), None).unwrap();
+    fs::set_permissions(hooks.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    refused();
+    fs::set_permissions(hooks.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    rig.mount.checkpoint();
+    assert!(ran.exists());
+    // In the tree, or in its store, nothing is looked for.
+    sh(rig.path(), "mkdir hooks && printf '#!/bin/sh\\nexit 1\\n' > hooks/pre-checkpoint && chmod 755 hooks hooks/pre-checkpoint");
+    let inside = rig.path().join("hooks");
+    let refused = crate::common::Mount::try_start(rig.path(), &MountOpts::new(variant.io).arg("--hooks").arg(inside.to_str().unwrap()));
+    assert!(!refused.status.success());
+    rig.mount.checkpoint();
+}
+
+for_each_variant! { one => hooks_read_and_write_the_mount_and_know_what_for }
+
+mod refusals {
+    use super::*;
+    use crate::common::{Fs, Io};
+
+    const VARIANT: Variant = Variant { fs: Fs::Tmpfs, io: Io::Daemon };
+
+    #[test]
+    fn a_hook_that_fails_or_hangs_stops_what_it_is_before() {
+        super::a_hook_that_fails_or_hangs_stops_what_it_is_before(VARIANT);
+    }
+
+    #[test]
+    fn what_others_can_write_is_not_run() {
+        super::what_others_can_write_is_not_run(VARIANT);
+    }
+}

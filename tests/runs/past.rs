@@ -1,0 +1,124 @@
+//! `ckptfs run --at` and `ckptfs bisect`: commands in the tree as it was.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::Path;
+
+use crate::common::command::sh;
+use crate::common::tree::assert_tree_is;
+use crate::common::{Fs, Image, TreeOpts, Variant, for_each_variant, run_limited, sample_tree, scratch, skip, tool, tree_of};
+
+/// Runs a shell script at a checkpoint.
+fn at(rig: &crate::common::Rig, id: u64, script: &str) -> String {
+    rig.mount.ok(&["run", "--at", &id.to_string(), "--", "bash", "-euc", script])
+}
+
+/// A command sees at the same path what was there then, changes it as it likes, and nobody else sees any of it.
+fn a_command_works_in_the_tree_as_it_was(variant: Variant) {
+    let rig = variant.start();
+    sample_tree(rig.path());
+    fs::create_dir_all(rig.path().join("work/dir")).unwrap();
+    fs::write(rig.path().join("work/dir/file"), "then\n").unwrap();
+    let copies = scratch();
+    let then = tree_of(rig.path());
+    let id = rig.mount.checkpoint();
+    sh(rig.path(), "echo now > work/dir/file; find . -mindepth 1 -maxdepth 1 -not -name work | head -2 | xargs rm -rf; echo > later");
+    let now = tree_of(rig.path());
+    let seen = copies.path().join("seen");
+    at(&rig, id, &format!("cp -a --reflink=never . {}", seen.display()));
+    assert_tree_is(&seen, &then, &TreeOpts { xattrs: false, dir_mtime: false, ..TreeOpts::default() });
+    let change = "cat work/dir/file; mv work/dir work/moved; echo mine > work/moved/file; rm -rf .git* [a-k]*; test ! -e later; touch new; pwd";
+    let said = at(&rig, id, change);
+    assert_eq!(said, format!("then\n{}\n", rig.path().display()));
+    assert_tree_is(rig.path(), &now, &TreeOpts::default());
+    assert_tree_is(&rig.view(id), &then, &TreeOpts::default());
+    assert_eq!(at(&rig, id, "cat work/dir/file"), "then\n", "nothing of it is left");
+    assert_eq!(sh(rig.path(), "cat work/dir/file"), "now\n");
+}
+
+fn what_is_changed_in_the_past_can_be_kept(variant: Variant) {
+    let rig = variant.start();
+    fs::write(rig.path().join("a"), "then\n").unwrap();
+    let id = rig.mount.checkpoint().to_string();
+    let copies = scratch();
+    let keep = copies.path().join("keep");
+    let keep = keep.to_str().unwrap();
+    rig.mount.ok(&["run", "--at", &id, "--keep-changes", keep, "--", "sh", "-c", "echo more >> a; echo b > b"]);
+    assert_eq!(sh(Path::new(keep), "cat a b; ls -A .."), "then\nmore\nb\nkeep\n");
+    let inside = rig.path().join("keep");
+    let refused = run_limited(&mut rig.mount.command(&["run", "--at", &id, "--keep-changes", inside.to_str().unwrap(), "--", "true"]), 60);
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+}
+
+/// The search sees files that no version control knows, and leaves the tree alone.
+fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
+    let rig = variant.start();
+    let mut ids = Vec::new();
+    for n in 0..12 {
+        fs::write(rig.path().join("state"), format!("{n}\n")).unwrap();
+        fs::write(rig.path().join(".ignored"), if n < 7 { "well" } else { "broken" }).unwrap();
+        ids.push(rig.mount.checkpoint());
+    }
+    let (good, bad) = (ids[0].to_string(), ids[11].to_string());
+    let bisect = |test: &str| {
+        let output = run_limited(&mut rig.mount.command(&["bisect", &good, &bad, "--json", "--", "sh", "-c", test]), 120);
+        (output.status.code(), serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default())
+    };
+    let (code, found) = bisect("echo noise; touch made-by-test; ! grep -q broken .ignored");
+    assert_eq!((code, &found["first_bad"]["id"]), (Some(0), &ids[7].into()), "{found}");
+    assert!(found["steps"].as_array().is_some_and(|steps| (1..=4).contains(&steps.len())), "{found}");
+    let (code, found) = bisect("n=$(cat state); if [ $n -ge 5 ] && [ $n -le 7 ]; then exit 125; fi; [ $n -lt 6 ]");
+    assert_eq!((code, &found["first_bad"]), (Some(1), &serde_json::Value::Null), "{found}");
+    assert_eq!(found["candidates"], serde_json::json!([ids[5], ids[6], ids[7], ids[8]]));
+    assert_eq!(bisect("exit 200").0, Some(1), "it ends");
+    assert!(!rig.path().join("made-by-test").exists());
+}
+
+for_each_variant! { reflink => a_command_works_in_the_tree_as_it_was }
+for_each_variant! { one => what_is_changed_in_the_past_can_be_kept, the_first_checkpoint_in_which_a_test_fails_is_found }
+
+/// Nobody else's on this machine.
+const USER: u32 = 61_234;
+
+const STORY: &str = r#"
+set -eu
+ckptfs=$1 dir=$2
+trap '$ckptfs umount "$dir" >/dev/null 2>&1 || $ckptfs umount -l "$dir" >/dev/null 2>&1 || true' EXIT
+$ckptfs mount "$dir"
+cd "$dir"
+echo then > a
+$ckptfs checkpoint > /dev/null
+echo now > a
+$ckptfs run --at 1 -- sh -c 'cat a; echo changed > a; rm b; id -u; cat a; ls'
+cat a b
+echo done
+"#;
+
+/// An ordinary user gets a namespace of its own, where that is permitted.
+#[test]
+fn an_ordinary_user_works_in_the_past() {
+    let permitted = tool("setpriv", &["--reuid=61234", "--regid=61234", "--clear-groups", "unshare", "--user", "--mount", "true"]);
+    if !run_limited(&mut { permitted }, 10).status.success() {
+        return skip("user namespaces are not permitted here");
+    }
+    if run_limited(&mut tool("sh", &["-c", "command -v fusermount3 && command -v setpriv && command -v unshare"]), 10).stdout.is_empty() {
+        return skip("fusermount3 is not installed");
+    }
+    let image = Image::of(Fs::Tmpfs);
+    let (home, dir) = (image.dir("home"), image.dir("home/project"));
+    fs::write(dir.join("b"), "b\n").unwrap();
+    for path in [&home, &dir, &dir.join("b")] {
+        chown(path, Some(USER), Some(USER)).unwrap();
+    }
+    let binary = home.join("ckptfs");
+    fs::copy(env!("CARGO_BIN_EXE_ckptfs"), &binary).unwrap();
+    let open_fuse = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l; mount -t tmpfs none /mnt && \
+                     mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse && \
+                     (cat /etc/passwd; echo 'somebody:x:61234:61234::/:/bin/sh') > /mnt/passwd && mount --bind /mnt/passwd /etc/passwd && exec \"$@\"";
+    let user = USER.to_string();
+    let mut command = tool("unshare", &["--mount", "sh", "-c", open_fuse, "sh", "setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"]);
+    command.args(["bash", "-c", STORY, "story"]).arg(&binary).arg(&dir);
+    let output = run_limited(command.env("HOME", &home).env("USER", "somebody").current_dir(&home), 90);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said, format!("then\n{USER}\nchanged\na\nnow\nb\ndone\n"), "{}", String::from_utf8_lossy(&output.stderr));
+}
