@@ -210,8 +210,8 @@ pub fn served(context: &Context) -> VerbResult<Served> {
 ///
 /// # Errors
 /// It has told why.
-pub fn own_verb(verb: &str, dir: &Path) -> Outcome {
-    let output = Command::new(launch::program()).arg(verb).arg(dir).stdin(Stdio::null()).output();
+pub fn own_verb(verb: &str, dir: &Path, variables: &[(&str, &str)]) -> Outcome {
+    let output = Command::new(launch::program()).arg(verb).arg(dir).envs(variables.iter().copied()).stdin(Stdio::null()).output();
     let output = output.map_err(|cause| io_error(format!("ckptfs {verb}"), cause))?;
     // Whoever closed stderr does not want to be told.
     let _ = if output.status.success() { Ok(()) } else { std::io::stderr().write_all(&output.stderr) };

@@ -75,7 +75,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let copied = Copied::new(&writer, &refused);
     let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
     if args.mount && refused.is_empty() {
-        copies::own_verb("mount", &dest)?;
+        copies::own_verb("mount", &dest, &[])?;
     }
     let out = &mut context.out;
     if out.json {

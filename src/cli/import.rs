@@ -141,7 +141,8 @@ fn import(found: &[Snapshot], into: &Path, root: OwnedFd, made: &mut [Made], bar
         let client = match &mut client {
             Some(client) => client,
             None => {
-                copies::own_verb("mount", into)?;
+                // One checkpoint for each snapshot, however much goes from one to the next.
+                copies::own_verb("mount", into, &[("CKPTFS_TRIPWIRE", "off")])?;
                 dress_root(&from, into, &new, context)?;
                 client.insert(locate::served(Some(into))?.client)
             }
@@ -152,7 +153,7 @@ fn import(found: &[Snapshot], into: &Path, root: OwnedFd, made: &mut [Made], bar
         bar.at(number as u64 + 1, total);
     }
     drop(client);
-    copies::own_verb("umount", into)
+    copies::own_verb("umount", into, &[])
 }
 
 /// A file is the same in two snapshots: its extents are shared, or its bytes are compared. What cannot be read is copied, which tells why.
