@@ -163,8 +163,7 @@ impl Engine {
             warnings.push("the journal's end was torn, as a power cut tears it; what had not been synced may be lost".to_owned());
         }
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
-        let ledger = succession.as_ref().map(|succession| Arc::clone(&succession.ledger));
-        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), ledger));
+        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), succession.as_ref().map(|after| Arc::clone(&after.ledger))));
         let engine = Arc::new(Engine {
             live,
             config: served,
