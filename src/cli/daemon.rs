@@ -22,6 +22,7 @@ use super::{holder, log_to_stderr, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::*;
+use crate::engine::export::parts::{ExportAsk, ExportPart};
 use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
 use crate::engine::{Config, Engine, IoChoice, SealMode};
@@ -409,6 +410,9 @@ impl Verbs for Served {
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
         self.verbs.audit()
+    }
+    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        self.verbs.export(ask, files)
     }
     fn unmount(&self, lazy: bool) -> VerbResult<()> {
         let at: &Path = &self.mountpoint;

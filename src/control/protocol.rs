@@ -9,6 +9,7 @@ use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
 };
+use crate::engine::export::parts::{ExportAsk, ExportPart};
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 1;
@@ -110,6 +111,8 @@ pub enum Request {
     Gc(GcOptions),
     /// Who did what when.
     Audit,
+    /// A checkpoint's tree, in parts.
+    Export(ExportAsk),
     /// Unmount and end.
     Unmount {
         /// Although the mount is in use.
@@ -133,6 +136,7 @@ impl Request {
         match self {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
             Request::Find(_) | Request::Operations { .. } | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
+            Request::Export(_) => true,
             // Of a takeover the next daemon knows nothing of a run that goes on.
             Request::Du(options) => options.run.is_none(),
             Request::Gc(options) => options.dry_run && options.run.is_none(),
@@ -181,6 +185,8 @@ pub enum Response {
     Gc(Box<GcReport>),
     /// To `audit`, and part of a longer answer.
     Audit(Vec<AuditEvent>),
+    /// To `export`; descriptors come with it.
+    Export(Box<ExportPart>),
     /// To `unmount`.
     Done,
     /// To `fault`: what had come of the plan before.
@@ -331,6 +337,7 @@ pub fn split(mut response: Response) -> Vec<Response> {
         | Response::Undone(_)
         | Response::Du(_)
         | Response::Gc(_)
+        | Response::Export(_)
         | Response::Done => Vec::new(),
         #[cfg(debug_assertions)]
         Response::Faults { .. } => Vec::new(),
@@ -395,6 +402,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         | Response::Undone(_)
         | Response::Du(_)
         | Response::Gc(_)
+        | Response::Export(_)
         | Response::Done => None,
         #[cfg(debug_assertions)]
         Response::Faults { .. } => None,

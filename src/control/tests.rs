@@ -11,6 +11,7 @@ use super::protocol::{encode, join, split};
 use super::*;
 use crate::engine::api::who::{ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath};
 use crate::engine::api::*;
+use crate::engine::export::parts::{ExportAsk, ExportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::Kind;
@@ -95,6 +96,9 @@ impl Verbs for Fake {
     }
     fn status(&self) -> VerbResult<Status> {
         Ok(status(self.changes))
+    }
+    fn export(&self, _: &ExportAsk, _: &mut Vec<Arc<std::fs::File>>) -> VerbResult<ExportPart> {
+        Err(VerbError { code: "unknown-run".into(), message: String::new(), hint: None })
     }
     fn stats(&self) -> VerbResult<Stats> {
         Ok(stats())

@@ -1,10 +1,13 @@
 //! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/` carries over the socket and `--json` prints.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::export::parts::{ExportAsk, ExportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
@@ -605,6 +608,8 @@ pub trait Verbs: Send + Sync {
     fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport>;
     /// Who did what when, oldest first.
     fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
+    /// A checkpoint's tree in parts, and the descriptors of the files in them, in their order; see [`super::export`].
+    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart>;
     /// Asks the daemon to unmount and end. `lazy`: although files are open.
     fn unmount(&self, lazy: bool) -> VerbResult<()>;
 }

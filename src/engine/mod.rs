@@ -14,6 +14,7 @@ pub mod counts;
 pub mod du;
 mod durable;
 mod error;
+pub mod export;
 mod files;
 mod find;
 pub mod gc;
@@ -127,6 +128,7 @@ pub struct Engine {
     du_runs: gc::Runs<Box<space::Measuring>>,
     /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
     over_bytes: std::sync::atomic::AtomicU64,
+    exports: export::Exports,
     /// Descriptors that open files may have.
     descriptors_max: usize,
     started: String,
@@ -177,8 +179,7 @@ impl Engine {
             warnings.push("the journal's end was torn, as a power cut tears it; what had not been synced may be lost".to_owned());
         }
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
-        let ledger = succession.as_ref().map(|succession| Arc::clone(&succession.ledger));
-        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), ledger));
+        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), succession.as_ref().map(|after| Arc::clone(&after.ledger))));
         let engine = Arc::new(Engine {
             live,
             config: served,
@@ -199,6 +200,7 @@ impl Engine {
             keeper: Arc::default(),
             du_runs: gc::Runs::default(),
             over_bytes: std::sync::atomic::AtomicU64::new(0),
+            exports: export::Exports::default(),
             descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),

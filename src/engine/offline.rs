@@ -1,6 +1,8 @@
 //! The history of a directory that is not mounted, for reading.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use super::api::who::{ByProcess, OnlyBy, OpenAtCut, RestoredOnly};
 use super::api::{
@@ -8,6 +10,7 @@ use super::api::{
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
+use super::export::parts::{ExportAsk, ExportPart};
 use crate::history::select::{Known, Unselected, select};
 use crate::history::view::State;
 use crate::store;
@@ -152,6 +155,10 @@ impl Verbs for Offline {
         let layout = Layout::open_existing_readonly(&self.root).map_err(failed)?;
         let (journal, _) = Journal::open(&layout).map_err(failed)?;
         super::audit::events(&journal)
+    }
+
+    fn export(&self, _: &ExportAsk, _: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        not_mounted()
     }
 
     fn unmount(&self, _: bool) -> VerbResult<()> {

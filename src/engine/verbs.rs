@@ -1,5 +1,8 @@
 //! The verbs that people use.
 
+use std::fs::File;
+use std::sync::Arc;
+
 use super::Engine;
 use super::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use super::api::{
@@ -8,6 +11,7 @@ use super::api::{
     VerifyOptions, VersionInfo,
 };
 use super::error;
+use super::export::parts::{ExportAsk, ExportPart};
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::select::Unselected;
 use crate::history::touched::Touched;
@@ -333,6 +337,10 @@ impl Verbs for Engine {
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
         super::audit::events(&self.timeline().store().journal)
+    }
+
+    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        self.export_part(ask, files)
     }
 
     fn unmount(&self, lazy: bool) -> VerbResult<()> {

@@ -21,12 +21,14 @@ mod args;
 mod copy;
 mod data;
 pub mod fault;
+mod file;
 #[cfg(test)]
 pub mod fuzz;
 pub mod host;
 mod ledger;
 pub mod lock;
 mod name;
+mod pass;
 mod path;
 mod process;
 mod signal;
@@ -63,6 +65,7 @@ pub mod open_flags {
 pub use args::{DirEntry, FsInfo, MountPoint, Open, OpenKind, RenameMode, SetTime, Watched, XattrMode};
 pub use copy::{copy_apart, copy_data};
 pub use data::{fdatasync, flock_exclusive, fsync, read_at, read_full_at, seek_data, seek_hole, truncate, write_all_at, write_at, write_at_once};
+pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
 pub use ledger::{Ledger, NOTES_MAX, ROW_WORDS, Row, RowId};
 pub use name::{NAME_LEN_MAX, device_major, device_minor, make_device, mode_bits};
 pub use os::{
@@ -74,6 +77,7 @@ pub use os::{
     set_file_xattr, set_thread_idle, set_thread_normal, setxattr, shares_extents, start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at,
     unmount, utimens_fd, wait_readable, waits_of_thread, watched, wrap_number,
 };
+pub use pass::{FILES_AT_ONCE, receive_files, send_files};
 pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at, rmdir_at, symlink_at, unlink_at};
 pub use process::{
     clock_ahead_ns, ids, kill, kill_group, nofile, now, pid_alive, process_group, raise_nofile, setsid, stamp_now, umask0, wait_for_tick,
