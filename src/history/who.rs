@@ -136,9 +136,9 @@ impl Inner {
         self.born.get(&slot).copied().filter(|maker| *maker != OTHERS)
     }
 
-    /// Nobody could ask: there is no checkpoint to compare with, or it is not in the tree.
+    /// Nobody could ask: there is no checkpoint to compare with, nor one that may come back, or it is not in the tree.
     fn asks_nobody(&self, slot: Slot) -> bool {
-        slot == Slot::STAGING || self.checkpoints.is_empty()
+        slot == Slot::STAGING || (self.checkpoints.is_empty() && self.hidden.is_empty())
     }
 }
 
