@@ -174,10 +174,8 @@ impl Engine {
         let served = Served::new(&config, reflink, exact_times)?;
         let staging = staging(&store).map_err(failed)?;
         let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
-        let mut warnings = Vec::new();
-        if opened.torn {
-            warnings.push("the journal's end was torn, as a power cut tears it; what had not been synced may be lost".to_owned());
-        }
+        let torn = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
+        let warnings = if opened.torn { vec![torn.to_owned()] } else { Vec::new() };
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
         let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), succession.as_ref().map(|after| Arc::clone(&after.ledger))));
         let engine = Arc::new(Engine {

@@ -231,8 +231,7 @@ impl Replay {
             Record::Replacing { slot, place, object } => self.aftermath.replacing = Some((slot, place, object)),
             Record::RestoreBegin { target, guard, paths } => {
                 self.inner.lineage.restored(target, guard, &paths);
-                self.aftermath.restoring = Some((target, guard, paths));
-                self.aftermath.restoring_only = self.only.take();
+                (self.aftermath.restoring, self.aftermath.restoring_only) = (Some((target, guard, paths)), self.only.take());
             }
             Record::RestoreEnd => self.aftermath.restoring = None,
             Record::Mounted { at_ns, stopped_ns } => {
