@@ -19,7 +19,7 @@ IMAGE ?= ckptfs
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-compare check-macos deny install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-export bench-compare check-macos deny install uninstall image
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +68,9 @@ bench-latency: deps ## How long the verbs take: make bench-latency [ARGS="--only
 bench-native: ## Real work beside a plain directory and the floor: make bench-native [ARGS="--only small,git --write-docs"]
 	@tests/deps.sh bench
 	cargo bench --bench native -- $(ARGS)
+
+bench-export: build ## Export and fork beside cp --reflink and rsync, as root: make bench-export [ARGS="ROUNDS FILES"]
+	@benches/export.sh $(ARGS)
 
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
 	cargo bench --bench store --bench history

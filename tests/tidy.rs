@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The layers, bottom to top. A layer may import itself and those below; those of one rank know nothing of each other.
-const LAYERS: [&[&str]; 7] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "plugin"], &["cli"]];
+const LAYERS: [&[&str]; 7] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "plugin", "transfer"], &["cli"]];
 
 /// What may be named only there.
 const HOMES: [(&str, &[&str]); 9] = [

@@ -117,7 +117,7 @@ impl Tree {
 }
 
 fn opened(node: NodeId) -> Opened {
-    Opened { fh: Fh(node.0), keep_cache: true, direct_io: false, no_flush: true, passthrough: None }
+    Opened { fh: Fh(node.0), keep_cache: true, direct_io: false, no_flush: true, passthrough: None, by: 0 }
 }
 
 fn at(time: NewTime) -> Time {

@@ -8,18 +8,24 @@ use crate::engine::api::{Change, ChangeKind, TreePath};
 /// Prints one line per change: the letter and the path; of a rename both paths.
 pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     for change in changes {
-        let letter = out.paint(role(change.change), change.change.letter().encode_utf8(&mut [0; 4]));
-        let mut line = letter.into_bytes();
-        line.push(b' ');
-        if let Some(from) = &change.from {
-            line.extend_from_slice(&out.name(path(from)));
-            line.extend_from_slice(b" -> ");
-        }
-        line.extend_from_slice(&out.name(path(&change.path)));
+        let mut line = line(out, change);
         line.push(b'\n');
         out.bytes(&line)?;
     }
     Ok(())
+}
+
+/// The letter and the path; of a rename both paths.
+pub fn line(out: &Out, change: &Change) -> Vec<u8> {
+    let letter = out.paint(role(change.change), change.change.letter().encode_utf8(&mut [0; 4]));
+    let mut line = letter.into_bytes();
+    line.push(b' ');
+    if let Some(from) = &change.from {
+        line.extend_from_slice(&out.name(path(from)));
+        line.extend_from_slice(b" -> ");
+    }
+    line.extend_from_slice(&out.name(path(&change.path)));
+    line
 }
 
 /// Prints the paths alone, one per line, or each ended by NUL and never escaped.

@@ -20,7 +20,9 @@ use super::launch::{Handshake, Ready, tell, tell_on};
 use super::mount::{Io, Seal, Serving, Snapdir, Writes};
 use super::{holder, log_to_stderr, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
+use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::*;
+use crate::engine::export::parts::{ExportAsk, ExportPart};
 use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
 use crate::engine::{Config, Engine, IoChoice, SealMode};
@@ -374,6 +376,14 @@ impl Verbs for Served {
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         self.verbs.restore(by, options)
     }
+    fn by_process(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<ByProcess> {
+        self.verbs.by_process(from, to)
+    }
+
+    fn restore_only_by(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
+        self.verbs.restore_only_by(by, options)
+    }
+
     fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo> {
         self.verbs.delete(by, state, now)
     }
@@ -400,6 +410,9 @@ impl Verbs for Served {
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
         self.verbs.audit()
+    }
+    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        self.verbs.export(ask, files)
     }
     fn unmount(&self, lazy: bool) -> VerbResult<()> {
         let at: &Path = &self.mountpoint;

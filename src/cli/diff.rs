@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::by::{self, By};
 use super::error::Outcome;
 use super::output::{Out, Role};
 use super::past::{Tree, state};
@@ -31,10 +32,17 @@ pub struct Args {
     /// End each field with NUL and escape nothing
     #[arg(short = 'z', conflicts_with = "json")]
     nul: bool,
+    /// Say who changed what
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["stat", "patch", "name_only", "nul"])]
+    by: Option<By>,
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
+    if args.by == Some(By::Process) {
+        let all = served.client.by_process(Some(StateName(args.from)), args.to.map(StateName))?;
+        return by::tell(&mut context.out, &all);
+    }
     if args.patch {
         // By number: what a time or `latest` means may be another checkpoint by now.
         let states = [Some(&args.from), args.to.as_ref()].map(|name| name.map_or(Ok(None), |name| state(&mut served, name)));

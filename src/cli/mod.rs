@@ -7,25 +7,30 @@
 
 mod audit;
 mod bisect;
+mod by;
 mod cat;
 mod changes;
 mod checkpoint;
 mod completion;
 mod config;
+mod copies;
 mod daemon;
 mod delete;
 mod diff;
 mod doctor;
 mod du;
 mod error;
+mod export;
 mod find;
 mod findings;
+mod fork;
 mod fsck;
 mod gc;
 mod graph;
 mod holder;
 mod holders;
 mod hook;
+mod import;
 mod launch;
 mod locate;
 mod log;
@@ -49,6 +54,7 @@ mod stat;
 mod stats;
 mod status;
 mod tag;
+mod tar;
 mod time;
 mod tree_path;
 mod umount;
@@ -118,6 +124,9 @@ enum Verb {
     Ops(ops::Args),
     Undo(undo::Args),
     Redo(redo::Args),
+    Export(export::Args),
+    Fork(fork::Args),
+    Import(import::Args),
     Verify(verify::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
@@ -184,6 +193,9 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Ops(args) => ops::run(args, context),
         Verb::Undo(args) => undo::run(args, context),
         Verb::Redo(args) => redo::run(args, context),
+        Verb::Export(args) => export::run(args, context),
+        Verb::Fork(args) => fork::run(args, context),
+        Verb::Import(args) => import::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),

@@ -67,6 +67,14 @@ impl Bar {
         Bar { bar: bar.with_style(style).with_message(what), started: Instant::now() }
     }
 
+    /// As [`Bar::start`], where nobody knows how much there is.
+    pub fn count(out: &Out, what: &'static str) -> Bar {
+        let bar = Bar::start(out, what, false);
+        let style = ProgressStyle::with_template("{spinner} {msg} {pos} {elapsed}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+        bar.bar.set_style(style);
+        bar
+    }
+
     /// It is so far now.
     pub fn at(&self, done: u64, total: u64) {
         if self.started.elapsed() >= QUIET {

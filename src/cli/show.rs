@@ -1,5 +1,6 @@
 //! `ckptfs show`.
 
+use super::by;
 use super::error::Outcome;
 use super::output::Role;
 use super::{Context, locate, time};
@@ -49,6 +50,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     for (label, value) in lines {
         let line = format!("{} {value}", out.paint(Role::Faint, &format!("{label:<10}")));
         out.line(line.trim_end())?;
+    }
+    if let Some(open) = &checkpoint.open_at_cut {
+        by::print_open(out, open)?;
     }
     if !checkpoint.note.is_empty() {
         out.line("")?;

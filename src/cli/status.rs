@@ -1,5 +1,6 @@
 //! `ckptfs status`.
 
+use super::by::{self, By};
 use super::changes;
 use super::error::Outcome;
 use super::output::Role;
@@ -8,10 +9,18 @@ use crate::engine::api::{DaemonInfo, Status};
 
 /// Show what is mounted and what differs from the newest checkpoint
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Say who changed what
+    #[arg(long, value_enum, value_name = "WHAT")]
+    by: Option<By>,
+}
 
-pub fn run(_args: Args, context: &mut Context) -> Outcome {
+pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
+    if args.by == Some(By::Process) {
+        let all = served.client.by_process(None, None)?;
+        return by::tell(&mut context.out, &all);
+    }
     let status = served.client.status()?;
     if context.out.json {
         return Ok(context.out.json(&status)?);

@@ -8,20 +8,43 @@ use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
+use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
-use crate::sys::host;
+use crate::engine::export::parts::{ExportAsk, ExportPart};
+use crate::sys::{self, host};
 
 /// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
 #[derive(Debug)]
 pub struct Client {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Socket>,
     /// The store, in which the daemon that takes over from one that dies has its socket.
     store: Option<OwnedFd>,
 }
 
+/// The daemon's end of the connection, and descriptors that came with what was read.
+#[derive(Debug)]
+struct Socket {
+    stream: UnixStream,
+    files: Vec<OwnedFd>,
+}
+
+impl Socket {
+    fn reader(stream: UnixStream) -> BufReader<Socket> {
+        BufReader::with_capacity(READ_BYTES, Socket { stream, files: Vec::new() })
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(sys::receive_files(&self.stream, buffer, &mut self.files)?)
+    }
+}
+
+/// Bytes that are read at once.
+const READ_BYTES: usize = 64 << 10;
 /// How long a daemon that died while it was asked may take to be followed by another.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(5);
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(10);
@@ -44,7 +67,7 @@ impl Client {
         let started = Instant::now();
         while started.elapsed() < TAKEOVER_TIMEOUT {
             if let Ok(stream) = UnixStream::connect(&path) {
-                self.stream = BufReader::new(stream);
+                self.stream = Socket::reader(stream);
                 return true;
             }
             std::thread::sleep(TAKEOVER_PAUSE);
@@ -54,7 +77,7 @@ impl Client {
 
     /// Connects to the socket at `path`, at most about 100 bytes long (unix(7), `sun_path`).
     pub fn connect_path(path: &Path) -> io::Result<Client> {
-        Ok(Client { stream: BufReader::new(UnixStream::connect(path)?), store: None })
+        Ok(Client { stream: Socket::reader(UnixStream::connect(path)?), store: None })
     }
 
     /// Makes a checkpoint.
@@ -127,6 +150,22 @@ impl Client {
         self.changes(Request::Diff { from, to, sizes: true })
     }
 
+    /// What differs between two states (`None`: the newest checkpoint, the live tree), and which process changed it.
+    pub fn by_process(&mut self, from: Option<StateName>, to: Option<StateName>) -> VerbResult<ByProcess> {
+        match self.call(Request::ByProcess { from, to })? {
+            Response::ByProcess(by) => Ok(by),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Takes back what a process changed.
+    pub fn restore_only_by(&mut self, options: OnlyBy) -> VerbResult<RestoredOnly> {
+        match self.call(Request::RestoreOnlyBy(options))? {
+            Response::RestoredOnly(restored) => Ok(restored),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Makes the tree what it was.
     pub fn restore(&mut self, options: RestoreOptions) -> VerbResult<Restored> {
         match self.call(Request::Restore(options))? {
@@ -193,6 +232,14 @@ impl Client {
         }
     }
 
+    /// A part of a checkpoint's tree, and descriptors of the files in it, in their order.
+    pub fn export(&mut self, ask: ExportAsk) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
+        match self.call(Request::Export(ask))? {
+            Response::Export(part) => Ok((*part, std::mem::take(&mut self.stream.get_mut().files))),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Asks the daemon to unmount; see [`Request::Unmount`]. It has ended when [`Client::wait_ended`] says so.
     pub fn unmount(&mut self, lazy: bool, leave: bool) -> VerbResult<()> {
         match self.call(Request::Unmount { lazy, leave })? {
@@ -213,7 +260,7 @@ impl Client {
     /// Waits until the daemon has ended, for `timeout` at most; whether it has.
     pub fn wait_ended(&mut self, timeout: Duration) -> bool {
         // The daemon never closes a connection first, so the end of the stream is the end of the process.
-        if self.stream.get_ref().set_read_timeout(Some(timeout)).is_err() {
+        if self.stream.get_ref().stream.set_read_timeout(Some(timeout)).is_err() {
             return false;
         }
         match self.stream.read(&mut [0]) {
@@ -255,7 +302,8 @@ impl Client {
             hint: None,
         })?;
         // A daemon that refuses us answers and closes without reading: what it said is there although sending fails.
-        let sent = send(self.stream.get_ref(), &frame);
+        self.stream.get_mut().files.clear();
+        let sent = send(&self.stream.get_ref().stream, &frame);
         let mut parts = Vec::new();
         let mut frame = Vec::new();
         loop {

@@ -4,10 +4,12 @@ use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
 };
+use crate::engine::export::parts::{ExportAsk, ExportPart};
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 1;
@@ -72,6 +74,15 @@ pub enum Request {
         #[serde(default)]
         sizes: bool,
     },
+    /// What differs between two states, and which process changed it.
+    ByProcess {
+        /// The older one; the newest checkpoint if absent.
+        from: Option<StateName>,
+        /// The newer one; the live tree if absent.
+        to: Option<StateName>,
+    },
+    /// Take back what a process changed.
+    RestoreOnlyBy(OnlyBy),
     /// Make the tree what it was.
     Restore(RestoreOptions),
     /// Delete a checkpoint.
@@ -100,6 +111,8 @@ pub enum Request {
     Gc(GcOptions),
     /// Who did what when.
     Audit,
+    /// A checkpoint's tree, in parts.
+    Export(ExportAsk),
     /// Unmount and end.
     Unmount {
         /// Although the mount is in use.
@@ -123,9 +136,12 @@ impl Request {
         match self {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
             Request::Find(_) | Request::Operations { .. } | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
+            Request::Export(_) => true,
             // Of a takeover the next daemon knows nothing of a run that goes on.
             Request::Du(options) => options.run.is_none(),
             Request::Gc(options) => options.dry_run && options.run.is_none(),
+            Request::ByProcess { .. } => true,
+            Request::RestoreOnlyBy(options) => options.dry_run,
             Request::Restore(options) => options.dry_run,
             Request::Undo(options) => options.dry_run,
             Request::Checkpoint(_) | Request::Retag { .. } | Request::Pin { .. } | Request::Delete { .. } | Request::Unmount { .. } => false,
@@ -151,6 +167,10 @@ pub enum Response {
     Changes(Vec<Change>),
     /// To `versions`, and part of a longer answer.
     Versions(Vec<VersionInfo>),
+    /// To `by-process`, and part of a longer answer.
+    ByProcess(ByProcess),
+    /// To `restore-only-by`.
+    RestoredOnly(RestoredOnly),
     /// To `restore`.
     Restored(Restored),
     /// To `operations`, and part of a longer answer.
@@ -165,6 +185,8 @@ pub enum Response {
     Gc(Box<GcReport>),
     /// To `audit`, and part of a longer answer.
     Audit(Vec<AuditEvent>),
+    /// To `export`; descriptors come with it.
+    Export(Box<ExportPart>),
     /// To `unmount`.
     Done,
     /// To `fault`: what had come of the plan before.
@@ -299,6 +321,11 @@ pub fn split(mut response: Response) -> Vec<Response> {
         Response::Status(status) => heads(&mut status.dirty, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Changes(changes) => heads(changes, change_bytes).into_iter().map(Response::Changes).collect(),
         Response::Restored(restored) => heads(&mut restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::RestoredOnly(only) => heads(&mut only.restored.changes, change_bytes).into_iter().map(Response::Changes).collect(),
+        Response::ByProcess(all) => {
+            let part = |changes| Response::ByProcess(ByProcess { processes: Vec::new(), changes });
+            heads(&mut all.changes, |one| change_bytes(&one.change) + 16 * one.by.len()).into_iter().map(part).collect()
+        }
         Response::Checkpoints(checkpoints) => heads(checkpoints, checkpoint_bytes).into_iter().map(Response::Checkpoints).collect(),
         Response::Versions(versions) => heads(versions, version_bytes).into_iter().map(Response::Versions).collect(),
         Response::Audit(events) => heads(events, event_bytes).into_iter().map(Response::Audit).collect(),
@@ -310,6 +337,7 @@ pub fn split(mut response: Response) -> Vec<Response> {
         | Response::Undone(_)
         | Response::Du(_)
         | Response::Gc(_)
+        | Response::Export(_)
         | Response::Done => Vec::new(),
         #[cfg(debug_assertions)]
         Response::Faults { .. } => Vec::new(),
@@ -325,6 +353,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
     let mut events = Vec::new();
     let mut versions = Vec::new();
     let mut operations = Vec::new();
+    let mut by = Vec::new();
     for part in parts {
         match part {
             Response::Changes(mut more) => changes.append(&mut more),
@@ -332,6 +361,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
             Response::Audit(mut more) => events.append(&mut more),
             Response::Versions(mut more) => versions.append(&mut more),
             Response::Operations(mut more) => operations.append(&mut more),
+            Response::ByProcess(mut more) => by.append(&mut more.changes),
             _ => return None,
         }
     }
@@ -340,6 +370,12 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         Response::Status(status) => Some(&mut status.dirty),
         Response::Changes(list) => Some(list),
         Response::Restored(restored) => Some(&mut restored.changes),
+        Response::RestoredOnly(only) => Some(&mut only.restored.changes),
+        Response::ByProcess(all) => {
+            by.append(&mut all.changes);
+            all.changes = std::mem::take(&mut by);
+            None
+        }
         Response::Checkpoints(list) => {
             checkpoints.append(list);
             *list = std::mem::take(&mut checkpoints);
@@ -366,6 +402,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         | Response::Undone(_)
         | Response::Du(_)
         | Response::Gc(_)
+        | Response::Export(_)
         | Response::Done => None,
         #[cfg(debug_assertions)]
         Response::Faults { .. } => None,
@@ -374,7 +411,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         changes.append(list);
         *list = std::mem::take(&mut changes);
     }
-    let all_used = changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty() && operations.is_empty();
+    let all_used = by.is_empty() && changes.is_empty() && checkpoints.is_empty() && versions.is_empty() && events.is_empty() && operations.is_empty();
     all_used.then_some(last)
 }
 

@@ -10,8 +10,10 @@
 
 use std::cell::{Cell, LazyCell};
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Call, FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response, encode, receive_up_to, send, split};
 use crate::engine::api::{VerbError, VerbResult, Verbs};
+use crate::engine::export::parts::ExportAsk;
 use crate::store::record::Actor;
 use crate::sys;
 use crate::sys::host;
@@ -150,8 +153,8 @@ impl Server {
     fn connection(&self, stream: Arc<UnixStream>) {
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
         let served = self.admit(number, &stream).and_then(|refusal| match refusal {
-            None => self.requests(number, &stream),
-            Some(error) => reply(&stream, Err(error)),
+            None => self.requests_and_end(number, &stream),
+            Some(error) => reply(&stream, Err(error), &[]),
         });
         self.connections.lock().remove(&number);
         if let Err(error) = served {
@@ -184,7 +187,18 @@ impl Server {
         }
     }
 
-    fn requests(&self, number: u64, stream: &UnixStream) -> io::Result<()> {
+    /// What was begun on a connection ends with it: descriptors are held for whoever asked.
+    fn requests_and_end(&self, number: u64, stream: &UnixStream) -> io::Result<()> {
+        let mut exports = Vec::new();
+        let ended = self.requests(number, stream, &mut exports);
+        for run in exports {
+            // It may have been given up already.
+            let _ = self.verbs.export(&ExportAsk::End { run }, &mut Vec::new());
+        }
+        ended
+    }
+
+    fn requests(&self, number: u64, stream: &UnixStream, exports: &mut Vec<u64>) -> io::Result<()> {
         let mut reader = BufReader::new(InTime { stream, until: Cell::new(None) });
         let mut frame = Vec::new();
         // Who that is was settled when they connected (SO_PEERCRED), and is asked once.
@@ -201,9 +215,14 @@ impl Server {
             frame = Vec::new();
             let ends = matches!(request, Ok(Request::Unmount { .. }));
             let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
-            let result = request.and_then(|request| self.call(&by, request));
+            let begins = matches!(request, Ok(Request::Export(ExportAsk::Begin { .. })));
+            let mut files = Vec::new();
+            let result = request.and_then(|request| self.call(&by, request, &mut files));
             let done = result.is_ok();
-            let replied = reply(stream, result);
+            if let (true, Ok(Response::Export(part))) = (begins, &result) {
+                exports.push(part.run);
+            }
+            let replied = reply(stream, result, &files);
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
             replied?;
             if leaving && done {
@@ -246,7 +265,7 @@ impl Server {
         received
     }
 
-    fn call(&self, by: &impl Deref<Target = Actor>, request: Request) -> VerbResult<Response> {
+    fn call(&self, by: &impl Deref<Target = Actor>, request: Request, files: &mut Vec<Arc<File>>) -> VerbResult<Response> {
         let verbs = &self.verbs;
         let answer = catch_unwind(AssertUnwindSafe(|| match request {
             Request::Checkpoint(options) => verbs.checkpoint(by, &options).map(Response::Checkpoint),
@@ -260,6 +279,8 @@ impl Server {
             Request::Versions { path } => verbs.versions(&path).map(Response::Versions),
             Request::Diff { from, to, sizes: true } => verbs.diff_sized(&from, to.as_ref()).map(Response::Changes),
             Request::Diff { from, to, sizes: false } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
+            Request::ByProcess { from, to } => verbs.by_process(from.as_ref(), to.as_ref()).map(Response::ByProcess),
+            Request::RestoreOnlyBy(options) => verbs.restore_only_by(by, &options).map(Response::RestoredOnly),
             Request::Restore(options) => verbs.restore(by, &options).map(Response::Restored),
             Request::Delete { state, now } => verbs.delete(by, &state, now).map(Response::Checkpoint),
             Request::Operations { before, limit } => verbs.operations(before, limit).map(Response::Operations),
@@ -268,6 +289,7 @@ impl Server {
             Request::Du(options) => verbs.du(&options).map(|report| Response::Du(Box::new(report))),
             Request::Gc(options) => verbs.gc(by, &options).map(|report| Response::Gc(Box::new(report))),
             Request::Audit => verbs.audit().map(Response::Audit),
+            Request::Export(ask) => verbs.export(&ask, files).map(|part| Response::Export(Box::new(part))),
             #[cfg(debug_assertions)]
             Request::Fault { plan } => {
                 let seen = sys::fault::disarm_process();
@@ -312,7 +334,7 @@ fn refuse(stream: &UnixStream, error: io::Error) -> io::Result<()> {
         }
         _ => return Err(error),
     };
-    reply(stream, Err(VerbError { code: code.into(), message, hint: None }))
+    reply(stream, Err(VerbError { code: code.into(), message, hint: None }), &[])
 }
 
 /// Reads from a connection, until a given moment if there is one.
@@ -332,8 +354,8 @@ impl Read for InTime<'_> {
     }
 }
 
-/// Sends an answer, in as many frames as it needs.
-fn reply(stream: &UnixStream, result: VerbResult<Response>) -> io::Result<()> {
+/// Sends an answer, in as many frames as it needs; with files it has one.
+fn reply(stream: &UnixStream, result: VerbResult<Response>, files: &[Arc<File>]) -> io::Result<()> {
     let mut parts = match result {
         Ok(response) => split(response),
         Err(mut error) => {
@@ -346,7 +368,14 @@ fn reply(stream: &UnixStream, result: VerbResult<Response>) -> io::Result<()> {
     for part in parts {
         send_reply(stream, true, Outcome::Ok(part))?;
     }
-    last.map_or(Ok(()), |last| send_reply(stream, false, Outcome::Ok(last)))
+    let Some(last) = last else { return Ok(()) };
+    if files.is_empty() {
+        return send_reply(stream, false, Outcome::Ok(last));
+    }
+    let frame = encode(&Reply { version: PROTOCOL, more: false, result: Outcome::Ok(last) })?;
+    let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+    let sent = sys::send_files(stream, &frame, &files)?;
+    send(stream, frame.get(sent..).unwrap_or_default())
 }
 
 fn send_reply(stream: &UnixStream, more: bool, result: Outcome) -> io::Result<()> {

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use super::protocol::{encode, join, split};
 use super::*;
+use crate::engine::api::who::{ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath};
 use crate::engine::api::*;
+use crate::engine::export::parts::{ExportAsk, ExportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::Kind;
@@ -30,6 +32,7 @@ fn info(id: u64) -> CheckpointInfo {
         duration_us: None,
         open_files: None,
         unchanged: false,
+        open_at_cut: None,
         quiesced: None,
         pinned: Some("why\n".into()),
         parent: Some(CheckpointId(1)),
@@ -94,6 +97,9 @@ impl Verbs for Fake {
     fn status(&self) -> VerbResult<Status> {
         Ok(status(self.changes))
     }
+    fn export(&self, _: &ExportAsk, _: &mut Vec<Arc<std::fs::File>>) -> VerbResult<ExportPart> {
+        Err(VerbError { code: "unknown-run".into(), message: String::new(), hint: None })
+    }
     fn stats(&self) -> VerbResult<Stats> {
         Ok(stats())
     }
@@ -126,6 +132,16 @@ impl Verbs for Fake {
     fn restore(&self, _: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let changes = changes(self.changes);
         Ok(Restored { restored: CheckpointId(1), guard: None, changes, unknown: Vec::new(), dry_run: options.dry_run, duration_us: 5 })
+    }
+    fn by_process(&self, _: Option<&StateName>, _: Option<&StateName>) -> VerbResult<ByProcess> {
+        let changes = changes(self.changes).into_iter().map(|change| ChangeBy { change, by: vec![0], others: true }).collect();
+        Ok(ByProcess { processes: vec![ProcessInfo { pid: 7, name: "\u{1}sh".into(), ..ProcessInfo::default() }], changes })
+    }
+    fn restore_only_by(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
+        let to = StateName("1".into());
+        let restored = self.restore(by, &RestoreOptions { to, paths: Vec::new(), dry_run: options.dry_run })?;
+        let shared = vec![SharedPath { path: TreePath(b"\xff".to_vec()), by: vec![options.who.clone()] }];
+        Ok(RestoredOnly { restored, shared })
     }
     fn operations(&self, _: Option<u64>, _: usize) -> VerbResult<Vec<OperationInfo>> {
         Ok(Vec::new())
@@ -228,6 +244,8 @@ fn answers_longer_than_a_frame_come_in_parts_and_in_order() {
     let served = served(60_000);
     let mut client = Client::connect_path(&served.path).expect("connect");
     assert_eq!(client.status().expect("status"), status(60_000));
+    let by = client.by_process(None, None).expect("by process");
+    assert!(by.processes.len() == 1 && by.changes.iter().map(|one| &one.change).eq(&changes(60_000)));
     let log = client.log().expect("log");
     assert!(log.len() == 60_000 && log.windows(2).all(|pair| pair[0].id > pair[1].id));
     let versions = client.versions(TreePath(b"a".to_vec())).expect("versions");

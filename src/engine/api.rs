@@ -1,10 +1,13 @@
 //! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/` carries over the socket and `--json` prints.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::export::parts::{ExportAsk, ExportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
@@ -13,6 +16,9 @@ pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcWhy};
 pub use super::retention::{Retention, Rule};
 pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
 pub use crate::store::check::DamageKind;
+
+#[path = "api_who.rs"]
+pub mod who;
 
 /// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
 /// `{"base64": "..."}`.
@@ -207,6 +213,9 @@ pub struct CheckpointInfo {
     /// Nothing had changed, and so none was made: this is the newest there was; only in the answer to `checkpoint --if-changed`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
+    /// What was open for writing when it was made; only in the answer to `show`, and absent if nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_at_cut: Option<who::OpenAtCut>,
     /// Nothing was being changed when it was made; only in the answer to `checkpoint --quiesce`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiesced: Option<bool>,
@@ -236,6 +245,7 @@ impl CheckpointInfo {
             duration_us: None,
             open_files: None,
             unchanged: false,
+            open_at_cut: None,
             quiesced: None,
             pinned: checkpoint.pinned.clone(),
             parent: checkpoint.parent,
@@ -580,6 +590,10 @@ pub trait Verbs: Send + Sync {
     fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
     /// Makes the tree what it was; see [`RestoreOptions`].
     fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored>;
+    /// What differs between two states (`None`: the newest checkpoint, the live tree), and which process changed it.
+    fn by_process(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<who::ByProcess>;
+    /// Takes back what one process, or several, changed, and leaves what others did; see [`who::OnlyBy`].
+    fn restore_only_by(&self, by: &Actor, options: &who::OnlyBy) -> VerbResult<who::RestoredOnly>;
     /// Deletes a checkpoint, so that it can be brought back; with `now` for good, and frees what only it needed.
     fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo>;
     /// At most `limit` operations before `before` (without it: the last), newest first.
@@ -594,6 +608,8 @@ pub trait Verbs: Send + Sync {
     fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport>;
     /// Who did what when, oldest first.
     fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
+    /// A checkpoint's tree in parts, and the descriptors of the files in them, in their order; see [`super::export`].
+    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart>;
     /// Asks the daemon to unmount and end. `lazy`: although files are open.
     fn unmount(&self, lazy: bool) -> VerbResult<()>;
 }

@@ -14,11 +14,23 @@ pub(super) fn events(journal: &Journal) -> VerbResult<Vec<AuditEvent>> {
 fn read(journal: &Journal) -> StoreResult<Vec<AuditEvent>> {
     let mut events = Vec::new();
     let mut by: Option<(i64, Actor)> = None;
+    let mut only = Vec::new();
     for entry in journal.scan(journal.start(), None) {
         let record = match entry?.1 {
             Record::By { at_ns, actor } => {
                 by = Some((at_ns, actor));
                 continue;
+            }
+            Record::RestoreOnly { paths } => {
+                only.extend(paths);
+                continue;
+            }
+            Record::RestoreBegin { target, guard, .. } if !only.is_empty() => {
+                Record::RestoreBegin { target, guard, paths: std::mem::take(&mut only) }
+            }
+            Record::Checkpoint(made) => {
+                only.clear();
+                Record::Checkpoint(made)
             }
             record => record,
         };
@@ -80,6 +92,9 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         | Record::By { .. }
         | Record::Sealed { .. }
         | Record::Operation(_)
+        | Record::Touched { .. }
+        | Record::OpenAt { .. }
+        | Record::RestoreOnly { .. }
         | Record::Ahead { .. } => {
             return None;
         }

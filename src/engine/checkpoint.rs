@@ -1,5 +1,6 @@
 //! Making and deleting checkpoints: freeze, close the epoch, thaw.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Engine;
@@ -7,7 +8,8 @@ use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
 use super::error;
 use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
-use crate::store::ids::CheckpointId;
+use crate::history::who::Numbered;
+use crate::store::ids::{CheckpointId, Slot};
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
 use crate::store::operation::Deed;
 use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Kept, Reason, Record};
@@ -20,6 +22,15 @@ const FLUSH_ROUNDS_MAX: u32 = 64;
 const FLUSH_MAX: Duration = Duration::from_millis(50);
 /// Bytes of a tag at most: it is a name in `.snapshots`.
 pub const TAG_BYTES_MAX: usize = 100;
+
+/// What was open for writing at a cut.
+pub(super) struct Opened {
+    /// Files that were captured in it.
+    files: u64,
+    /// Who had what open, some of it, and how much more there was.
+    pub(super) open: Vec<(Slot, Arc<Numbered>)>,
+    pub(super) more: u64,
+}
 
 impl Engine {
     /// Closes the epoch. See [`super::api::Verbs::checkpoint`].
@@ -34,7 +45,9 @@ impl Engine {
         let Frozen { gate, flushed, calm, _one_at_a_time } = self.freeze_within(options.quiesce_ms.map(Duration::from_millis));
         let sealed = self.seal(Some(by), &options.note, tags, reason, flushed);
         drop(gate);
-        let (checkpoint, open_files) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
+        let (checkpoint, opened) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
+        let open_files = opened.files;
+        self.tell_open(checkpoint.id, opened);
         if let Some(prepared) = prepared {
             // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
             let synced = self.live.sync_tree(&prepared, checkpoint.created_ns);
@@ -90,7 +103,7 @@ impl Engine {
     }
 
     /// Closes the open epoch. The caller holds the gate for writing.
-    pub(super) fn seal(&self, by: Option<&Actor>, note: &str, tags: Vec<String>, reason: Reason, flushed: bool) -> SysResult<(Checkpoint, u64)> {
+    pub(super) fn seal(&self, by: Option<&Actor>, note: &str, tags: Vec<String>, reason: Reason, flushed: bool) -> SysResult<(Checkpoint, Opened)> {
         let epoch = self.timeline().epoch();
         let cut = self.live.cut(epoch.next())?;
         let now = sys::now();
@@ -104,9 +117,9 @@ impl Engine {
             reason,
         };
         let objects = cut.objects();
-        self.timeline().seal(by, checkpoint.clone(), cut.ahead).inspect_err(|_| self.live.drop_cut(&objects))?;
-        self.live.epoch_closed();
-        Ok((checkpoint, cut.files))
+        self.timeline().seal(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.drop_cut(&objects))?;
+        self.live.epoch_closed(&cut.stats);
+        Ok((checkpoint, Opened { files: cut.files, open: cut.open, more: cut.open_more }))
     }
 
     /// Tags as a checkpoint keeps them: valid, free, sorted, each once.

@@ -87,6 +87,11 @@ pub(super) fn cannot_undo(number: u64, why: VerbError) -> VerbError {
     VerbError { code: why.code, message, hint }
 }
 
+/// A restore was of more names than its operation can tell.
+pub(super) fn too_many_names() -> VerbError {
+    VerbError { code: "too-many-names".into(), message: "it restored too many single paths".into(), hint: None }
+}
+
 /// A checkpoint has no room for so many tags.
 pub(super) fn too_many_tags(count: usize) -> VerbError {
     VerbError { code: "bad-tag".into(), message: format!("{count} tags are too many for one checkpoint"), hint: None }

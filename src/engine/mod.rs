@@ -14,6 +14,7 @@ pub mod counts;
 pub mod du;
 mod durable;
 mod error;
+pub mod export;
 mod files;
 mod find;
 pub mod gc;
@@ -36,6 +37,7 @@ mod tripwire;
 mod undo;
 mod unserved;
 mod verbs;
+mod who;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -126,6 +128,7 @@ pub struct Engine {
     du_runs: gc::Runs<Box<space::Measuring>>,
     /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
     over_bytes: std::sync::atomic::AtomicU64,
+    exports: export::Exports,
     /// Descriptors that open files may have.
     descriptors_max: usize,
     started: String,
@@ -171,13 +174,10 @@ impl Engine {
         let served = Served::new(&config, reflink, exact_times)?;
         let staging = staging(&store).map_err(failed)?;
         let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
-        let mut warnings = Vec::new();
-        if opened.torn {
-            warnings.push("the journal's end was torn, as a power cut tears it; what had not been synced may be lost".to_owned());
-        }
+        let torn = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
+        let warnings = if opened.torn { vec![torn.to_owned()] } else { Vec::new() };
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
-        let ledger = succession.as_ref().map(|succession| Arc::clone(&succession.ledger));
-        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), ledger));
+        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), succession.as_ref().map(|after| Arc::clone(&after.ledger))));
         let engine = Arc::new(Engine {
             live,
             config: served,
@@ -198,6 +198,7 @@ impl Engine {
             keeper: Arc::default(),
             du_runs: gc::Runs::default(),
             over_bytes: std::sync::atomic::AtomicU64::new(0),
+            exports: export::Exports::default(),
             descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
             counts: Arc::default(),

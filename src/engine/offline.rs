@@ -1,18 +1,23 @@
 //! The history of a directory that is not mounted, for reading.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
+use super::api::who::{ByProcess, OnlyBy, OpenAtCut, RestoredOnly};
 use super::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
+use super::export::parts::{ExportAsk, ExportPart};
 use crate::history::select::{Known, Unselected, select};
 use crate::history::view::State;
 use crate::store;
+use crate::store::ids::CheckpointId;
 use crate::store::journal::Journal;
 use crate::store::layout::Layout;
-use crate::store::record::{Actor, Kept};
+use crate::store::record::{Actor, Kept, Record};
 
 /// The checkpoints of a store, read once. It answers `log`, `find`, `show` and `audit`; everything else needs a mount, or is [`super::check`].
 pub struct Offline {
@@ -30,6 +35,17 @@ impl Offline {
         let root = root.as_fd().try_clone_to_owned().map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
         let checkpoints = store::read_checkpoints(&root).map_err(|cause| error::failed("the store cannot be read", cause.errno()))?;
         Ok(Offline { checkpoints, root })
+    }
+
+    /// As a daemon would tell it; what is damaged is not told.
+    fn open_at(&self, id: CheckpointId) -> Option<OpenAtCut> {
+        let layout = Layout::open_existing_readonly(&self.root).ok()?;
+        let (journal, _) = Journal::open(&layout).ok()?;
+        let found = journal.scan(journal.start(), None).map_while(Result::ok).find_map(|(_, record)| match record {
+            Record::OpenAt { id: of, open, more } if of == id => Some((open, more)),
+            _ => None,
+        });
+        found.map(|(open, more)| super::who::open_at_cut(open, more))
     }
 }
 
@@ -68,7 +84,10 @@ impl Verbs for Offline {
             State::At(id) => id,
             State::Live => return Err(unselected(Unselected::Unknown)),
         };
-        self.checkpoints.iter().find(|kept| kept.id == id).map(CheckpointInfo::new).ok_or_else(|| unselected(Unselected::Unknown))
+        self.checkpoints.iter().find(|kept| kept.id == id).map(CheckpointInfo::new).ok_or_else(|| unselected(Unselected::Unknown)).map(|info| {
+            let open_at_cut = self.open_at(id);
+            CheckpointInfo { open_at_cut, ..info }
+        })
     }
 
     fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
@@ -96,6 +115,14 @@ impl Verbs for Offline {
     }
 
     fn restore(&self, _: &Actor, _: &RestoreOptions) -> VerbResult<Restored> {
+        not_mounted()
+    }
+
+    fn by_process(&self, _: Option<&StateName>, _: Option<&StateName>) -> VerbResult<ByProcess> {
+        not_mounted()
+    }
+
+    fn restore_only_by(&self, _: &Actor, _: &OnlyBy) -> VerbResult<RestoredOnly> {
         not_mounted()
     }
 
@@ -128,6 +155,10 @@ impl Verbs for Offline {
         let layout = Layout::open_existing_readonly(&self.root).map_err(failed)?;
         let (journal, _) = Journal::open(&layout).map_err(failed)?;
         super::audit::events(&journal)
+    }
+
+    fn export(&self, _: &ExportAsk, _: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        not_mounted()
     }
 
     fn unmount(&self, _: bool) -> VerbResult<()> {

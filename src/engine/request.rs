@@ -53,6 +53,8 @@ pub struct LeftOpen {
     pub flags: i32,
     /// The kernel does its I/O.
     pub passthrough: bool,
+    /// As in [`Opened`].
+    pub by: u64,
 }
 
 /// Rows of a ledger that tell of open files are `fuse/`'s; those of other kinds have other numbers (2: `live`, 3: nodes of views, 4: `live`).
@@ -136,6 +138,8 @@ pub struct Opened {
     /// the adapter gives them the same backing id. If the kernel refuses the backing file the adapter calls [`Service::no_passthrough`] and
     /// replies without.
     pub passthrough: Option<Arc<File>>,
+    /// Who opened it for writing, in one word: [`opener_word`](crate::live::opener_word); 0: nobody, or it is not known.
+    pub by: u64,
 }
 
 /// A part of a listing.

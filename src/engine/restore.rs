@@ -10,11 +10,13 @@
 
 mod apply;
 mod news;
+mod only;
 mod plan;
 
 use std::collections::HashSet;
 use std::time::Instant;
 
+use self::plan::Which;
 use super::Engine;
 use super::api::{Change, ChangeKind, RestoreOptions, Restored, TreePath, VerbResult};
 use super::error;
@@ -52,6 +54,23 @@ fn took(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
+/// Bytes of paths in one record.
+const PATHS_BYTES: usize = 1 << 20;
+
+/// Paths in parts that fit into a record each; at least one.
+fn in_frames(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
+    let (mut parts, mut from, mut bytes) = (Vec::new(), 0, 0);
+    for (at, path) in paths.iter().enumerate() {
+        if bytes > PATHS_BYTES {
+            parts.extend(paths.get(from..at));
+            (from, bytes) = (at, 0);
+        }
+        bytes += path.len() + 4;
+    }
+    parts.extend(paths.get(from..).filter(|rest| !rest.is_empty() || from == 0));
+    parts
+}
+
 impl Engine {
     /// See [`super::api::Verbs::restore`].
     pub(super) fn restore_to(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
@@ -84,31 +103,38 @@ impl Engine {
         let (gate, flushed) = self.freeze();
         let touched = self.touched(target, None).map_err(failed)?;
         let changes = self.changes_to(target, paths, &touched).map_err(failed)?;
-        let plan = plan::Plan::make(self, target, paths, touched).map_err(failed)?;
+        let plan = plan::Plan::make(self, target, Which::Below(paths), touched).map_err(failed)?;
         let note = format!("before restoring {target}");
-        let (guard, _) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let (guard, opened) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(Some((by, undoes)), &plan, guard.id, paths);
+        let applied = self.carry_out(Some((by, undoes)), &plan, guard.id, Which::Below(paths), paths);
         drop(tree);
         drop(gate);
+        self.tell_open(guard.id, opened);
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
+        self.told_after(&plan, guard.id, applied)?;
+        Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dry_run: false, duration_us: took(started) })
+    }
+
+    /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers are told.
+    fn told_after(&self, plan: &plan::Plan, guard: CheckpointId, applied: SysResult<Stale>) -> VerbResult<()> {
         self.snapdir_changed();
         match applied {
             Ok(stale) => {
                 self.forget_stale(&stale);
-                self.announce(&plan, &stale);
+                self.announce(plan, &stale);
+                Ok(())
             }
             Err(errno) => {
-                let stale = apply::all_of(&plan);
+                let stale = apply::all_of(plan);
                 self.forget_stale(&stale);
-                self.announce(&plan, &stale);
-                let mut error = failed(errno);
-                error.hint = Some(format!("nothing is lost: `ckptfs restore {}` brings back what was there", guard.id));
-                return Err(error);
+                self.announce(plan, &stale);
+                let mut error = error::failed("the restore failed", errno);
+                error.hint = Some(format!("nothing is lost: `ckptfs restore {guard}` brings back what was there"));
+                Err(error)
             }
         }
-        Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dry_run: false, duration_us: took(started) })
     }
 
     /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does not know.
@@ -119,8 +145,22 @@ impl Engine {
     /// Applies a plan between the records of its beginning and its end. The caller holds the gate and the tree for writing.
     ///
     /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
-    fn carry_out(&self, by: Option<(&Actor, Option<u64>)>, plan: &plan::Plan, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<Stale> {
-        self.timeline().begin_restore(by, plan.target, guard, paths)?;
+    /// `named`: what the journal is told was restored; of the whole tree nothing.
+    fn carry_out(
+        &self,
+        by: Option<(&Actor, Option<u64>)>,
+        plan: &plan::Plan,
+        guard: CheckpointId,
+        which: Which<'_>,
+        named: &[Vec<u8>],
+    ) -> SysResult<Stale> {
+        let _acting = crate::history::timeline::Timeline::acting(by.map(|(by, _)| self.timeline().number(super::who::actor_process(by))));
+        if let Which::Only(paths) = which {
+            for paths in in_frames(paths) {
+                self.timeline().append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
+            }
+        }
+        self.timeline().begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
         let applied = apply::apply(self, plan);
         // Were it not told before the next change, the next mount would restore once more, over what was done since.
         self.timeline().tell(Record::RestoreEnd);
@@ -136,8 +176,9 @@ impl Engine {
         tracing::info!(%target, "a restore that was interrupted is finished");
         let _gate = self.live.gate.write();
         let _tree = self.live.tree.write();
-        let plan = plan::Plan::make(self, *target, paths, self.touched(*target, None)?)?;
-        self.carry_out(None, &plan, *guard, paths).map(Some)
+        let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
+        let plan = plan::Plan::make(self, *target, which, self.touched(*target, None)?)?;
+        self.carry_out(None, &plan, *guard, which, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.

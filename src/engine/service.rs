@@ -12,7 +12,7 @@ use super::past::{PAST, PAST_HANDLE, PastNode};
 use super::request::{
     Attr, Caller, Entry, Fh, LeftOpen, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
 };
-use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn};
+use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn, opener_word};
 use crate::store::ids::{Name, Slot};
 use crate::sys::open_flags as libc_flags;
 use crate::sys::{self, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode};
@@ -128,7 +128,14 @@ impl Engine {
             // It can be mapped now, and stores change its times without a request. Only attributes are forgotten, which waits for nothing.
             caches.forget_attributes(NodeId(handle.slot.0));
         }
-        Opened { fh: Fh(id.0), keep_cache: passthrough.is_none(), direct_io: false, no_flush: true, passthrough }
+        Opened {
+            fh: Fh(id.0),
+            keep_cache: passthrough.is_none(),
+            direct_io: false,
+            no_flush: true,
+            passthrough,
+            by: handle.by.as_deref().map_or(0, opener_word),
+        }
     }
 
     fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
@@ -224,6 +231,7 @@ impl Service for Engine {
         if self.announcer.sets_nothing(caller, node) {
             return self.getattr(node, None);
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let slot = self.writable(node)?;
         let handle = match fh {
             Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handle(HandleId(fh.0)).ok(),
@@ -266,6 +274,7 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return if new.kind == Kind::Dir { self.mkdir_snapshot(caller, name) } else { Err(Errno::EROFS) };
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: new.kind,
@@ -285,6 +294,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer;
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make =
             Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None, again: caller.again };
@@ -292,6 +302,7 @@ impl Service for Engine {
     }
 
     fn link(&self, caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (parent, name) = self.writable_name(parent, name)?;
         let slot = match self.node(node)? {
             Node::Live(slot) => slot,
@@ -307,6 +318,7 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return removed(self.unlink_snapshot(caller, name), caller.again);
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let act = || removed(self.live.unlink(slot, &name).map(drop), caller.again);
         self.destroying(caller, || !self.is_temporary(slot, &name), act, |()| true)
@@ -319,12 +331,14 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return removed(self.rmdir_snapshot(caller, name), caller.again);
         }
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let act = || removed(self.live.rmdir(slot, &name).map(drop), caller.again);
         self.destroying(caller, || true, act, |()| true)
     }
 
     fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let from = self.writable_name(parent, name)?;
         let to = self.writable_name(new_parent, new_name)?;
         let how = match how {
@@ -355,9 +369,10 @@ impl Service for Engine {
             Node::Past(past) => {
                 self.check_kept(&past)?;
                 let fh = self.past.open(&self.view(past.state()), past)?;
-                Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None })
+                Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None, by: 0 })
             }
             Node::Live(slot) => {
+                let _acting = (flags.write || flags.truncate).then(|| self.live.acting_for(caller.pid, caller.uid));
                 let act = || self.live.open(slot, flags);
                 let opened = if flags.truncate { self.destroying(caller, || self.has_content(slot), act, |_| true) } else { act() };
                 let (id, handle) = opened?;
@@ -371,6 +386,7 @@ impl Service for Engine {
             return answer.map(|ghost| (ghost, announce::opened()));
         }
         self.check_descriptors()?;
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: Kind::File,
@@ -407,6 +423,7 @@ impl Service for Engine {
         if fh.0 & PAST_HANDLE != 0 {
             return Err(Errno::EROFS);
         }
+        let _acting = (!from_cache).then(|| self.live.acting_for(caller.pid, caller.uid));
         let (written, lost_set_id) = self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache, from_cache)?;
         if lost_set_id {
             self.attributes_changed(node);
@@ -472,6 +489,7 @@ impl Service for Engine {
     }
 
     fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let mode = match how {
             XattrHow::Any => XattrMode::Any,
             XattrHow::Create => XattrMode::Create,
@@ -508,6 +526,7 @@ impl Service for Engine {
     }
 
     fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let slot = self.writable(node)?;
         match self.live.remove_xattr(slot, name) {
             Err(Errno::NO_XATTR) if caller.again => {}
@@ -526,6 +545,7 @@ impl Service for Engine {
     }
 
     fn fallocate(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let Open::Live(handle) = self.open_file(fh)? else { return Err(Errno::EROFS) };
         self.live.change_content(&handle, |file| {
             if caller.uid == 0 {
@@ -545,6 +565,7 @@ impl Service for Engine {
     }
 
     fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
+        let _acting = self.live.acting_for(caller.pid, caller.uid);
         let copied = self.copy_range((from.1, from.2), (to.1, to.2), length, caller.uid == 0)?;
         if caller.uid != 0 {
             self.attributes_changed(to.0);

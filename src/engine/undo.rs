@@ -262,9 +262,9 @@ impl Engine {
     /// Undoes an operation, or tells what that would do.
     fn undo_one(&self, by: &Actor, number: u64, options: &UndoOptions) -> VerbResult<UndoneStep> {
         let one_at_a_time = self.checkpointing.lock();
-        let told = self.told(number)?.ok_or_else(|| error::no_operation(number))?;
+        let told = self.one_operation(number)?.ok_or_else(|| error::no_operation(number))?;
         let obstacle = self.obstacle(&told.operation);
-        let original = self.told(self.timeline().original(number))?.filter(|original| original.operation.number != number);
+        let original = self.one_operation(self.timeline().original(number))?.filter(|original| original.operation.number != number);
         let original = original.map(|original| info(&original, None));
         let operation = info(&told, None);
         let mut step = UndoneStep { operation, original, by_operation: None, guard: None, changes: None, unknown: Vec::new(), skipped: None };
@@ -287,7 +287,7 @@ impl Engine {
     }
 
     /// One operation.
-    fn told(&self, number: u64) -> VerbResult<Option<Told>> {
+    fn one_operation(&self, number: u64) -> VerbResult<Option<Told>> {
         let told = self.timeline().operations(Some(number.saturating_add(1)), 1);
         let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
         Ok(told.into_iter().find(|told| told.operation.number == number))
@@ -305,10 +305,13 @@ impl Engine {
                 let records = self.timeline().reviving(&hidden);
                 self.timeline().operate(by, undoes, Deed::Revived { id: *id }, records).map_err(failed)
             }
-            Deed::Restored { guard, paths, .. } => {
+            Deed::Restored { guard, paths, only, .. } => {
                 let unknown = self.unknown_in(*guard).map_err(failed)?;
                 let asked = Asked { by, undoes, started: Instant::now(), unknown };
-                let restored = self.restore_now(asked, *guard, paths, one_at_a_time)?;
+                let restored = match only {
+                    true => self.restore_names(asked, *guard, paths, one_at_a_time)?,
+                    false => self.restore_now(asked, *guard, paths, one_at_a_time)?,
+                };
                 step.guard = restored.guard;
                 step.changes = Some(restored.changes.len() as u64);
                 step.unknown = restored.unknown;
@@ -334,7 +337,7 @@ impl Engine {
             },
             Deed::Deleted { id, freed: true } => Some(error::freed(*id)),
             Deed::Deleted { id, freed: false } => self.timeline().hidden_checkpoint(*id).is_none().then(|| error::freed(*id)),
-            Deed::Restored { guard, .. } => self.missing(*guard),
+            Deed::Restored { guard, paths, only, .. } => self.missing(*guard).or_else(|| (*only && paths.is_empty()).then(error::too_many_names)),
             Deed::Pinned { id, .. } => self.missing(*id),
             Deed::Tagged { changes } => changes.iter().find_map(|change| self.missing(change.id)).or_else(|| self.untaggable(changes)),
         }

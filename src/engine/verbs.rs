@@ -1,12 +1,17 @@
 //! The verbs that people use.
 
+use std::fs::File;
+use std::sync::Arc;
+
 use super::Engine;
+use super::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use super::api::{
     AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
     RestoreOptions, Restored, Retag, SealerInfo, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified,
     VerifyOptions, VersionInfo,
 };
 use super::error;
+use super::export::parts::{ExportAsk, ExportPart};
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::select::Unselected;
 use crate::history::touched::Touched;
@@ -33,7 +38,7 @@ impl Engine {
         names
     }
 
-    fn state(&self, name: &StateName) -> VerbResult<State> {
+    pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
         self.timeline().select(&name.0).map_err(|why| match why {
             Unselected::Unknown => self.no_checkpoint(&name.0),
             why => error::unselected(&name.0, why, &self.state_names()),
@@ -153,7 +158,7 @@ impl Engine {
     }
 }
 
-fn change(differs: Differs, backwards: bool) -> Change {
+pub(super) fn change(differs: Differs, backwards: bool) -> Change {
     let kind = differs.kind;
     let (path, change, from) = match (differs.how, backwards) {
         (Difference::Added, false) | (Difference::Deleted, true) => (differs.path, ChangeKind::Added, None),
@@ -252,7 +257,7 @@ impl Verbs for Engine {
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
         let id = self.checkpoint_id(state)?;
         let checkpoint = self.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
-        Ok(CheckpointInfo::new(&checkpoint))
+        Ok(CheckpointInfo { open_at_cut: self.open_at(id)?, ..CheckpointInfo::new(&checkpoint) })
     }
 
     fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
@@ -296,6 +301,14 @@ impl Verbs for Engine {
         self.restore_with_hooks(by, options)
     }
 
+    fn by_process(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<ByProcess> {
+        self.changes_by(from, to)
+    }
+
+    fn restore_only_by(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
+        self.restore_only(by, options)
+    }
+
     fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo> {
         let deleted = if now { self.free_checkpoint(by, self.stored_id(state)?)? } else { self.delete_checkpoint(by, self.checkpoint_id(state)?)? };
         self.snapdir_changed();
@@ -324,6 +337,10 @@ impl Verbs for Engine {
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
         super::audit::events(&self.timeline().store().journal)
+    }
+
+    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        self.export_part(ask, files)
     }
 
     fn unmount(&self, lazy: bool) -> VerbResult<()> {

@@ -63,7 +63,7 @@ pub fn resend(device: &OwnedFd) -> io::Result<()> {
 /// Open files as the next worker shall know them: entered before the kernel hears of them, and taken out when they are closed.
 ///
 /// ```text
-///   row: handle, node, flags of open(2), backing id or all ones, request, 1 if passed through
+///   row: handle, node, flags of open(2), backing id or all ones, request, 1 if passed through, who opened it
 /// ```
 pub struct Opens {
     ledger: Option<Arc<Ledger>>,
@@ -86,7 +86,7 @@ impl Opens {
         let Some(ledger) = &self.ledger else { return };
         let backing_word = backing.map_or(NO_BACKING, u64::from);
         let words: [u64; ROW_WORDS] =
-            [opened.fh.0, node.0, u64::from(flags.cast_unsigned()), backing_word, caller.request, u64::from(backing.is_some()), 0];
+            [opened.fh.0, node.0, u64::from(flags.cast_unsigned()), backing_word, caller.request, u64::from(backing.is_some()), opened.by];
         if let Some(row) = ledger.put(LEFT_OPEN, words) {
             self.rows.lock().insert(opened.fh, row);
         }
@@ -115,8 +115,8 @@ impl Opens {
         let Some(ledger) = &self.ledger else { return Vec::new() };
         let mut found = Vec::new();
         for row in ledger.rows().into_iter().filter(|row| row.kind == LEFT_OPEN) {
-            let [fh, node, flags, backing, request, passthrough, _] = row.words;
-            let left = LeftOpen { fh: Fh(fh), node: NodeId(node), flags: (flags as u32).cast_signed(), passthrough: passthrough != 0 };
+            let [fh, node, flags, backing, request, passthrough, by] = row.words;
+            let left = LeftOpen { fh: Fh(fh), node: NodeId(node), flags: (flags as u32).cast_signed(), passthrough: passthrough != 0, by };
             self.rows.lock().insert(left.fh, row.id);
             self.left.lock().insert(request, (left.node, left.fh));
             found.push((left, u32::try_from(backing).ok()));

@@ -30,7 +30,7 @@ pub enum Difference {
 }
 
 /// One path that differs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Differs {
     /// The path in the newer state, or in the older if it was deleted.
     pub path: Vec<u8>,
@@ -40,6 +40,10 @@ pub struct Differs {
     pub kind: Kind,
     /// Its inode in the newer state, or in the older.
     slot: Slot,
+    /// The way to it in the older state, if it was there; of a rename: by the path it had.
+    pub old: Option<Arc<Trail>>,
+    /// The way to it in the newer state, if it is there.
+    pub new: Option<Arc<Trail>>,
 }
 
 /// Compares two states. See the module.
@@ -91,12 +95,31 @@ impl Comparison<'_> {
     /// # Errors
     /// As [`Comparison::all`].
     pub fn below(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
+        self.paired(self.unpaired(path)?)
+    }
+
+    /// What [`Comparison::unpaired`] found as a person is told, sorted by path.
+    ///
+    /// # Errors
+    /// As [`Comparison::all`].
+    pub fn paired(&self, found: Vec<Differs>) -> SysResult<Vec<Differs>> {
+        let mut found = pair_renames(found, |old, new, kind| {
+            let (from, to) = (Child { slot: old.slot, kind }, Child { slot: new.slot, kind });
+            self.changed(from, to, old, new)
+        })?;
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(found)
+    }
+
+    /// As [`Comparison::below`], in no order and with a rename told as what went and what came, everything below it included.
+    ///
+    /// # Errors
+    /// As [`Comparison::all`].
+    pub fn unpaired(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
         let from = there(self.from.walk(path))?;
         let to = there(self.to.walk(path))?;
         let mut found = Vec::new();
         self.pair(path, from, to, &mut found)?;
-        let mut found = pair_renames(found);
-        found.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(found)
     }
 
@@ -124,7 +147,8 @@ impl Comparison<'_> {
                 }
             }
             if !path.is_empty() {
-                out.push(Differs { path, how: how.clone(), kind: child.kind, slot: child.slot });
+                let (old, new) = if *how == Difference::Added { (None, Some(trail)) } else { (Some(trail), None) };
+                out.push(Differs { path, how: how.clone(), kind: child.kind, slot: child.slot, old, new });
             }
         }
         Ok(())
@@ -133,7 +157,11 @@ impl Comparison<'_> {
     /// A path that exists in both states; gives the names below it that may differ.
     fn both(&self, path: &[u8], from: &(Child, Arc<Trail>), to: &(Child, Arc<Trail>), out: &mut Vec<Differs>) -> SysResult<Vec<Pair>> {
         let (old, new) = (from.0, to.0);
-        let differs = |how| Differs { path: path.to_vec(), how, kind: new.kind, slot: new.slot };
+        let trails = || (Some(Arc::clone(&from.1)), Some(Arc::clone(&to.1)));
+        let differs = |how| {
+            let (before, after) = trails();
+            Differs { path: path.to_vec(), how, kind: new.kind, slot: new.slot, old: before, new: after }
+        };
         if old.kind != new.kind {
             out.push(differs(Difference::TypeChanged));
             let mut below = Vec::new();
@@ -152,13 +180,18 @@ impl Comparison<'_> {
         let mut below = Vec::new();
         for name in self.names(&from.1, &to.1)? {
             let path = join(path, &name);
-            let unknown = |child: Child| Differs { path: path.clone(), how: Difference::Modified, kind: child.kind, slot: child.slot };
+            let unknown =
+                |child: Child, old, new| Differs { path: path.clone(), how: Difference::Modified, kind: child.kind, slot: child.slot, old, new };
             let old = told(&self.from, self.from.step(&from.1, &name))?;
             let new = told(&self.to, there(self.to.step(&to.1, &name)))?;
             match (old, new) {
                 (Some(old), Some(new)) => below.push((path, old, new)),
                 // What it was, or is, cannot be told.
-                (old, new) => out.extend(old.flatten().or(new.flatten()).map(|(child, _)| unknown(child))),
+                (old, new) => {
+                    let (old, new) = (old.flatten(), new.flatten());
+                    let child = old.as_ref().or(new.as_ref()).map(|(child, _)| *child);
+                    out.extend(child.map(|child| unknown(child, old.map(|found| found.1), new.map(|found| found.1))));
+                }
             }
         }
         Ok(below)
@@ -280,8 +313,9 @@ fn next_data(file: &File, offset: u64) -> Option<u64> {
     }
 }
 
-/// Finds inodes that were deleted at one path and added at another: renames. What only moved along with its directory is left out.
-fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
+/// Finds inodes that were deleted at one path and added at another: renames. What only moved along with its directory is left out, unless it
+/// has `changed` besides.
+fn pair_renames(found: Vec<Differs>, changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>) -> SysResult<Vec<Differs>> {
     let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
     for (index, item) in found.iter().enumerate().filter(|(_, item)| item.how == Difference::Deleted) {
         gone.entry((item.slot, item.kind)).or_default().push(index);
@@ -293,11 +327,12 @@ fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
         }
     }
     if from_of.is_empty() {
-        return found;
+        return Ok(found);
     }
     let moved: HashMap<Vec<u8>, Vec<u8>> =
         from_of.iter().filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone()))).collect();
     let consumed: std::collections::HashSet<usize> = from_of.values().copied().collect();
+    let mut trails: HashMap<usize, Option<Arc<Trail>>> = from_of.iter().filter_map(|(to, from)| Some((*to, found.get(*from)?.old.clone()))).collect();
     let carried = |to: &[u8], from: &[u8]| {
         let (Some((to_dir, to_name)), Some((from_dir, from_name))) = (split(to), split(from)) else { return false };
         to_name == from_name && moved.get(to_dir).is_some_and(|old| old == from_dir)
@@ -309,12 +344,17 @@ fn pair_renames(found: Vec<Differs>) -> Vec<Differs> {
         }
         let from = from_of.get(&index).and_then(|_| moved.get(&item.path)).cloned();
         match from {
-            Some(from) if carried(&item.path, &from) => {}
-            Some(from) => out.push(Differs { how: Difference::Renamed(from), ..item }),
+            Some(from) => {
+                let old = trails.remove(&index).flatten();
+                let both = old.as_ref().zip(item.new.as_ref());
+                if !carried(&item.path, &from) || both.map_or(Ok(true), |(old, new)| changed(old, new, item.kind))? {
+                    out.push(Differs { how: Difference::Renamed(from), old, ..item });
+                }
+            }
             None => out.push(item),
         }
     }
-    out
+    Ok(out)
 }
 
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {

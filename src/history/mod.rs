@@ -17,3 +17,5 @@ pub mod timeline;
 pub mod touched;
 pub mod versions;
 pub mod view;
+pub mod who;
+pub mod writers;

@@ -38,7 +38,8 @@ impl Timeline {
         let aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
         let witness = store.journal.witness();
         let lost = witness < store.journal.position();
-        let mut replay = Replay { inner, aftermath, witness, applied, unsure: HashMap::new(), places: lost.then(HashMap::new), by: None };
+        let places = lost.then(HashMap::new);
+        let mut replay = Replay { inner, aftermath, witness, applied, unsure: HashMap::new(), places, by: None, only: None };
         if lost {
             replay.look_back(&store, from)?;
         }
@@ -46,6 +47,9 @@ impl Timeline {
             let (address, record) = frame.map_err(fault)?;
             // A restore that was under way is finished whatever the index knows of it.
             let indexed = address < applied && is_of_checkpoints(&record) && !matches!(record, Record::RestoreBegin { .. });
+            if matches!(record, Record::Checkpoint(_)) {
+                replay.only = None;
+            }
             if !indexed {
                 replay.take(address, record);
             }
@@ -62,6 +66,7 @@ impl Timeline {
             inner: RwLock::ranked(Rank::Timeline, inner),
             owed,
             wake: Wake::default(),
+            numbers: Mutex::default(),
             distrusted: Mutex::default(),
             met: Mutex::default(),
         };
@@ -135,6 +140,8 @@ struct Replay {
     by: Option<Actor>,
     /// After a power cut: places where inodes were, in order. What was recorded beyond the witness takes back more than one step.
     places: Option<HashMap<Slot, Vec<Place>>>,
+    /// Names of the restore that is about to begin.
+    only: Option<Vec<Vec<u8>>>,
 }
 
 impl Replay {
@@ -237,11 +244,11 @@ impl Replay {
             Record::Pinned { id, reason } => self.inner.pin(id, reason),
             Record::Hidden { id, hidden } => self.inner.hide(id, hidden),
             // Beyond the witness: the names were not exchanged, the restore was not begun, or was not ended.
-            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd if beyond => {}
+            Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::RestoreOnly { .. } if beyond => {}
             Record::Replacing { slot, place, object } => self.aftermath.replacing = Some((slot, place, object)),
             Record::RestoreBegin { target, guard, paths } => {
                 self.inner.lineage.restored(target, guard, &paths);
-                self.aftermath.restoring = Some((target, guard, paths));
+                (self.aftermath.restoring, self.aftermath.restoring_only) = (Some((target, guard, paths)), self.only.take());
             }
             Record::RestoreEnd => self.aftermath.restoring = None,
             Record::Mounted { at_ns, stopped_ns } => {
@@ -266,6 +273,8 @@ impl Replay {
             Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
             Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
+            Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
+            Record::Touched { .. } | Record::OpenAt { .. } => {}
         }
     }
 

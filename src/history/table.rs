@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::who::TouchTable;
 use crate::store::ids::{Epoch, Name, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::sys::Xattrs;
@@ -32,12 +33,14 @@ pub struct Table {
     places: HashMap<Slot, Place>,
     /// Paths changed, as far as one can count without comparing: see [`Table::dirty`].
     dirty: i64,
+    /// Who changed what.
+    pub(super) touched: TouchTable,
 }
 
 impl Table {
     /// A table of an epoch in which nothing has changed.
     pub fn new(epoch: Epoch) -> Table {
-        Table { epoch, entries: BTreeMap::new(), nodes: HashMap::new(), places: HashMap::new(), dirty: 0 }
+        Table { epoch, entries: BTreeMap::new(), nodes: HashMap::new(), places: HashMap::new(), dirty: 0, touched: TouchTable::default() }
     }
 
     /// Whether the key has a record.
@@ -74,6 +77,7 @@ impl Table {
 
     /// Takes the data record of `slot` out: the capture was not needed.
     pub fn void(&mut self, slot: Slot) -> Option<DataState> {
+        self.touched.void(slot);
         self.nodes.get_mut(&slot)?.data.take()
     }
 

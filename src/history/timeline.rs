@@ -15,23 +15,26 @@ use super::operations::Operations;
 use super::select::{Known, Unselected, select};
 use super::table::Table;
 use super::view::State;
+use super::who::{self, Numbered};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
 use crate::store::operation::Deed;
-use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, Reason, Record, Sealed, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, Kind, SysResult};
 
 /// Undo records in one frame at most, where there can be many.
 const UNDO_ITEMS_AT_ONCE: usize = 4096;
+/// Bytes of chosen paths that are in the record of an operation.
+const ONLY_BYTES_MAX: usize = 1 << 20;
 
 pub(super) struct Inner {
     pub(super) open: Table,
     /// How often records came to the open epoch, or an epoch was closed: as long as it stays, what had no record has none.
     recordings: u64,
-    /// Inodes made in the open epoch: no checkpoint can see them.
-    born: HashSet<Slot>,
+    /// Inodes made in the open epoch, and by whom: no checkpoint can see them.
+    pub(super) born: HashMap<Slot, ProcessNumber>,
     /// Closed epochs not yet in the index, oldest first.
     pub(super) sealed: VecDeque<Arc<Table>>,
     /// Every checkpoint kept, with where its record is in the journal.
@@ -59,7 +62,7 @@ impl Inner {
         Inner {
             open: Table::new(epoch),
             recordings: 0,
-            born: HashSet::new(),
+            born: HashMap::new(),
             sealed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
             hidden: BTreeMap::new(),
@@ -75,8 +78,8 @@ impl Inner {
     }
 
     /// Without checkpoints nothing has a past: nobody could ask for what was kept, and nothing would ever remove it.
-    fn is_born(&self, slot: Slot) -> bool {
-        slot == Slot::STAGING || (self.checkpoints.is_empty() && self.hidden.is_empty()) || self.born.contains(&slot)
+    pub(super) fn is_born(&self, slot: Slot) -> bool {
+        slot == Slot::STAGING || (self.checkpoints.is_empty() && self.hidden.is_empty()) || self.born.contains_key(&slot)
     }
 
     fn latest(&self) -> Option<CheckpointId> {
@@ -170,6 +173,8 @@ pub struct Aftermath {
     pub moved: HashMap<Slot, Moved>,
     /// A restore was under way.
     pub restoring: Option<(CheckpointId, CheckpointId, Vec<Vec<u8>>)>,
+    /// It was to restore these names alone.
+    pub restoring_only: Option<Vec<Vec<u8>>>,
     /// When the tree stopped being served, nanoseconds since 1970, if that is known.
     pub stopped_ns: Option<i64>,
     /// The latest time that the last records tell of: the daemon lived then. Nanoseconds since 1970.
@@ -195,6 +200,8 @@ pub struct Timeline {
     /// Records that could not be appended when what they tell happened: they go before the next ones. A crash before that is found by recovery.
     pub(super) owed: Mutex<Vec<Record>>,
     pub(super) wake: super::indexer::Wake,
+    /// A leaf.
+    pub(super) numbers: Mutex<who::Numbers>,
     /// Objects that were found to hold something else than was captured. A leaf.
     pub(super) distrusted: Mutex<HashSet<ObjectId>>,
     /// What was found to be changed behind our back since the mount, by checkpoint. A leaf.
@@ -232,7 +239,7 @@ impl Timeline {
     pub fn set_born(&self, slot: Slot, born: bool) {
         let mut inner = self.inner.write();
         if born {
-            inner.born.insert(slot);
+            inner.born.insert(slot, who::acting_number());
         } else {
             if inner.is_born(slot) {
                 inner.open.drop_place(slot);
@@ -269,13 +276,15 @@ impl Timeline {
             });
             inner.open.epoch
         };
-        if undo.is_empty() && more.is_empty() {
+        let touched = self.staged();
+        if undo.is_empty() && more.is_empty() && touched.is_none() {
             return Ok(());
         }
-        let mut records = Vec::with_capacity(1 + more.len());
+        let mut records = Vec::with_capacity(2 + more.len());
         if !undo.is_empty() {
             records.push(Record::Undo { epoch, undo: undo.clone() });
         }
+        records.extend(touched);
         records.extend(more);
         self.write(&records)?;
         let mut inner = self.inner.write();
@@ -284,10 +293,10 @@ impl Timeline {
             inner.open.add(item);
         }
         for record in records {
-            if let Record::Moved { places } = record {
-                for (slot, place) in places {
-                    inner.open.put_place(slot, place);
-                }
+            match record {
+                Record::Moved { places } => places.into_iter().for_each(|(slot, place)| inner.open.put_place(slot, place)),
+                Record::Touched { processes, touches } => inner.open.touched.take(&processes, touches),
+                _ => {}
             }
         }
         Ok(())
@@ -330,17 +339,25 @@ impl Timeline {
         }
     }
 
-    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes after then comes from `target`. `by`: who
-    /// asked for it, and which operation it undoes; without it, it is one that was begun before.
+    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes after then comes from `target`. `only`: of nothing
+    /// below them. `by`: who asked for it, and which operation it undoes; without it, it is one that was begun before.
     ///
     /// # Errors
     /// As [`Timeline::append`].
-    pub fn begin_restore(&self, by: Option<(&Actor, Option<u64>)>, target: CheckpointId, guard: CheckpointId, paths: &[Vec<u8>]) -> SysResult<()> {
-        let begins = Record::RestoreBegin { target, guard, paths: paths.to_vec() };
-        match by {
-            Some((by, undoes)) => self.operate(by, undoes, Deed::Restored { target, guard, paths: paths.to_vec() }, vec![begins]),
-            None => self.append(&[begins]),
-        }
+    pub fn begin_restore(
+        &self,
+        by: Option<(&Actor, Option<u64>)>,
+        target: CheckpointId,
+        guard: CheckpointId,
+        paths: &[Vec<u8>],
+        only: bool,
+    ) -> SysResult<()> {
+        // Chosen paths can be any number. Not all of them would be of no use for an undo; for the rest it matters that there are some.
+        let fit = !only || paths.iter().map(|path| path.len() + 4).sum::<usize>() <= ONLY_BYTES_MAX;
+        let begins = Record::RestoreBegin { target, guard, paths: if fit { paths.to_vec() } else { paths.iter().take(1).cloned().collect() } };
+        let Some((by, undoes)) = by else { return self.append(&[begins]) };
+        let paths = if fit { paths.to_vec() } else { Vec::new() };
+        self.operate(by, undoes, Deed::Restored { target, guard, paths, only }, vec![begins])
     }
 
     /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
@@ -407,7 +424,9 @@ impl Timeline {
     ///
     /// # Errors
     /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
-    pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>) -> SysResult<()> {
+    ///
+    /// `open`: who has what open for writing; they may write in the next epoch without a request.
+    pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>, open: &[(Slot, Arc<Numbered>)]) -> SysResult<()> {
         let asked_for = matches!(checkpoint.reason, Reason::Asked | Reason::Directory { .. });
         let operation = by.filter(|_| asked_for).map(|by| self.operation(by, None, Deed::Made { id: checkpoint.id }));
         let mut inner = self.inner.write();
@@ -417,6 +436,8 @@ impl Timeline {
         records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(operation.clone());
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
+        let open = who::open_ones(open);
+        records.extend(open.clone());
         let addresses = self.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
         inner.seal();
@@ -426,6 +447,9 @@ impl Timeline {
                 inner.open.count(1);
             }
             inner.open.add(item);
+        }
+        if let Some(Record::Touched { processes, touches }) = open {
+            inner.open.touched.take(&processes, touches);
         }
         inner.clock.made(checkpoint.id, checkpoint.created_ns, crate::sys::clock_ahead_ns());
         inner.put_checkpoint(Kept::new(checkpoint, by.cloned()), address);

@@ -52,6 +52,7 @@ impl Live {
         };
         self.check_not_kept(at.slot, &fd)?;
         let owner = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
+        self.touch_by_change(at.slot, change);
         self.keep_inode(at, &fd, owner || change.size.is_some())?;
         if let Some(size) = change.size {
             self.resize(at, &fd, file, size, change.privileged)?;
@@ -67,6 +68,18 @@ impl Live {
         }
         let stat = sys::stat_fd(&fd)?;
         Ok(if self.is_dead(at.slot) { Stat { nlink: 0, ..stat } } else { stat })
+    }
+
+    /// Notes for the record who changes what of it.
+    fn touch_by_change(&self, slot: Slot, change: &Change) {
+        if self.is_dead(slot) {
+            return;
+        }
+        if change.size.is_some() {
+            self.timeline.touch_data(slot);
+        } else {
+            self.timeline.touch_attr(slot);
+        }
     }
 
     /// Records attributes and place of an inode, and its extended attributes where the change can touch them (a chmod changes the ACL, a chown or a
@@ -138,6 +151,7 @@ impl Live {
         let fd = self.fd(at)?;
         self.check_not_kept(at.slot, &fd)?;
         self.dirs.set_plain(at.slot, false);
+        self.timeline.touch_attr(at.slot);
         self.keep_inode(at, &fd, false)?;
         if !self.is_dead(at.slot) {
             let mut undo = Vec::new();
@@ -187,6 +201,7 @@ impl Live {
         if now == *wanted {
             return Ok(false);
         }
+        self.timeline.touch_attr(at.slot);
         self.dirs.set_plain(at.slot, false);
         self.keep_inode(at, &fd, false)?;
         let mut undo = Vec::new();

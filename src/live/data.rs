@@ -14,6 +14,7 @@ use super::attrs::Change;
 use super::find::At;
 use super::names::{Made, Make};
 use super::nodes::IoMode;
+use crate::history::who::{Numbered, acting_for};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::RwLock;
@@ -61,6 +62,8 @@ pub struct Handle {
     pub flags: OpenFlags,
     /// Who does its I/O.
     pub io: IoMode,
+    /// The process that opened it, if that is known.
+    pub by: Option<Arc<Numbered>>,
 }
 
 /// All open handles.
@@ -131,7 +134,7 @@ impl Live {
             let _tree = self.tree.read();
             let (file, stat, _) = self.open_backing(slot, flags)?;
             let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
-            return self.opened(slot, file, flags, io);
+            return self.opened(slot, file, flags, io, None);
         }
         let _gate = self.enter();
         let _tree = self.tree.read();
@@ -142,12 +145,14 @@ impl Live {
         // The kernel caches set-id bits; where it writes by itself they would stay.
         let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
         self.check_not_kept(slot, &file)?;
+        let touches = (io == IoMode::Passthrough || flags.truncate) && !self.is_dead(slot);
+        let found = (touches && self.timeline.touch_data(slot)).then_some(stat);
         self.prepare_write(slot, (&file, readable), flags, io)?;
         if self.is_synced_unseen(flags, io) {
             self.note_synced();
             self.make_captures_durable(slot)?;
         }
-        let (id, handle) = self.opened(slot, file, flags, io)?;
+        let (id, handle) = self.opened(slot, file, flags, io, found)?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
             let empty = || sys::truncate(&*handle.file, 0);
@@ -161,6 +166,7 @@ impl Live {
     fn not_opened(&self, id: HandleId) {
         let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
         self.nodes.lock().closed(handle.slot, handle.flags.read, handle.flags.write);
+        self.writer_left(id.0);
     }
 
     /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
@@ -187,7 +193,7 @@ impl Live {
             if flags.truncate {
                 self.timeline.confirm(slot);
             }
-            return Ok(());
+            return self.timeline.tell_touches();
         }
         if readable {
             return self.capture(slot.into(), file, !flags.truncate);
@@ -207,7 +213,7 @@ impl Live {
         let open = flags.backing();
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        match self.opened(made.slot, file, flags, io) {
+        match self.opened(made.slot, file, flags, io, None) {
             Ok((id, handle)) => Ok((made, id, handle)),
             Err(errno) => {
                 self.forget(made.slot, 1);
@@ -218,17 +224,21 @@ impl Live {
         }
     }
 
-    /// Enters a new handle into the tables. The caller holds the gate if it writes.
-    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode) -> SysResult<(HandleId, Arc<Handle>)> {
+    /// Enters a new handle into the tables. The caller holds the gate if it writes. `found`: the file as it was, if it is news who may write to it.
+    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode, found: Option<Stat>) -> SysResult<(HandleId, Arc<Handle>)> {
         let file = Arc::new(file);
         if io == IoMode::Passthrough && flags.write {
-            self.note_hot(slot, &file, flags.read)?;
+            let by = acting_for().map(|by| (by, found));
+            self.note_hot(slot, &file, flags.read, by)?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
         if io == IoMode::Daemon && flags.write {
             self.touch(slot);
         }
-        Ok(self.handles.put(Handle { slot, file, flags, io }))
+        let by = if flags.write { acting_for() } else { None };
+        let (id, handle) = self.handles.put(Handle { slot, file, flags, io, by });
+        self.note_writer(id.0, &handle);
+        Ok((id, handle))
     }
 
     /// The kernel refused to do the I/O of a handle: the daemon will.
@@ -237,7 +247,7 @@ impl Live {
         if let Some(node) = self.nodes.lock().get_mut(handle.slot) {
             node.set_io(IoMode::Daemon);
         }
-        let demoted = Handle { slot: handle.slot, file: Arc::clone(&handle.file), flags: handle.flags, io: IoMode::Daemon };
+        let demoted = Handle { slot: handle.slot, file: Arc::clone(&handle.file), flags: handle.flags, io: IoMode::Daemon, by: handle.by.clone() };
         self.handles.map.write().insert(id.0, Arc::new(demoted));
     }
 
@@ -247,6 +257,8 @@ impl Live {
         let slot = handle.slot;
         let last_writer = self.nodes.lock().closed(slot, handle.flags.read, handle.flags.write);
         let passthrough = handle.io == IoMode::Passthrough;
+        let writer = handle.by.clone().filter(|_| passthrough && handle.flags.write);
+        self.writer_left(id.0);
         // The descriptor must be closed before the lease is asked for.
         drop(handle);
         self.drop_orphan(slot);
@@ -254,6 +266,9 @@ impl Live {
             let _gate = self.gate.read();
             let _tree = self.tree.read();
             self.settle_released(slot);
+        }
+        if let Some(writer) = writer {
+            self.opener_left(slot, &writer);
         }
     }
 
@@ -275,6 +290,9 @@ impl Live {
     pub fn change_content<T>(&self, handle: &Handle, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
         let _gate = self.enter();
         let slot = handle.slot;
+        if !self.is_dead(slot) {
+            self.timeline.touch_data(slot);
+        }
         if self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot) {
             let _tree = self.tree.read();
             let _stripe = self.stripe(slot);
@@ -283,6 +301,7 @@ impl Live {
                 self.capture(At::from(slot), &source, false)?;
             }
         }
+        self.timeline.tell_touches()?;
         if handle.flags.sync || handle.flags.dsync {
             self.note_synced();
             self.make_captures_durable(slot)?;
@@ -297,7 +316,9 @@ impl Live {
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
     pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool, from_cache: bool) -> SysResult<(u32, bool)> {
         let handle = self.handle(id)?;
-        if !from_cache {
+        if from_cache {
+            self.touch_by_mappers(handle.slot);
+        } else {
             self.touch(handle.slot);
         }
         self.change_content(&handle, |file| {

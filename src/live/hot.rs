@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use super::Live;
 use super::data::Handle;
+use super::who::{self, Opener};
 use crate::history::diff::same_bytes;
+use crate::history::who::Numbered;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
 use crate::sys::{self, Errno, Open, Stat, SysResult, Time};
@@ -31,6 +33,8 @@ const CLOSE_WAITS_MAX: u32 = 8;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
 /// Files of at most so many bytes are compared where extents prove nothing (small ones have none on btrfs).
 const COMPARED_MAX: u64 = 64 * 1024;
+/// Of so many files that are open for writing at a cut is told who has them open.
+pub const OPEN_TOLD_MAX: usize = 64;
 /// Files that a release tries to settle besides its own.
 const RESETTLED_AT_ONCE: usize = 2;
 
@@ -44,6 +48,8 @@ pub(super) struct Hot {
     mappable: bool,
     /// When it was last opened for writing.
     opened: Instant,
+    /// Who has opened it so.
+    pub(super) openers: Vec<Opener>,
 }
 
 /// What the cut found.
@@ -55,6 +61,12 @@ pub struct Cut {
     pub atomic: bool,
     /// Number of files captured.
     pub files: u64,
+    /// Who had what open for writing, some of it.
+    pub open: Vec<(Slot, Arc<Numbered>)>,
+    /// How many more there were.
+    pub open_more: u64,
+    /// What was captured, as it was then.
+    pub stats: Vec<(Slot, Stat)>,
 }
 
 impl Cut {
@@ -77,16 +89,21 @@ impl Live {
     ///
     /// # Errors
     /// EMFILE: the file is not watched, and must not be written to.
-    pub(super) fn note_hot(&self, slot: Slot, file: &Arc<File>, mappable: bool) -> SysResult<()> {
+    pub(super) fn note_hot(&self, slot: Slot, file: &Arc<File>, mappable: bool, by: Option<(Arc<Numbered>, Option<Stat>)>) -> SysResult<()> {
         let mut hot = self.hot.lock();
+        let mut openers = Vec::new();
         if let Some(known) = hot.get_mut(&slot) {
             known.opened = Instant::now();
+            who::enter(&mut known.openers, by);
+            openers = known.openers.clone();
             if known.mappable || !mappable {
                 return Ok(());
             }
+        } else {
+            who::enter(&mut openers, by);
         }
         let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
-        hot.insert(slot, Hot { file, mappable, opened: Instant::now() });
+        hot.insert(slot, Hot { file, mappable, opened: Instant::now(), openers });
         drop(hot);
         self.leave_hot(slot, mappable);
         Ok(())
@@ -156,14 +173,44 @@ impl Live {
         true
     }
 
+    /// A handle for writing was closed by its opener, or inherited from it: if that was the last and the file cannot be mapped, or is hot no longer, it
+    /// tells whether that one has written.
+    pub(super) fn opener_left(&self, slot: Slot, by: &Numbered) {
+        let mut hot = self.hot.lock();
+        let Some(known) = hot.get_mut(&slot) else { return };
+        let mappable = known.mappable;
+        let Some(at) = known.openers.iter().position(|opener| opener.by.number == by.number) else { return };
+        let Some(opener) = known.openers.get_mut(at) else { return };
+        opener.handles = opener.handles.saturating_sub(1);
+        if mappable || opener.handles > 0 {
+            return;
+        }
+        let (opener, file) = (known.openers.swap_remove(at), Arc::clone(&known.file));
+        drop(hot);
+        if opener.found.is_some()
+            && let Ok(now) = sys::stat_fd(&*file)
+        {
+            self.judge_openers(slot, &now, &[opener]);
+        }
+    }
+
+    /// These can write to the file no longer: those since whose opening it has not changed have not written to it.
+    fn judge_openers(&self, slot: Slot, now: &Stat, openers: &[Opener]) {
+        openers.iter().filter(|opener| opener.left_alone(now)).for_each(|opener| self.timeline.touch_left(slot, &opener.by));
+    }
+
     /// Nobody can write to the file any more: a capture made ahead is needed, or it is not.
     fn judge(&self, slot: Slot, hot: &Hot) {
-        let (Some(data), Some(attr)) = (self.timeline.data_now(slot), self.timeline.attr_now(slot)) else { return };
+        let records = self.timeline.data_now(slot).zip(self.timeline.attr_now(slot));
+        if records.is_none() && hot.openers.iter().all(|opener| opener.found.is_none()) {
+            return;
+        }
         let Ok(now) = sys::stat_fd(&*hot.file) else { return };
+        let Some((data, attr)) = records else { return self.judge_openers(slot, &now, &hot.openers) };
         let same = |before: &Stat| before.size == now.size && before.mtime == now.mtime && before.ctime == now.ctime;
         if !data.provisional || !same(&attr.stat) || !self.holds(&data, hot) {
             self.timeline.confirm(slot);
-            return;
+            return self.judge_openers(slot, &now, &hot.openers);
         }
         match self.timeline.void(slot) {
             Ok(Some(object)) => self.drop_object(object),
@@ -233,8 +280,14 @@ impl Live {
         Ok(states)
     }
 
-    /// An epoch was closed.
-    pub fn epoch_closed(&self) {
+    /// An epoch was closed by this cut.
+    pub fn epoch_closed(&self, stats: &[(Slot, Stat)]) {
+        let mut hot = self.hot.lock();
+        for (slot, stat) in stats {
+            let openers = hot.get_mut(slot).map(|hot| hot.openers.as_mut_slice()).unwrap_or_default();
+            openers.iter_mut().for_each(|opener| opener.found = Some(*stat));
+        }
+        drop(hot);
         self.wake_sealer();
     }
 
@@ -245,11 +298,13 @@ impl Live {
     pub fn cut(&self, epoch: Epoch) -> SysResult<Cut> {
         let mut files: Vec<Taken> =
             self.hot.lock().iter().map(|(slot, hot)| Taken { slot: *slot, hot: hot.clone(), stat: None, object: None }).collect();
-        let mut cut = Cut { atomic: true, files: files.len() as u64, ahead: Vec::new() };
+        let (open, open_more) = self.open_for_writing(OPEN_TOLD_MAX);
+        let mut cut = Cut { atomic: true, files: files.len() as u64, open, open_more, ..Cut::default() };
         // Inodes whose place is recorded.
         let mut known = HashSet::new();
         let converged = self.converge(epoch, &mut files, &mut cut);
         let result = converged.and_then(|()| files.iter().try_for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead)));
+        cut.stats = files.iter().filter_map(|taken| taken.stat.map(|stat| (taken.slot, stat))).collect();
         match result {
             Ok(()) => Ok(cut),
             Err(errno) => {

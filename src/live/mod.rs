@@ -28,6 +28,7 @@ mod remove;
 mod restore;
 mod sealer;
 mod takeover;
+mod who;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -43,6 +44,7 @@ pub use names::{Made, Make};
 pub use nodes::IoMode;
 pub use sealer::{SealMode, SealStats};
 pub use takeover::{Keeper, Legacy, Orphans, Turn};
+pub use who::opener_word;
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -76,6 +78,7 @@ pub struct Live {
     unsettled: Mutex<VecDeque<Slot>>,
     lately: lately::Lately,
     watch: mapped::Watch,
+    callers: who::Callers,
     undurable: durable::Undurable,
     sealer: sealer::Sealer,
     /// Objects that were captured ahead and may be superseded. A leaf.
@@ -121,6 +124,7 @@ impl Live {
             unsettled: Mutex::new(VecDeque::new()),
             lately: lately::Lately::default(),
             watch: mapped::Watch::default(),
+            callers: who::Callers::default(),
             undurable: durable::Undurable::default(),
             sealer: sealer::Sealer::default(),
             ahead_objects: Mutex::default(),

@@ -10,7 +10,7 @@ use super::nodes::generation_of;
 use super::remove::{Fate, Target};
 use super::takeover::Turn;
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{Child, Key, Place, Record, Undo};
+use crate::store::record::{Child, Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
 
 /// An inode to be made.
@@ -73,7 +73,7 @@ impl Live {
             self.timeline.set_born(made.slot, false);
             return Ok(made);
         }
-        self.record_new_name(parent, &dir, name, Vec::new(), Vec::new())?;
+        self.record_new_name(parent, &dir, name, NameTouch::Made, Vec::new())?;
         let mode = if make.umask & make.mode != 0 && !self.has_default_acl(parent.slot, &dir)? { make.mode & !make.umask } else { make.mode };
         let file = create(&dir, name, make, mode)?;
         let made = self.own(parent, &dir, name, make, mode, file, lookups);
@@ -110,15 +110,16 @@ impl Live {
     }
 
     /// A name is to appear: it must not be there, and that it is not is recorded.
-    fn record_new_name(&self, parent: At<'_>, dir: &OwnedFd, name: &Name, mut undo: Vec<Undo>, more: Vec<Record>) -> SysResult<()> {
+    fn record_new_name(&self, parent: At<'_>, dir: &OwnedFd, name: &Name, how: NameTouch, mut undo: Vec<Undo>) -> SysResult<()> {
         match sys::stat_at(dir, name.as_bytes()) {
             Err(Errno::ENOENT) => {}
             Ok(_) => return Err(Errno::EEXIST),
             Err(errno) => return Err(errno),
         }
+        self.timeline.touch_name(parent.slot, name, how);
         self.keep_entry(parent.slot, name, None, &mut undo);
         self.keep_dir(parent, dir, &mut undo)?;
-        self.timeline.record(undo, more)
+        self.timeline.record(undo, Vec::new())
     }
 
     /// Gives a new inode to the caller and tells the tables of it.
@@ -176,7 +177,8 @@ impl Live {
         let mut undo = Vec::new();
         self.keep_attr(slot, &stat, Self::target_of(&stat, from, from_name)?, &mut undo);
         self.keep_homes(slot.into(), &mut undo);
-        self.record_new_name(to.parent.into(), &dir, &to.name, undo, Vec::new())?;
+        self.timeline.touch_moved(slot, false);
+        self.record_new_name(to.parent.into(), &dir, &to.name, NameTouch::Moved, undo)?;
         self.order_names()?;
         sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
         let stat = sys::stat_at(&dir, to.name.as_bytes()).inspect_err(|_| {
@@ -228,6 +230,7 @@ impl Live {
         self.keep_dir(to.0, &to_dir, &mut undo)?;
         self.keep_moved(&source, &mut undo)?;
         self.keep_entry(to.0.slot, to.1, target.as_ref().map(Target::child), &mut undo);
+        self.touch_renamed((&source, from), to, target.as_ref(), how);
         match target {
             Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo, turn).map(|()| None),
             Some(target) => self.replace(&source, &target, undo).map(Some),
@@ -241,6 +244,20 @@ impl Live {
                 self.nodes.lock().move_link(source.slot, &source.place(), &Live::place(to.0.slot, to.1));
                 Ok(None)
             }
+        }
+    }
+
+    /// Notes for the record who changes which names by a rename.
+    fn touch_renamed(&self, (source, from): (&Target<'_>, (At<'_>, &Name)), to: (At<'_>, &Name), target: Option<&Target<'_>>, how: RenameMode) {
+        let exchanged = how == RenameMode::Exchange;
+        self.timeline.touch_moved(source.slot, source.stat.kind == Kind::Dir);
+        if let Some(target) = target.filter(|_| exchanged) {
+            self.timeline.touch_moved(target.slot, target.stat.kind == Kind::Dir);
+        }
+        self.timeline.touch_name(from.0.slot, from.1, if exchanged { NameTouch::Moved } else { NameTouch::Removed });
+        self.timeline.touch_name(to.0.slot, to.1, NameTouch::Moved);
+        if let Some(target) = target.filter(|target| !exchanged && target.is_last()) {
+            self.timeline.touch_gone(target.slot);
         }
     }
 

@@ -99,7 +99,7 @@ impl Live {
                 Err(_) => continue,
             };
             if sys::lease_free(&file) == Ok(false) {
-                self.note_hot(slot, &std::sync::Arc::new(file), true)?;
+                self.note_hot(slot, &std::sync::Arc::new(file), true, None)?;
             }
         }
         Ok(())

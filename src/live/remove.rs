@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Live;
 use super::find::At;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Child, DataState, Key, Place, Record, Undo};
+use crate::store::record::{Child, DataState, Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult, Time};
 
 /// What will become of an inode that loses a name.
@@ -52,7 +52,7 @@ impl Target<'_> {
     }
 
     /// This removal takes the last name.
-    fn is_last(&self) -> bool {
+    pub(super) fn is_last(&self) -> bool {
         self.stat.kind == Kind::Dir || self.stat.nlink <= 1
     }
 }
@@ -202,6 +202,12 @@ impl Live {
         self.keep_dir(parent, &dir, &mut undo)?;
         let fate = self.doom(&target, &mut undo, &mut more)?;
         self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
+        if past {
+            self.timeline.touch_name(parent.slot, name, NameTouch::Removed);
+        }
+        if target.is_last() {
+            self.timeline.touch_gone(target.slot);
+        }
         let held = self.hold(&target, fate)?;
         self.timeline.record(undo, more)?;
         self.leave_orphan(target.slot, held.as_ref());

@@ -91,6 +91,7 @@ impl Live {
         if !(owner || mode || times) {
             return Ok(different);
         }
+        self.timeline.touch_attr(at.slot);
         self.keep_inode(at, &fd, owner || mode)?;
         if owner {
             match sys::chown_fd(&fd, Some(then.uid), Some(then.gid)) {
@@ -113,7 +114,9 @@ impl Live {
     pub fn rewrite_in(&self, at: At<'_>, source: Option<&File>, size: u64) -> SysResult<()> {
         let fd = self.fd(at)?;
         let file = sys::reopen(&fd, Open::READ_WRITE)?;
+        self.timeline.touch_data(at.slot);
         self.capture(at, &file, false)?;
+        self.timeline.tell_touches()?;
         sys::truncate(&file, 0)?;
         match source {
             Some(source) if self.reflink => sys::clone_file(source, &file),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use super::Live;
 use super::data::{Handle, HandleId, OpenFlags};
 use super::nodes::{IoMode, generation_of};
+use crate::history::who::acting_for;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
@@ -195,11 +196,15 @@ impl Live {
             _ => self.open_file(slot.into(), flags.backing())?.0,
         };
         let file = Arc::new(file);
+        let by = if flags.write { acting_for() } else { None };
         if io == IoMode::Passthrough && flags.write {
-            self.note_hot(slot, &file, flags.read)?;
+            // That it may write is in the journal since it opened the file, or since the newest checkpoint.
+            self.note_hot(slot, &file, flags.read, by.clone().map(|by| (by, None)))?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
-        self.handles.adopt(id, Handle { slot, file, flags, io });
+        let handle = Handle { slot, file, flags, io, by };
+        self.note_writer(id.0, &handle);
+        self.handles.adopt(id, handle);
         Ok(())
     }
 
@@ -231,7 +236,7 @@ impl Live {
 
     fn adopt_hot(&self, slot: Slot, mappable: bool) {
         let file: SysResult<File> = self.open_file(slot.into(), Open::READ).map(|(file, _)| file);
-        let noted = file.and_then(|file| self.note_hot(slot, &Arc::new(file), mappable));
+        let noted = file.and_then(|file| self.note_hot(slot, &Arc::new(file), mappable, None));
         if let Err(errno) = noted {
             tracing::warn!(slot = slot.0, %errno, "a file that may be mapped is not watched any more");
         }

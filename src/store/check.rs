@@ -278,6 +278,7 @@ impl Reading {
             | Record::RestoreEnd
             | Record::Mounted { .. }
             | Record::By { .. } => {}
+            Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
         }
     }
 

@@ -22,6 +22,8 @@ pub enum Deed {
         guard: CheckpointId,
         /// Only these; empty: the whole tree.
         paths: Vec<Vec<u8>>,
+        /// Only these and nothing below them; empty: those were too many to be told here.
+        only: bool,
     },
     /// A checkpoint was deleted, or its making undone.
     Deleted {

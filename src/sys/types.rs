@@ -137,6 +137,23 @@ pub enum Kind {
     BlockDev,
 }
 
+/// What the kernel says of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessFacts {
+    /// Its id.
+    pub pid: u32,
+    /// When it started: with the id, it names one process for good.
+    pub start: u64,
+    /// Process that it is a child of.
+    pub parent: u32,
+    /// Its session.
+    pub session: u32,
+    /// Its name: what it calls itself.
+    pub name: String,
+    /// Its control group: a path from the root of the hierarchy; empty if there is none.
+    pub cgroup: String,
+}
+
 /// What a process takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnMemory {

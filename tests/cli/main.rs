@@ -1,6 +1,7 @@
 //! The real program: what it prints, where, and how it exits.
 
 mod config;
+mod guide;
 mod history;
 mod mounted;
 mod pins;

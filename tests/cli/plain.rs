@@ -2,7 +2,7 @@
 
 use super::support::Sandbox;
 
-const VERBS: [&str; 23] = [
+const VERBS: [&str; 26] = [
     "mount",
     "umount",
     "checkpoint",
@@ -21,6 +21,9 @@ const VERBS: [&str; 23] = [
     "redo",
     "du",
     "gc",
+    "export",
+    "fork",
+    "import",
     "verify",
     "fsck",
     "audit",

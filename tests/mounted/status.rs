@@ -13,6 +13,7 @@ for_each_variant! { one =>
     what_was_only_opened_or_read_is_not_dirty,
     every_kind_of_change_is_dirty_with_its_letter,
     what_was_changed_back_is_not_dirty,
+    what_changed_in_a_directory_that_was_renamed_is_named,
     a_file_written_through_a_mapping_after_its_descriptor_was_closed_is_dirty,
     an_open_file_is_dirty_only_once_it_is_written,
     the_dirty_state_survives_an_unmount_and_a_kill,
@@ -102,6 +103,16 @@ fn what_was_changed_back_is_not_dirty(v: Variant) {
     put(root.join("e"), "CONTENT OF E\n");
     File::options().write(true).open(root.join("e")).unwrap().set_modified(before).unwrap();
     assert_eq!(dirty(&rig.mount), ["M e"], "the same size and time do not hide other bytes");
+}
+
+/// It was left out, for what only moves along with its directory is: nobody saw whether it had changed besides.
+fn what_changed_in_a_directory_that_was_renamed_is_named(v: Variant) {
+    let rig = filled(v);
+    fs::rename(rig.path().join("sub"), rig.path().join("other")).unwrap();
+    assert_eq!(dirty(&rig.mount), ["R sub -> other"]);
+    put(rig.path().join("other/deep/y"), "changed");
+    fs::set_permissions(rig.path().join("other/x"), Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(dirty(&rig.mount), ["R sub -> other", "R sub/deep/y -> other/deep/y", "R sub/x -> other/x"]);
 }
 
 fn a_file_written_through_a_mapping_after_its_descriptor_was_closed_is_dirty(v: Variant) {

@@ -155,7 +155,7 @@ pub(in super::super) fn attr(node: NodeId) -> Attr {
 
 /// The handle of an open ghost: never passed through, never cached.
 pub(in super::super) fn opened() -> Opened {
-    Opened { fh: GHOST_HANDLE, keep_cache: false, direct_io: true, no_flush: true, passthrough: None }
+    Opened { fh: GHOST_HANDLE, keep_cache: false, direct_io: true, no_flush: true, passthrough: None, by: 0 }
 }
 
 fn stat(node: NodeId) -> Stat {

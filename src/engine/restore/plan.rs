@@ -27,6 +27,15 @@ pub(super) enum Content {
     New,
 }
 
+/// What is to be restored.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Which<'a> {
+    /// These paths and what is below them; empty: everything.
+    Below(&'a [Vec<u8>]),
+    /// These paths alone. Whatever else goes or comes with them is among them.
+    Only(&'a [Vec<u8>]),
+}
+
 /// One name of a directory.
 #[derive(Debug)]
 pub(super) struct NamePlan {
@@ -69,10 +78,15 @@ struct Planner<'a> {
     paths: &'a [Vec<u8>],
     /// Where the paths are in the live tree.
     roots: HashSet<Place>,
+    /// The paths alone are restored, not what is below them.
+    exact: bool,
     /// Directories of the live tree, and whether they are inside of what is restored.
     inside: RefCell<HashMap<Slot, bool>>,
     plan: Plan,
 }
+
+/// Where a directory is now, if it is in the live tree, and where it was.
+type Ways = (Option<Arc<Trail>>, Arc<Trail>);
 
 /// What is still to be planned.
 enum Step<'p> {
@@ -84,14 +98,18 @@ enum Step<'p> {
 
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
-    pub(super) fn make(engine: &Engine, target: CheckpointId, paths: &[Vec<u8>], touched: Touched) -> SysResult<Plan> {
+    pub(super) fn make(engine: &Engine, target: CheckpointId, which: Which<'_>, touched: Touched) -> SysResult<Plan> {
+        let (paths, exact) = match which {
+            Which::Below(paths) => (paths, false),
+            Which::Only(paths) => (paths, true),
+        };
         let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new(), found: HashMap::new() };
         let mut roots = HashSet::new();
         for path in paths {
             roots.extend(live_place(engine, path)?);
         }
-        let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, roots, inside: RefCell::default(), plan };
-        if paths.is_empty() {
+        let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, roots, exact, inside: RefCell::default(), plan };
+        if paths.is_empty() && !exact {
             planner.plan.alive_dirs.insert(Slot::ROOT);
             let wanted = planner.dir(Trail::root(), Some(Trail::root()))?;
             planner.all_wanted(wanted)?;
@@ -99,7 +117,9 @@ impl Plan {
         let mut split: Vec<Vec<Name>> = paths.iter().map(|path| path.split(|byte| *byte == b'/').map(Name::new).collect()).collect();
         split.sort();
         let split: Vec<&[Name]> = split.iter().map(Vec::as_slice).collect();
-        if !split.is_empty() {
+        if exact {
+            planner.only(split)?;
+        } else if !split.is_empty() {
             planner.paths(split)?;
         }
         Ok(planner.plan)
@@ -170,6 +190,58 @@ impl Planner<'_> {
         Ok(below)
     }
 
+    /// The given paths alone, split into names and sorted. A directory is gone to as it was, which may be somewhere else now, and where it was not as it is.
+    fn only(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
+        let mut open = vec![(Some(Trail::root()), Some(Trail::root()), false, paths)];
+        self.plan.alive_dirs.insert(Slot::ROOT);
+        while let Some((live, then, dress, paths)) = open.pop() {
+            let Some(want) = then.clone().or_else(|| live.clone()) else { continue };
+            let (mut names, mut below) = (Vec::new(), Vec::new());
+            for group in paths.chunk_by(|a, b| a.first() == b.first()) {
+                let Some(name) = group.first().and_then(|path| path.first()) else { continue };
+                let chosen = group.iter().any(|path| path.len() == 1);
+                let rest: Vec<&[Name]> = group.iter().filter_map(|path| path.get(1..)).filter(|rest| !rest.is_empty()).collect();
+                let have = live.as_ref().map_or(Ok(None), |dir| self.engine.view(State::Live).step(dir, name))?;
+                let wanted = then.as_ref().map_or(Ok(None), |dir| self.view.step(dir, name))?;
+                if chosen {
+                    if let Some(live) = &live {
+                        self.roots.insert(Place { parent: live.slot, name: name.clone() });
+                    }
+                    let have = have.as_ref().map(|(child, _)| *child);
+                    names.push(NamePlan { name: name.clone(), want: wanted.clone(), have });
+                }
+                below.push((chosen, have, wanted, rest));
+            }
+            self.plan.dirs.push(DirPlan { want, dress, live, names });
+            for (chosen, have, wanted, rest) in below.into_iter().rev() {
+                let have = have.filter(|(child, _)| child.kind == Kind::Dir).map(|(_, trail)| trail);
+                match wanted {
+                    Some((child, trail)) if chosen => open.extend(self.chosen(child, trail)?.map(|(live, then)| (live, Some(then), true, rest))),
+                    Some((child, trail)) if child.kind == Kind::Dir && !rest.is_empty() => open.push((have, Some(trail), false, rest)),
+                    _ if !chosen && have.is_some() && !rest.is_empty() => open.push((have, None, false, rest)),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans what a chosen path led to; of a directory gives where it is now, and was.
+    fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<Ways>> {
+        let alive = self.is_alive(child, &trail)?;
+        if child.kind == Kind::Dir {
+            if alive {
+                self.plan.alive_dirs.insert(child.slot);
+            }
+            return Ok(Some((alive.then(|| Arc::clone(&trail)), trail)));
+        }
+        if !self.plan.contents.contains_key(&child.slot) {
+            let content = self.content(child, &trail, alive)?;
+            self.plan.contents.insert(child.slot, content);
+        }
+        Ok(None)
+    }
+
     /// A directory of the checkpoint, and whether it is in the live tree; gives what is wanted in it.
     fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<(Child, Arc<Trail>)>> {
         let names: Vec<Name> = match &live {
@@ -218,7 +290,7 @@ impl Planner<'_> {
 
     /// The inode is still in the live tree, where the restore may take it from.
     fn is_alive(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
-        let found = if self.paths.is_empty() {
+        let found = if self.paths.is_empty() && !self.exact {
             match self.engine.live.locate(At::from(trail), child.kind) {
                 Err(Errno::ESTALE) => None,
                 place => Some(place?),
@@ -254,6 +326,9 @@ impl Planner<'_> {
     /// A place of the live tree is at or below one of the paths. What was found out about a directory is remembered: a deep tree would be climbed
     /// for each of its directories.
     fn is_below_paths(&self, place: &Place) -> SysResult<bool> {
+        if self.exact {
+            return Ok(self.roots.contains(place));
+        }
         let (mut at, mut climbed) = (place.clone(), Vec::new());
         let below = loop {
             if self.roots.contains(&at) {

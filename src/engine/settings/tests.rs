@@ -13,7 +13,7 @@ fn a_file_says_what_its_keys_say() {
     assert_eq!(settings.number("retention.keep-last"), Some(5));
     assert_eq!(settings.span("hooks.timeout"), Some(Duration::from_secs(90)));
     assert_eq!(settings.text("mount.seal"), Some("full"));
-    assert_eq!(settings.get("mount.seal").map(|setting| setting.line), Some(8));
+    assert_eq!(settings.get("mount.seal").map(|setting| setting.line), Some(7));
     assert_eq!(parse("", Origin::User), Ok(Settings::default()));
 }
 

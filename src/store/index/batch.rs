@@ -121,6 +121,7 @@ impl Batch {
             }
             Record::By { actor, .. } => self.by = Some(actor.clone()),
             Record::Replacing { .. } | Record::RestoreEnd | Record::Unmounted { .. } => {}
+            Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
             Record::Sealed { epoch, whole, .. } => {
                 self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));

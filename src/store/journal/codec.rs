@@ -36,7 +36,9 @@
 //!                   3 Revived  uint id
 //!                   4 Tagged   list (uint id, list text lost, list text got)
 //!                   5 Pinned   uint id, option text before, option text after
+//!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
 //! ```
+//! 18 and 19: see `codec_who`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
@@ -67,7 +69,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 17;
+pub(super) const KIND_MAX: u16 = 19;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -122,15 +124,12 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             w.sealed(*epoch, objects, *whole)?;
             13
         }
-        Record::Ahead { epoch, undo, upto } => {
-            w.undos(*epoch, undo)?;
-            w.uint(upto.0);
-            14
-        }
+        Record::Ahead { epoch, undo, upto } => w.ahead(*epoch, undo, *upto)?,
         Record::Operation(operation) => {
             w.operation(operation)?;
             17
         }
+        Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => w.who(record)?,
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
         return Err(CodecError::Limit);
@@ -203,6 +202,8 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
         15 => Record::Pinned { id: CheckpointId(r.uint()?), reason: r.option(|r| r.text(NOTE_MAX))? },
         17 => Record::Operation(r.operation()?),
         16 => Record::Hidden { id: CheckpointId(r.uint()?), hidden: r.bool()? },
+        18 => r.who()?,
+        19 => Record::RestoreOnly { paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? },
         _ => return Err(CodecError::Unknown),
     };
     r.end()?;
@@ -216,7 +217,7 @@ pub(in crate::store) fn encode_kept(kept: &Kept, out: &mut Vec<u8>) -> Coded<()>
     w.checkpoint(&kept.checkpoint)?;
     w.byte(u8::from(kept.hidden));
     w.option(kept.pinned.as_ref(), |w, reason| w.bytes(reason.as_bytes(), NOTE_MAX))?;
-    w.option(kept.by.as_ref(), Writer::who)
+    w.option(kept.by.as_ref(), Writer::asker)
 }
 
 /// Reads what [`encode_kept`] wrote.
@@ -281,6 +282,12 @@ impl Writer<'_> {
     fn undos(&mut self, epoch: Epoch, undo: &[Undo]) -> Coded<()> {
         self.uint(epoch.0);
         self.list(undo, UNDO_ITEMS_MAX, Writer::undo)
+    }
+
+    fn ahead(&mut self, epoch: Epoch, undo: &[Undo], upto: Epoch) -> Coded<u16> {
+        self.undos(epoch, undo)?;
+        self.uint(upto.0);
+        Ok(14)
     }
 
     fn tags_of(&mut self, id: CheckpointId, tags: &[String]) -> Coded<()> {
@@ -350,10 +357,10 @@ impl Writer<'_> {
 
     fn actor(&mut self, at_ns: i64, actor: &Actor) -> Coded<()> {
         self.int(at_ns);
-        self.who(actor)
+        self.asker(actor)
     }
 
-    fn who(&mut self, actor: &Actor) -> Coded<()> {
+    fn asker(&mut self, actor: &Actor) -> Coded<()> {
         for field in [actor.uid, actor.gid, actor.pid] {
             self.uint(u64::from(field));
         }
@@ -695,6 +702,9 @@ impl<'a> Reader<'a> {
 }
 
 mod operation;
+
+#[path = "codec_who.rs"]
+mod who;
 
 #[cfg(test)]
 #[path = "codec_tests.rs"]

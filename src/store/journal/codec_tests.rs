@@ -3,6 +3,7 @@
 use super::*;
 use crate::store::error::CodecError;
 use crate::store::operation::{Deed, Operation, Retagged};
+use crate::store::record::{NameTouch, Process, Touch};
 
 fn time(sec: i64, nsec: u32) -> Time {
     Time { sec, nsec }
@@ -72,6 +73,17 @@ fn undos() -> Vec<Undo> {
     undos
 }
 
+fn process() -> Process {
+    Process { pid: 4711, start: u64::MAX, uid: u32::MAX, parent: 1, session: 2, name: "größe".into(), cgroup: "/user.slice".into() }
+}
+
+fn touches() -> Vec<Touch> {
+    let (by, slot, name) = (u32::MAX, Slot(u64::MAX), Name::new(b"n"));
+    let names = [NameTouch::Removed, NameTouch::Made, NameTouch::Moved].map(|how| Touch::Name { by, dir: slot, name: name.clone(), how });
+    let nodes = [Touch::Data { by, slot }, Touch::Attr { by, slot }, Touch::Made { by, slot }, Touch::Gone { slot }, Touch::Left { by, slot }];
+    names.into_iter().chain(nodes).collect()
+}
+
 /// At least one of every variant of every type in it.
 fn records() -> Vec<Record> {
     vec![
@@ -91,9 +103,10 @@ fn records() -> Vec<Record> {
         Record::Hidden { id: CheckpointId(128), hidden: false },
         Record::Operation(operation(Deed::Made { id: CheckpointId(1) }, None)),
         Record::Operation(operation(
-            Deed::Restored { target: CheckpointId(1), guard: CheckpointId(2), paths: vec![b"\xff/a".to_vec()] },
+            Deed::Restored { target: CheckpointId(1), guard: CheckpointId(2), paths: vec![b"\xff/a".to_vec()], only: false },
             Some(u64::MAX),
         )),
+        Record::Operation(operation(Deed::Restored { target: CheckpointId(1), guard: CheckpointId(2), paths: vec![vec![]], only: true }, None)),
         Record::Operation(operation(Deed::Deleted { id: CheckpointId(200), freed: true }, None)),
         Record::Operation(operation(Deed::Revived { id: CheckpointId(0) }, Some(1))),
         Record::Operation(operation(Deed::Tagged { changes: vec![Retagged { id: CheckpointId(1), lost: vec!["a".into()], got: vec![] }] }, None)),
@@ -106,6 +119,9 @@ fn records() -> Vec<Record> {
         Record::Unmounted { at_ns: i64::MAX },
         Record::By { at_ns: -7, actor: Actor { uid: 0, gid: u32::MAX, pid: 4711, process: "größe".into() } },
         Record::Sealed { epoch: Epoch(7), objects: vec![], whole: true },
+        Record::Touched { processes: vec![(0, Process::default()), (u32::MAX, process())], touches: touches() },
+        Record::OpenAt { id: CheckpointId(7), open: vec![(b"a\xff".to_vec(), process())], more: u64::MAX },
+        Record::RestoreOnly { paths: vec![b"a/b".to_vec(), vec![]] },
         Record::Ahead { epoch: Epoch(7), undo: undos(), upto: Epoch(6) },
         Record::Sealed {
             epoch: Epoch(7),

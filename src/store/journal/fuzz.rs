@@ -8,7 +8,7 @@ use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
 use super::frame::{self, HEADER, Header, Link, Seen};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Place, Reason, Record, Sealed, Trigger, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Trigger, Undo};
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Stat, Time};
 
@@ -121,7 +121,12 @@ fn operation(by: impl Strategy<Value = Actor>) -> impl Strategy<Value = Operatio
     let reason = || option::of("[a-z]{0,20}");
     let deed = prop_oneof![
         id().prop_map(|id| Deed::Made { id }),
-        (id(), id(), vec(vec(any::<u8>(), 0..30), 0..5)).prop_map(|(target, guard, paths)| Deed::Restored { target, guard, paths }),
+        (id(), id(), vec(vec(any::<u8>(), 0..30), 0..5), any::<bool>()).prop_map(|(target, guard, paths, only)| Deed::Restored {
+            target,
+            guard,
+            paths,
+            only
+        }),
         (id(), any::<bool>()).prop_map(|(id, freed)| Deed::Deleted { id, freed }),
         id().prop_map(|id| Deed::Revived { id }),
         vec((id(), tags(), tags()).prop_map(|(id, lost, got)| Retagged { id, lost, got }), 0..4).prop_map(|changes| Deed::Tagged { changes }),
@@ -134,6 +139,31 @@ fn operation(by: impl Strategy<Value = Actor>) -> impl Strategy<Value = Operatio
         undoes,
         deed,
     })
+}
+
+fn process() -> impl Strategy<Value = Process> {
+    let word = || vec(any::<char>(), 0..4).prop_map(String::from_iter);
+    (any::<[u32; 4]>(), any::<u64>(), word(), word()).prop_map(|([pid, uid, parent, session], start, name, cgroup)| Process {
+        pid,
+        start,
+        uid,
+        parent,
+        session,
+        name,
+        cgroup,
+    })
+}
+
+fn touch() -> impl Strategy<Value = Touch> {
+    let how = prop_oneof![Just(NameTouch::Removed), Just(NameTouch::Made), Just(NameTouch::Moved)];
+    prop_oneof![
+        (any::<u32>(), place(), how).prop_map(|(by, place, how)| Touch::Name { by, dir: place.parent, name: place.name, how }),
+        (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Data { by, slot }),
+        (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Attr { by, slot }),
+        (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Made { by, slot }),
+        slot().prop_map(|slot| Touch::Gone { slot }),
+        (any::<u32>(), slot()).prop_map(|(by, slot)| Touch::Left { by, slot }),
+    ]
 }
 
 fn record() -> impl Strategy<Value = Record> {
@@ -161,6 +191,9 @@ fn record() -> impl Strategy<Value = Record> {
         2 => operation(actor.clone()).prop_map(Record::Operation),
         1 => (any::<i64>(), actor).prop_map(|(at_ns, actor)| Record::By { at_ns, actor }),
         1 => sealed(),
+        2 => (vec((any::<u32>(), process()), 0..3), vec(touch(), 0..5)).prop_map(|(processes, touches)| Record::Touched { processes, touches }),
+        1 => (id(), vec((vec(any::<u8>(), 0..30), process()), 0..3), any::<u64>()).prop_map(|(id, open, more)| Record::OpenAt { id, open, more }),
+        1 => vec(vec(any::<u8>(), 0..30), 0..5).prop_map(|paths| Record::RestoreOnly { paths }),
     ]
 }
 

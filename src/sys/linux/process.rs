@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::super::name::check;
-use super::super::types::{Errno, OwnMemory, SysResult};
+use super::super::types::{Errno, OwnMemory, ProcessFacts, SysResult};
 
 /// Lets the calling thread run only when nothing else wants to (`SCHED_IDLE` of sched(7)).
 pub fn set_thread_idle() -> SysResult<()> {
@@ -83,6 +83,45 @@ pub fn process_name(pid: u32) -> Option<String> {
     Some(String::from_utf8_lossy(&name).trim_end_matches('\n').chars().take(15).collect())
 }
 
+/// The process that a thread (or process) of this number belongs to. While the thread waits for an answer of ours it cannot end, and this is exact.
+///
+/// # Errors
+/// ENOENT or ESRCH if there is none; those of reading `/proc`.
+pub fn process_facts(thread: u32) -> SysResult<ProcessFacts> {
+    let leader = |status: &[u8]| {
+        let text = String::from_utf8_lossy(status);
+        text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse::<u32>().ok())
+    };
+    let status = std::fs::read(format!("/proc/{thread}/status"))?;
+    facts_of(leader(&status).ok_or(Errno::EIO)?)
+}
+
+/// The same for the number of a process, with less to read.
+///
+/// # Errors
+/// As [`process_facts`].
+pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    let (from, to) = (stat.iter().position(|byte| *byte == b'('), stat.iter().rposition(|byte| *byte == b')'));
+    let name = from.zip(to).and_then(|(from, to)| stat.get(from + 1..to)).unwrap_or_default();
+    let cgroup = std::fs::read(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    Ok(ProcessFacts {
+        pid,
+        start: field(&stat, 22).ok_or(Errno::EIO)?,
+        parent: field(&stat, 4).unwrap_or(0),
+        session: field(&stat, 6).unwrap_or(0),
+        name: String::from_utf8_lossy(name).into_owned(),
+        cgroup: cgroup_path(&String::from_utf8_lossy(&cgroup)),
+    })
+}
+
+/// The path in the unified hierarchy; where there is none, that in the first (cgroups(7)).
+fn cgroup_path(lines: &str) -> String {
+    let unified = lines.lines().find_map(|line| line.strip_prefix("0::"));
+    let first = || lines.lines().next().and_then(|line| line.splitn(3, ':').nth(2));
+    unified.or_else(first).unwrap_or_default().to_owned()
+}
+
 /// A field by its number, from 3 on. The name in field 2 may hold blanks and parentheses, so the count starts after its last `)`.
 fn field<T: std::str::FromStr>(stat: &[u8], number: usize) -> Option<T> {
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;
@@ -133,6 +172,22 @@ mod tests {
         let stat = b"12 (a) b) c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 10";
         assert_eq!(field(stat, 22), Some(98_765_u64));
         assert_eq!(field::<u64>(b"12 (x", 22), None);
+    }
+
+    #[test]
+    fn a_thread_is_led_to_its_process() {
+        let facts = std::thread::spawn(|| process_facts(own_thread() as u32)).join().expect("thread").expect("facts");
+        assert_eq!(facts, facts_of(std::process::id()).expect("facts"));
+        assert_eq!((facts.pid, Ok(facts.start)), (std::process::id(), process_starttime(std::process::id() as i32)));
+        assert!(!facts.name.is_empty() && facts.parent > 0);
+        assert!(facts_of(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn the_unified_group_counts_and_else_the_first() {
+        assert_eq!(cgroup_path("4:memory:/a\n0::/user.slice/x:y\n"), "/user.slice/x:y");
+        assert_eq!(cgroup_path("4:memory:/a:b\n3:cpu:/c\n"), "/a:b");
+        assert_eq!(cgroup_path(""), "");
     }
 
     #[test]

@@ -27,8 +27,8 @@ pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use process::{
-    drop_cap_fsetid_for, has_sys_admin, own_memory, own_thread, peer_cred, process_name, process_session, process_starttime, release_memory,
-    set_thread_idle, set_thread_normal, waits_of_thread,
+    drop_cap_fsetid_for, facts_of, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_session, process_starttime,
+    release_memory, set_thread_idle, set_thread_normal, waits_of_thread,
 };
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};

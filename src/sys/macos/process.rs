@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
 use super::super::name::{check, last_errno};
-use super::super::types::{Errno, OwnMemory, SysResult};
+use super::super::types::{Errno, OwnMemory, ProcessFacts, SysResult};
 
 /// Lets the calling thread run in the background only, for processor and disk (`PRIO_DARWIN_BG` of setpriority(2)).
 pub fn set_thread_idle() -> SysResult<()> {
@@ -62,6 +62,23 @@ pub fn process_starttime(pid: i32) -> SysResult<u64> {
 /// Not told here.
 pub fn process_name(_pid: u32) -> Option<String> {
     None
+}
+
+/// Its number and start; the rest is not told here.
+///
+/// # Errors
+/// ENOENT if there is none.
+pub fn facts_of(pid: u32) -> SysResult<ProcessFacts> {
+    let start = process_starttime(i32::try_from(pid).map_err(|_| Errno::ENOENT)?)?;
+    Ok(ProcessFacts { pid, start, ..ProcessFacts::default() })
+}
+
+/// macFUSE tells the process, not the thread.
+///
+/// # Errors
+/// As [`facts_of`].
+pub fn process_facts(pid: u32) -> SysResult<ProcessFacts> {
+    facts_of(pid)
 }
 
 /// Not told here for one thread.

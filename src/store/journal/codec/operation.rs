@@ -15,8 +15,8 @@ impl Writer<'_> {
         })?;
         match &operation.deed {
             Deed::Made { id } => self.uints([0, id.0]),
-            Deed::Restored { target, guard, paths } => {
-                self.uints([1, target.0, guard.0]);
+            Deed::Restored { target, guard, paths, only } => {
+                self.uints([if *only { 6 } else { 1 }, target.0, guard.0]);
                 self.list(paths, PAYLOAD_MAX, |w, path| w.bytes(path, PATH_BYTES_MAX))?;
             }
             Deed::Deleted { id, freed } => self.uints([2, id.0, u64::from(*freed)]),
@@ -49,10 +49,11 @@ impl Reader<'_> {
             undoes: self.option(Reader::uint)?,
             deed: match self.byte()? {
                 0 => Deed::Made { id: self.id()? },
-                1 => Deed::Restored {
+                tag @ (1 | 6) => Deed::Restored {
                     target: self.id()?,
                     guard: self.id()?,
                     paths: self.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))?,
+                    only: tag == 6,
                 },
                 2 => Deed::Deleted { id: self.id()?, freed: self.bool()? },
                 3 => Deed::Revived { id: self.id()? },

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Export and fork beside `cp -a --reflink=always`, and an export after 60 changes beside `rsync -a`, on a tree of FILES files.
+#
+#   export.sh [ROUNDS] [FILES]      ROUNDS: 7; FILES: 36000; FS="xfs btrfs", BIN=target/release/ckptfs, CKPTFS_BENCH_DIR=/var/tmp
+#
+# Everything is measured in turn in each round, so that what else the machine does meets all alike. Prints a table in Markdown: median (least, most) in
+# milliseconds, and ratios of medians.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export LC_ALL=C
+
+ROUNDS=${1:-7}
+FILES=${2:-36000}
+BIN=$(realpath "${BIN:-target/release/ckptfs}")
+WORK=$(mktemp -d "${CKPTFS_BENCH_DIR:-/var/tmp}/ckptfs-export-XXXXXX")
+LOOPS=()
+
+clean() {
+    set +e
+    for fs in ${FS:-xfs btrfs}; do
+        "$BIN" umount "$WORK/$fs/tree" >/dev/null 2>&1
+        umount "$WORK/$fs" 2>/dev/null
+    done
+    for loop in "${LOOPS[@]}"; do losetup -d "$loop"; done
+    rm -rf "$WORK"
+}
+trap clean EXIT
+
+# Runs a command and adds the milliseconds that it took to the file of its name.
+timed() {
+    local name=$1 from to
+    shift
+    from=$(date +%s%N)
+    "$@" >/dev/null </dev/null
+    to=$(date +%s%N)
+    echo $(((to - from) / 1000)) | awk '{ printf "%.1f\n", $1 / 1000 }' >>"$times/$name"
+}
+
+# Sixty files of the tree get one more line.
+change() { head -n 60 "$WORK/changed" | (cd "$tree" && while IFS= read -r file; do echo "$1" >>"$file"; done); }
+
+median() { sort -n "$times/$1" | awk '{ all[NR] = $1 } END { print (NR % 2) ? all[(NR + 1) / 2] : (all[NR / 2] + all[NR / 2 + 1]) / 2 }'; }
+cell() { echo "$(median "$1") ($(sort -n "$times/$1" | head -1), $(sort -n "$times/$1" | tail -1))"; }
+ratio() { awk -v a="$(median "$1")" -v b="$(median "$2")" 'BEGIN { printf "%.2f", a / b }'; }
+
+measure() {
+    local fs=$1 dir=$WORK/$1 round
+    times=$WORK/times-$fs tree=$dir/tree
+    mkdir -p "$dir" "$times"
+    truncate -s 12G "$WORK/$fs.img"
+    case $fs in xfs) mkfs.xfs -q -m reflink=1 "$WORK/$fs.img" ;; *) mkfs.btrfs -q "$WORK/$fs.img" ;; esac
+    loop=$(losetup -f --show --direct-io=on "$WORK/$fs.img")
+    LOOPS+=("$loop")
+    mount "$loop" "$dir"
+    benches/tree.sh "$tree" "$FILES" >/dev/null
+    sync
+    (cd "$tree" && find . -type f -size +0 | sort | awk 'NR % 500 == 1') >"$WORK/changed"
+    "$BIN" mount "$tree" >/dev/null 2>&1
+    "$BIN" -C "$tree" checkpoint >/dev/null
+    # What cp and rsync read: a plain directory beside, the same tree.
+    "$BIN" -C "$tree" fork 1 "$dir/plain" >/dev/null
+    rsync -a "$dir/plain/" "$dir/rsynced/"
+    "$BIN" -C "$tree" export 1 "$dir/exported" >/dev/null
+    sync
+    for round in $(seq "$ROUNDS"); do
+        timed cp cp -a --reflink=always "$dir/plain" "$dir/cp"
+        timed export "$BIN" -C "$tree" export 1 "$dir/export"
+        timed fork "$BIN" -C "$tree" fork 1 "$dir/fork"
+        rm -rf "$dir/cp" "$dir/export" "$dir/fork"
+        sync -f "$dir"
+        change "$round"
+        timed checkpoint "$BIN" -C "$tree" checkpoint
+        timed diff "$BIN" -C "$tree" diff latest~1 latest
+        timed after60 "$BIN" -C "$tree" export latest "$dir/exported"
+        (cd "$dir/plain" && head -n 60 "$WORK/changed" | while IFS= read -r file; do echo "$round" >>"$file"; done)
+        timed rsync rsync -a "$dir/plain/" "$dir/rsynced/"
+        timed restore "$BIN" -C "$tree" restore 1
+        sync -f "$dir"
+    done
+    printf '| %s | %s | %s | %s | %s | %s | %s | %s |\n' "$fs" "$(cell cp)" "$(cell export)" "$(ratio export cp)" "$(cell fork)" "$(ratio fork cp)" "$(cell after60)" "$(cell rsync)" >>"$WORK/table"
+    printf '| %s | %s | %s | %s | %s |\n' "$fs" "$(cell checkpoint)" "$(cell restore)" "$(cell diff)" "$(cell fork)" >>"$WORK/others"
+}
+
+load=$(cut -d' ' -f1-3 /proc/loadavg)
+for fs in ${FS:-xfs btrfs}; do measure "$fs"; done
+echo "Measured $(date -u '+%Y-%m-%d %H:%M UTC') at commit $(git rev-parse --short=10 HEAD), $ROUNDS rounds, $FILES files, $(nproc) cores, Linux $(uname -r); load average $load before and $(cut -d' ' -f1-3 /proc/loadavg) after."
+echo
+echo "Milliseconds: median (least, most)."
+echo
+echo '| filesystem | `cp -a --reflink=always` | export | export / cp | fork | fork / cp | export after 60 changes | `rsync -a` after 60 changes |'
+echo '|---|---|---|---|---|---|---|---|'
+cat "$WORK/table"
+echo
+echo '| filesystem | checkpoint | restore of 60 | diff of 60 | fork |'
+echo '|---|---|---|---|---|'
+cat "$WORK/others"

@@ -1,0 +1,219 @@
+//! What `export`, `fork` and `import` have in common: a destination, and connections to the daemon that tell what goes there.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
+
+use serde::Serialize;
+
+use super::error::{Failure, Outcome, error, hinted, io_error};
+use super::locate::Served;
+use super::output::Out;
+use super::progress::Bar;
+use super::tree_path::normal;
+use super::{Context, launch, time};
+use crate::control::{Client, STORE_NAME};
+use crate::engine::api::{StateName, TreePath, VerbError, VerbResult};
+use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};
+use crate::store::ids::CheckpointId;
+use crate::sys::{self, Errno, host};
+use crate::transfer::write::Writer;
+use crate::transfer::{Feed, Sink, hand_over};
+
+/// Threads that make files: with one more in the daemon for each, two cores are busy.
+const THREADS: usize = 2;
+/// Paths that could not be copied that are told one by one.
+const REFUSED_TOLD_MAX: usize = 20;
+
+/// A connection that tells one export.
+struct Telling {
+    client: Client,
+    run: u64,
+}
+
+impl Feed for Telling {
+    fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
+        self.client.export(ExportAsk::Next { run: self.run, done })
+    }
+}
+
+/// An export that has begun.
+pub struct Begun {
+    /// What it is of, and from what.
+    pub part: ExportPart,
+    client: Client,
+    root: PathBuf,
+}
+
+impl Begun {
+    /// Begins an export.
+    ///
+    /// # Errors
+    /// `unknown-checkpoint`.
+    pub fn begin(served: Served, id: &str, from: Option<CheckpointId>) -> VerbResult<Begun> {
+        let Served { mut client, root, .. } = served;
+        let (part, _) = client.export(ExportAsk::Begin { state: StateName(id.to_owned()), from })?;
+        Ok(Begun { part, client, root })
+    }
+
+    /// Hands everything to a sink.
+    ///
+    /// # Errors
+    /// Those of the daemon.
+    pub fn hand_over<S: Sink>(self, sink: &S, threads: usize, bar: &Bar) -> VerbResult<Vec<Refused>> {
+        let run = self.part.run;
+        let mut feeds: Vec<Box<dyn Feed>> = vec![Box::new(Telling { client: self.client, run })];
+        while feeds.len() < threads {
+            let Some(client) = connect(&self.root) else { break };
+            feeds.push(Box::new(Telling { client, run }));
+        }
+        // It ends with the connection on which it was begun.
+        hand_over(feeds, sink, &|done, total| bar.at(done, total.unwrap_or(0)))
+    }
+}
+
+fn connect(root: &Path) -> Option<Client> {
+    Client::connect(host::open_dir_path(&root.join(STORE_NAME)).ok()?).ok()
+}
+
+/// Threads for a copy: a difference is told in order.
+pub fn threads(from: Option<CheckpointId>) -> usize {
+    if from.is_some() { 1 } else { THREADS }
+}
+
+/// Where a copy goes: relative to where the user is.
+pub fn destination(cwd: &Path, dest: &Path) -> PathBuf {
+    normal(&cwd.join(dest))
+}
+
+/// Opens a destination, and makes it if it is not there (but not what is above).
+///
+/// # Errors
+/// In words for a person; `busy` if another copy is being made there.
+pub fn open_destination(dest: &Path) -> VerbResult<OwnedFd> {
+    if let Err(cause) = std::fs::DirBuilder::new().mode(0o700).create(dest)
+        && cause.kind() != std::io::ErrorKind::AlreadyExists
+    {
+        return Err(io_error(dest.display(), cause));
+    }
+    let dir = sys::open_root(dest).map_err(|cause| match cause {
+        Errno::ENOTDIR => error("not-a-directory", format!("{} is not a directory", dest.display())),
+        cause => io_error(dest.display(), cause),
+    })?;
+    let lock = File::from(dir.try_clone().map_err(|cause| io_error(dest.display(), cause))?);
+    match sys::flock_exclusive(&lock) {
+        Ok(false) => Err(hinted("busy", format!("another export writes to {}", dest.display()), "wait until it has ended")),
+        // A filesystem without locks has none to offer.
+        _ => Ok(dir),
+    }
+}
+
+/// Nothing is in a destination.
+///
+/// # Errors
+/// Those of reading it.
+pub fn is_empty(dest: &Path, dir: &OwnedFd) -> VerbResult<bool> {
+    sys::list_dir(dir).map(|names| names.is_empty()).map_err(|cause| io_error(dest.display(), cause))
+}
+
+/// What a copy did, for `--json`.
+#[derive(Debug, Serialize)]
+pub struct Copied {
+    /// Inodes that were made, or given other attributes.
+    pub made: u64,
+    /// Files that share their data with the store, and files that were copied.
+    pub cloned: u64,
+    /// See `cloned`.
+    pub copied: u64,
+    /// Paths that were removed.
+    pub removed: u64,
+    /// What could not be copied.
+    pub refused: Vec<RefusedPath>,
+    /// Inodes whose owner, and extended attributes, that could not be kept.
+    pub owners_lost: u64,
+    /// See `owners_lost`.
+    pub xattrs_lost: u64,
+}
+
+/// A path that could not be copied, for `--json`.
+#[derive(Debug, Serialize)]
+pub struct RefusedPath {
+    path: TreePath,
+    error: String,
+}
+
+impl Copied {
+    /// What a writer did.
+    pub fn new(writer: &Writer, refused: &[Refused]) -> Copied {
+        let get = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+        let refused = refused.iter().map(|refused| RefusedPath { path: refused.path.clone(), error: Errno(refused.errno).to_string() });
+        Copied {
+            made: get(&writer.made),
+            cloned: get(&writer.inodes.cloned),
+            copied: get(&writer.inodes.copied),
+            removed: get(&writer.removed),
+            refused: refused.collect(),
+            owners_lost: get(&writer.inodes.owners_lost),
+            xattrs_lost: get(&writer.inodes.xattrs_lost),
+        }
+    }
+
+    /// In words, how it was done.
+    pub fn how(&self, duration_us: u64) -> String {
+        let files = match (self.cloned, self.copied) {
+            (cloned, 0) => format!("{cloned} files share their data"),
+            (0, copied) => format!("{copied} files copied"),
+            (cloned, copied) => format!("{cloned} files share their data, {copied} copied"),
+        };
+        format!("{} made, {files}, {} removed, in {}", self.made, self.removed, time::duration(duration_us))
+    }
+
+    /// Tells what could not be done, and fails if that is something of the tree.
+    ///
+    /// # Errors
+    /// `incomplete`.
+    pub fn report(&self, out: &Out, hint: &str) -> Outcome {
+        if self.owners_lost > 0 {
+            out.warn(&format!("the owners of {} could not be kept: only root can set them", self.owners_lost));
+        }
+        if self.xattrs_lost > 0 {
+            out.warn(&format!("{} extended attributes could not be set there", self.xattrs_lost));
+        }
+        for refused in self.refused.iter().take(REFUSED_TOLD_MAX) {
+            out.warn(&format!("{}: {}", String::from_utf8_lossy(&refused.path.0), refused.error));
+        }
+        match self.refused.as_slice() {
+            [] => Ok(()),
+            all => Err(Failure::Verb(hinted("incomplete", format!("{} paths could not be copied", all.len()), hint))),
+        }
+    }
+}
+
+/// The path of a destination for a message, and the error that something is there.
+pub fn not_empty(dest: &Path, hint: &str) -> VerbError {
+    hinted("not-empty", format!("{} is not empty, and not an export of this tree", dest.display()), hint)
+}
+
+/// The tree that the user is in.
+///
+/// # Errors
+/// `not-mounted`.
+pub fn served(context: &Context) -> VerbResult<Served> {
+    super::locate::served(context.dir())
+}
+
+/// Runs a verb of this program on a directory, as if the user had; what it says is shown if it fails.
+///
+/// # Errors
+/// It has told why.
+pub fn own_verb(verb: &str, dir: &Path, variables: &[(&str, &str)]) -> Outcome {
+    let output = Command::new(launch::program()).arg(verb).arg(dir).envs(variables.iter().copied()).stdin(Stdio::null()).output();
+    let output = output.map_err(|cause| io_error(format!("ckptfs {verb}"), cause))?;
+    // Whoever closed stderr does not want to be told.
+    let _ = if output.status.success() { Ok(()) } else { std::io::stderr().write_all(&output.stderr) };
+    if output.status.success() { Ok(()) } else { Err(Failure::No) }
+}

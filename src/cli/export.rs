@@ -1,0 +1,211 @@
+//! `ckptfs export`.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::Context;
+use super::copies::{self, Begun, Copied};
+use super::error::{Failure, Outcome, hinted, io_error};
+use super::progress::Bar;
+use crate::engine::api::{TreePath, VerbResult, host_path};
+use crate::store::ids::CheckpointId;
+use crate::sys::{self, Errno};
+use crate::transfer::Counted;
+use crate::transfer::check::Checker;
+use crate::transfer::mark::Mark;
+use crate::transfer::write::{Before, Writer};
+
+/// Copy a checkpoint to a directory elsewhere, or as a tar stream to stdout (`-`)
+///
+/// Files share their data with the history where the filesystem can do that. If DEST holds an earlier export of the same tree, only what changed
+/// since is touched; one that was interrupted is finished.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A number, a tag, or `latest`
+    #[arg(value_name = "ID")]
+    id: String,
+    /// A directory that does not exist, is empty, or holds an earlier export; `-`: a tar stream to stdout
+    #[arg(value_name = "DEST")]
+    dest: PathBuf,
+    /// Only tell what would be done
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Compare everything with what is there, and not only what changed since the earlier export
+    #[arg(long, conflicts_with = "check")]
+    full: bool,
+    /// Change nothing, and list what is not as it should be, byte by byte
+    #[arg(long, conflicts_with = "dry_run")]
+    check: bool,
+    /// Return only when everything is on disk
+    #[arg(long, conflicts_with_all = ["check", "dry_run"])]
+    sync: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    exported: CheckpointId,
+    #[serde(with = "host_path")]
+    dest: PathBuf,
+    from: Option<CheckpointId>,
+    dry_run: bool,
+    #[serde(flatten)]
+    copied: Copied,
+    duration_us: u64,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let served = copies::served(context)?;
+    if args.dest == Path::new("-") {
+        return super::tar::run(served, &args.id, args.dry_run || args.check || args.full || args.sync, context);
+    }
+    let dest = copies::destination(&served.cwd, &args.dest);
+    sys::umask0();
+    let started = Instant::now();
+    if args.check {
+        return check(&args, &dest, served, context);
+    }
+    if args.dry_run {
+        return dry_run(&args, &dest, served, context);
+    }
+    let dir = copies::open_destination(&dest)?;
+    let there = There::of(&dest, &dir)?;
+    let begun = Begun::begin(served, &args.id, there.from(args.full))?;
+    let before = there.before(&dest, &begun.part.store, args.full || begun.part.from.is_none())?;
+    let from = begun.part.from.filter(|_| before == Before::Copy);
+    let mark = Mark { store: begun.part.store.clone(), checkpoint: begun.part.checkpoint, whole: false };
+    let checkpoint = begun.part.checkpoint;
+    let cannot = |cause: Errno| io_error(dest.display(), cause);
+    if from == Some(checkpoint) {
+        tracing::debug!("nothing to do");
+    }
+    let marked = mark.write(&dir).map_err(cannot)?;
+    let writer = Writer::new(dir.try_clone().map_err(|cause| io_error(dest.display(), cause))?, before);
+    writer.prepare().map_err(cannot)?;
+    let bar = Bar::count(&context.out, "exporting");
+    let handed = begun.hand_over(&writer, copies::threads(from), &bar);
+    bar.stop();
+    let mut refused = handed?;
+    refused.extend(writer.finish());
+    let copied = Copied::new(&writer, &refused);
+    if args.sync {
+        sys::syncfs(&dir).map_err(cannot)?;
+    }
+    if refused.is_empty() && marked {
+        Mark { whole: true, ..mark }.write(&dir).map_err(cannot)?;
+        if args.sync {
+            sys::fsync(&dir).map_err(cannot)?;
+        }
+    }
+    let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    tell(Answer { exported: checkpoint, dest: dest.clone(), from, dry_run: false, copied, duration_us }, marked, context)
+}
+
+fn tell(answer: Answer, marked: bool, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    if out.json {
+        out.json(&answer)?;
+    } else {
+        let dest = answer.dest.display().to_string();
+        let dest = out.text(&dest).into_owned();
+        let from = answer.from.map_or(String::new(), |from| format!(" (from {from})"));
+        out.line(&format!("exported checkpoint {} to {dest}{from}: {}", answer.exported, answer.copied.how(answer.duration_us)))?;
+    }
+    if !marked {
+        out.warn("the filesystem there keeps no extended attributes: a later export cannot go on from this one, and wants an empty directory");
+    }
+    answer.copied.report(out, "what could be copied is there; run the same command again once the cause is gone")
+}
+
+/// What is at a destination.
+struct There {
+    mark: Option<Mark>,
+    empty: bool,
+}
+
+impl There {
+    fn of(dest: &Path, dir: &OwnedFd) -> VerbResult<There> {
+        let mark = Mark::read(dir).map_err(|cause| match cause {
+            Errno::EINVAL => hinted("not-empty", format!("the mark of {} is of another version", dest.display()), "export to another directory"),
+            cause => io_error(dest.display(), cause),
+        })?;
+        Ok(There { mark, empty: copies::is_empty(dest, dir)? })
+    }
+
+    /// The state from which to go on.
+    fn from(&self, full: bool) -> Option<CheckpointId> {
+        self.mark.as_ref().filter(|mark| mark.whole && !full && !self.empty).map(|mark| mark.checkpoint)
+    }
+
+    /// What the writer has to reckon with.
+    fn before(&self, dest: &Path, store: &str, full: bool) -> VerbResult<Before> {
+        match &self.mark {
+            _ if self.empty => Ok(Before::Nothing),
+            Some(mark) if mark.store != store => Err(hinted(
+                "not-empty",
+                format!("{} holds an export of another tree", dest.display()),
+                "export to another directory, or remove that one first",
+            )),
+            Some(_) if full => Ok(Before::Anything),
+            Some(_) => Ok(Before::Copy),
+            None => Err(copies::not_empty(dest, "export to a directory that does not exist or is empty")),
+        }
+    }
+}
+
+fn dry_run(args: &Args, dest: &Path, served: super::locate::Served, context: &mut Context) -> Outcome {
+    let there = match sys::open_root(dest) {
+        Ok(dir) => There::of(dest, &dir)?,
+        Err(Errno::ENOENT) => There { mark: None, empty: true },
+        Err(cause) => return Err(io_error(dest.display(), cause).into()),
+    };
+    let begun = Begun::begin(served, &args.id, there.from(args.full))?;
+    let before = there.before(dest, &begun.part.store, args.full || begun.part.from.is_none())?;
+    let (checkpoint, from) = (begun.part.checkpoint, begun.part.from.filter(|_| before == Before::Copy));
+    let bar = Bar::count(&context.out, "counting");
+    let counted = Counted::default();
+    let handed = begun.hand_over(&counted, copies::threads(from), &bar);
+    bar.stop();
+    let refused = handed?;
+    let get = |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
+    let (made, removed, bytes) = (get(&counted.entries), get(&counted.removed), get(&counted.bytes));
+    if context.out.json {
+        let refused: Vec<&TreePath> = refused.iter().map(|refused| &refused.path).collect();
+        let dest = dest.to_string_lossy();
+        let value = serde_json::json!({"exported": checkpoint, "dest": dest, "from": from, "dry_run": true, "made": made, "removed": removed, "bytes": bytes, "refused": refused});
+        return Ok(context.out.json(&value)?);
+    }
+    let from = from.map_or(String::new(), |from| format!(" (from {from})"));
+    let line = format!("export of checkpoint {checkpoint}{from} would make {made} ({bytes} bytes of files) and remove {removed}");
+    Ok(context.out.line(&line)?)
+}
+
+fn check(args: &Args, dest: &Path, served: super::locate::Served, context: &mut Context) -> Outcome {
+    let dir = sys::open_root(dest).map_err(|cause| io_error(dest.display(), cause))?;
+    let begun = Begun::begin(served, &args.id, None)?;
+    let checkpoint = begun.part.checkpoint;
+    let bar = Bar::count(&context.out, "comparing");
+    let checker = Checker::new(dir);
+    let handed = begun.hand_over(&checker, copies::threads(None), &bar);
+    bar.stop();
+    let mut wrong: Vec<TreePath> = handed?.into_iter().map(|refused| refused.path).collect();
+    wrong.extend(checker.finish().map_err(|cause| io_error(dest.display(), cause))?.into_iter().map(TreePath));
+    wrong.sort();
+    wrong.dedup();
+    if context.out.json {
+        context.out.json(&serde_json::json!({"checked": checkpoint, "different": wrong}))?;
+    } else {
+        for path in &wrong {
+            let name = context.out.name(if path.0.is_empty() { b"." } else { &path.0 }).into_owned();
+            context.out.bytes(&[name.as_slice(), b"\n"].concat())?;
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    context.out.flush()?;
+    context.out.talk(&format!("{} paths are not as in checkpoint {checkpoint}; ckptfs export --full {checkpoint} DEST puts them right", wrong.len()));
+    Err(Failure::No)
+}

@@ -1,0 +1,89 @@
+//! `ckptfs fork`.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::Context;
+use super::copies::{self, Begun, Copied};
+use super::error::{Failure, Outcome, hinted, io_error};
+use super::progress::Bar;
+use crate::engine::api::host_path;
+use crate::store::ids::CheckpointId;
+use crate::sys;
+use crate::transfer::write::{Before, Writer};
+
+/// Make an independent writable tree out of a checkpoint
+///
+/// Files share their data with the history where the filesystem can do that, until one side is changed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A number, a tag, or `latest`
+    #[arg(value_name = "ID")]
+    id: String,
+    /// A directory that does not exist or is empty
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Mount it at once, with a history of its own
+    #[arg(long)]
+    mount: bool,
+    /// Only tell what would be done
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    forked: CheckpointId,
+    #[serde(with = "host_path")]
+    dir: PathBuf,
+    mounted: bool,
+    dry_run: bool,
+    #[serde(flatten)]
+    copied: Copied,
+    duration_us: u64,
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let served = copies::served(context)?;
+    let dest = copies::destination(&served.cwd, &args.dir);
+    let taken = || hinted("not-empty", format!("{} is not empty", dest.display()), "fork to a directory that does not exist or is empty");
+    sys::umask0();
+    let started = Instant::now();
+    if args.dry_run {
+        if std::fs::read_dir(&dest).is_ok_and(|mut names| names.next().is_some()) {
+            return Err(taken().into());
+        }
+        let id = Begun::begin(served, &args.id, None)?.part.checkpoint;
+        let line = format!("fork of checkpoint {id} would fill {}", dest.display());
+        return Ok(context.out.line(&line)?);
+    }
+    let dir = copies::open_destination(&dest)?;
+    if !copies::is_empty(&dest, &dir)? {
+        return Err(taken().into());
+    }
+    let begun = Begun::begin(served, &args.id, None)?;
+    let forked = begun.part.checkpoint;
+    let writer = Writer::new(dir, Before::Nothing);
+    writer.prepare().map_err(|cause| io_error(dest.display(), cause))?;
+    let bar = Bar::count(&context.out, "forking");
+    let handed = begun.hand_over(&writer, copies::threads(None), &bar);
+    bar.stop();
+    let mut refused = handed?;
+    refused.extend(writer.finish());
+    let copied = Copied::new(&writer, &refused);
+    let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    if args.mount && refused.is_empty() {
+        copies::own_verb("mount", &dest, &[])?;
+    }
+    let out = &mut context.out;
+    if out.json {
+        out.json(&Answer { forked, dir: dest, mounted: args.mount && refused.is_empty(), dry_run: false, copied, duration_us })?;
+        return if refused.is_empty() { Ok(()) } else { Err(Failure::No) };
+    }
+    let at = dest.display().to_string();
+    let at = out.text(&at).into_owned();
+    out.line(&format!("forked checkpoint {forked} to {at}: {}", copied.how(duration_us)))?;
+    copied.report(out, "remove the directory, and run the same command again once the cause is gone")
+}

@@ -1,0 +1,103 @@
+//! Who did it: the types of [`super::Verbs::by_process`] and [`super::Verbs::restore_only_by`].
+
+use serde::{Deserialize, Serialize};
+
+use super::{Change, Restored, StateName, TreePath};
+
+/// A process that changed something.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessInfo {
+    /// Its id, as the daemon sees it; 0 if it is not known.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot: with `pid` it names one process. 0 if it is not known.
+    pub start: u64,
+    /// User id.
+    pub uid: u32,
+    /// The process that it was a child of.
+    pub parent: u32,
+    /// Its session.
+    pub session: u32,
+    /// Its name, at most 15 bytes; empty if it is not known.
+    pub name: String,
+    /// Other names that it had later.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<String>,
+    /// Its control group; empty if it is not known.
+    pub cgroup: String,
+    /// Number of paths that it changed, alone or with others.
+    #[serde(default)]
+    pub paths: u64,
+}
+
+/// One path that differs, and who changed it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeBy {
+    /// What differs.
+    #[serde(flatten)]
+    pub change: Change,
+    /// Who: places in [`ByProcess::processes`]. Empty if nobody knows.
+    pub by: Vec<usize>,
+    /// There were more than can be told apart.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub others: bool,
+}
+
+/// What differs, by process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ByProcess {
+    /// Everybody who changed something that still differs.
+    pub processes: Vec<ProcessInfo>,
+    /// What differs, sorted by path.
+    pub changes: Vec<ChangeBy>,
+}
+
+/// Which changes are to be taken back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnlyBy {
+    /// What is to be restored; the newest checkpoint if not given.
+    pub to: Option<StateName>,
+    /// Whose: a process id, the path of a control group, or a name.
+    pub who: String,
+    /// Also what others have changed too.
+    pub also_shared: bool,
+    /// Only tell what would change.
+    pub dry_run: bool,
+}
+
+/// A path that stays although the process changed it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedPath {
+    /// The path.
+    pub path: TreePath,
+    /// Who else changed it; empty: it cannot be taken back without something below it, or beside it, that others changed.
+    pub by: Vec<String>,
+}
+
+/// What was taken back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoredOnly {
+    /// As of any restore.
+    #[serde(flatten)]
+    pub restored: Restored,
+    /// What stays although the process changed it.
+    pub shared: Vec<SharedPath>,
+}
+
+/// A file that was open for writing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenFile {
+    /// Its path.
+    pub path: TreePath,
+    /// Who had it open.
+    pub by: ProcessInfo,
+}
+
+/// What was open for writing when a checkpoint was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenAtCut {
+    /// Each file, with who had it open.
+    pub files: Vec<OpenFile>,
+    /// How many more there were.
+    #[serde(default)]
+    pub more: u64,
+}

@@ -1,0 +1,98 @@
+//! Taking back what one process changed: a restore of chosen names alone.
+
+use std::time::Instant;
+
+use super::super::Engine;
+use super::super::api::who::{OnlyBy, RestoredOnly};
+use super::super::api::{Restored, TreePath, VerbResult};
+use super::super::error;
+use super::super::who::{Selection, Selector};
+use super::plan::{Plan, Which};
+use super::{Asked, took};
+use crate::history::touched::Touched;
+use crate::store::ids::CheckpointId;
+use crate::store::record::{Actor, Reason};
+use crate::sys::lock::{MutexGuard, RwLockWriteGuard};
+
+/// Nothing changes, and nobody else makes a checkpoint.
+struct Frozen<'a> {
+    gate: RwLockWriteGuard<'a, ()>,
+    flushed: bool,
+    one_at_a_time: MutexGuard<'a, ()>,
+}
+
+impl Engine {
+    /// Restores what the selected processes changed since a checkpoint. What was chosen is in the journal before anything changes, so that a restore that
+    /// is cut short is finished with the same names.
+    pub(in crate::engine) fn restore_selected(&self, by: &Actor, target: CheckpointId, options: &OnlyBy, who: &Selector) -> VerbResult<RestoredOnly> {
+        let started = Instant::now();
+        let failed = |errno| error::failed("the restore failed", errno);
+        let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
+        let done = |guard, changes, shared| {
+            let restored =
+                Restored { restored: target, guard, changes, unknown: unknown.clone(), dry_run: options.dry_run, duration_us: took(started) };
+            RestoredOnly { restored, shared }
+        };
+        if options.dry_run {
+            self.settle();
+            let touched = self.touched(target, None).map_err(failed)?;
+            let chosen = self.selection(target, &touched, options, who)?;
+            return Ok(done(None, chosen.changes, chosen.shared));
+        }
+        let one_at_a_time = self.checkpointing.lock();
+        let (gate, flushed) = self.freeze();
+        let touched = self.touched(target, None).map_err(failed)?;
+        let chosen = self.selection(target, &touched, options, who)?;
+        if chosen.paths.is_empty() {
+            return Ok(done(None, chosen.changes, chosen.shared));
+        }
+        let note = format!("before restoring {target}, only what {} changed", options.who);
+        let frozen = Frozen { gate, flushed, one_at_a_time };
+        let guard = self.restore_chosen((by, None), target, &note, touched, &chosen, frozen)?;
+        Ok(done(Some(guard), chosen.changes, chosen.shared))
+    }
+
+    /// Restores these names alone: what an operation restored so is made as it was before. What they are part of and what is below them stays; so does
+    /// one of them that cannot be restored without more.
+    pub(in crate::engine) fn restore_names(
+        &self,
+        asked: Asked<'_>,
+        target: CheckpointId,
+        names: &[Vec<u8>],
+        one_at_a_time: MutexGuard<'_, ()>,
+    ) -> VerbResult<Restored> {
+        let failed = |errno| error::failed("the restore failed", errno);
+        let Asked { by, undoes, started, unknown } = asked;
+        let (gate, flushed) = self.freeze();
+        let touched = self.touched(target, None).map_err(failed)?;
+        let chosen = Selection { names: names.to_vec(), ..self.selection_of(target, &touched, names).map_err(failed)? };
+        let note = format!("before restoring {target}");
+        let frozen = Frozen { gate, flushed, one_at_a_time };
+        let guard = self.restore_chosen((by, undoes), target, &note, touched, &chosen, frozen)?;
+        Ok(Restored { restored: target, guard: Some(guard), changes: chosen.changes, unknown, dry_run: false, duration_us: took(started) })
+    }
+
+    /// Restores what was chosen.
+    fn restore_chosen(
+        &self,
+        by: (&Actor, Option<u64>),
+        target: CheckpointId,
+        note: &str,
+        touched: Touched,
+        chosen: &Selection,
+        frozen: Frozen<'_>,
+    ) -> VerbResult<CheckpointId> {
+        let failed = |errno| error::failed("the restore failed", errno);
+        let plan = Plan::make(self, target, Which::Only(&chosen.paths), touched).map_err(failed)?;
+        let Frozen { gate, flushed, one_at_a_time } = frozen;
+        let (guard, opened) = self.seal(Some(by.0), note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let tree = self.live.tree.write();
+        let applied = self.carry_out(Some(by), &plan, guard.id, Which::Only(&chosen.paths), &chosen.names);
+        drop(tree);
+        drop(gate);
+        self.tell_open(guard.id, opened);
+        drop(one_at_a_time);
+        self.told_after(&plan, guard.id, applied)?;
+        Ok(guard.id)
+    }
+}

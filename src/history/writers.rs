@@ -1,0 +1,293 @@
+//! Who changed what between two states, as the journal tells it: see [`who`](super::who).
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::present::Trail;
+use super::timeline::{Timeline, fault};
+use super::who::OTHERS;
+use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::record::{NameTouch, Place, Process, ProcessNumber, Record, Touch, Undo};
+use crate::sys::{Errno, SysResult};
+
+/// A process among the [`Writers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Writer {
+    /// By its place in [`Writers::processes`].
+    One(usize),
+    /// Too many to be told apart.
+    Others,
+}
+
+/// A set of them.
+pub type Set = BTreeSet<Writer>;
+
+/// One process, under all the names that it had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// As it was first.
+    pub process: Process,
+    /// Every name, the first first.
+    pub names: Vec<String>,
+    /// Every control group that it was in.
+    pub cgroups: Vec<String>,
+}
+
+#[derive(Debug)]
+struct NameWho {
+    /// Everybody.
+    all: Set,
+    /// Everybody since it leads where it leads now.
+    fresh: Set,
+    last: Writer,
+    how: NameTouch,
+}
+
+#[derive(Debug)]
+struct NodeTouch {
+    by: Writer,
+    data: bool,
+    epoch: Epoch,
+    generation: u32,
+}
+
+#[derive(Debug, Default)]
+struct NodeWho {
+    touches: Vec<NodeTouch>,
+    /// How often its number was given to another.
+    generation: u32,
+    made: Option<Writer>,
+}
+
+/// Paths that were open for writing with who had them so, and how many more there were.
+pub type OpenOnes = (Vec<(Vec<u8>, Process)>, u64);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Writers {
+    /// The processes.
+    pub processes: Vec<Known>,
+    numbers: HashMap<ProcessNumber, Writer>,
+    people: HashMap<(u32, u64), usize>,
+    names: HashMap<Slot, HashMap<Name, NameWho>>,
+    nodes: HashMap<Slot, NodeWho>,
+    homes: HashMap<Slot, Place>,
+}
+
+impl Timeline {
+    /// Who changed what after checkpoint `after`, up to checkpoint `upto` or until now. Reads that part of the journal: O(changes).
+    ///
+    /// # Errors
+    /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.
+    pub fn writers(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Writers> {
+        let from = self.address(after).ok_or(Errno::ENOENT)?;
+        let to = upto.map(|id| self.address(id).ok_or(Errno::ENOENT)).transpose()?;
+        let mut writers = Writers::default();
+        let mut epoch = after.epoch().next();
+        for frame in self.store.journal.scan(from, to) {
+            match frame.map_err(fault)?.1 {
+                Record::Touched { processes, touches } => {
+                    processes.into_iter().for_each(|(number, process)| writers.meet(number, process));
+                    touches.into_iter().for_each(|touch| writers.touch(touch, epoch));
+                }
+                Record::Undo { undo, .. } => undo.into_iter().for_each(|item| writers.undo(item, epoch)),
+                Record::Void { epoch, slot } => writers.void(slot, |touch| touch.data && touch.epoch == epoch),
+                Record::Checkpoint(made) if made.id > after => epoch = made.id.epoch().next(),
+                _ => {}
+            }
+        }
+        Ok(writers)
+    }
+
+    /// What was told to be open for writing when a checkpoint was made, and how many more there were.
+    ///
+    /// # Errors
+    /// EIO if the journal cannot be read.
+    pub fn open_at(&self, id: CheckpointId) -> SysResult<Option<OpenOnes>> {
+        let from = self.address(id).ok_or(Errno::ENOENT)?;
+        for frame in self.store.journal.scan(from, None) {
+            match frame.map_err(fault)?.1 {
+                Record::OpenAt { id: of, open, more } if of == id => return Ok(Some((open, more))),
+                // It is told before the next can be made.
+                Record::Checkpoint(later) if later.id > id => break,
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Writers {
+    fn meet(&mut self, number: ProcessNumber, process: Process) {
+        let at = *self.people.entry((process.pid, process.start)).or_insert(self.processes.len());
+        if at == self.processes.len() {
+            self.processes.push(Known { process: process.clone(), names: Vec::new(), cgroups: Vec::new() });
+        }
+        if let Some(known) = self.processes.get_mut(at) {
+            for (list, value) in [(&mut known.names, process.name), (&mut known.cgroups, process.cgroup)] {
+                if !value.is_empty() && !list.contains(&value) {
+                    list.push(value);
+                }
+            }
+        }
+        self.numbers.insert(number, Writer::One(at));
+    }
+
+    fn by(&self, number: ProcessNumber) -> Writer {
+        if number == OTHERS { Writer::Others } else { self.numbers.get(&number).copied().unwrap_or(Writer::Others) }
+    }
+
+    fn touch(&mut self, touch: Touch, epoch: Epoch) {
+        match touch {
+            Touch::Name { by, dir, name, how } => {
+                let by = self.by(by);
+                let known =
+                    self.names.entry(dir).or_default().entry(name).or_insert_with(|| NameWho { all: Set::new(), fresh: Set::new(), last: by, how });
+                if how != NameTouch::Removed {
+                    known.fresh.clear();
+                    (known.last, known.how) = (by, how);
+                }
+                known.fresh.insert(by);
+                known.all.insert(by);
+            }
+            Touch::Data { by, slot } => self.touch_node(slot, by, true, epoch),
+            Touch::Attr { by, slot } => self.touch_node(slot, by, false, epoch),
+            Touch::Made { by, slot } => {
+                let by = self.by(by);
+                self.nodes.entry(slot).or_default().made = Some(by);
+            }
+            Touch::Gone { slot } => {
+                let node = self.nodes.entry(slot).or_default();
+                (node.generation, node.made) = (node.generation + 1, None);
+            }
+            Touch::Left { by, slot } => {
+                let by = self.by(by);
+                self.void(slot, |touch| touch.data && touch.epoch == epoch && touch.by == by);
+            }
+        }
+    }
+
+    fn touch_node(&mut self, slot: Slot, by: ProcessNumber, data: bool, epoch: Epoch) {
+        let by = self.by(by);
+        let node = self.nodes.entry(slot).or_default();
+        let generation = node.generation;
+        node.touches.push(NodeTouch { by, data, epoch, generation });
+    }
+
+    fn void(&mut self, slot: Slot, which: impl Fn(&NodeTouch) -> bool) {
+        if let Some(node) = self.nodes.get_mut(&slot) {
+            node.touches.retain(|touch| touch.generation != node.generation || !which(touch));
+        }
+    }
+
+    /// What a name led to before says whose that inode is: it may be found under another name later.
+    fn undo(&mut self, undo: Undo, epoch: Epoch) {
+        match undo {
+            Undo::Home { slot, before } => {
+                self.homes.insert(slot, before);
+            }
+            Undo::Entry { dir, name, before: Some(child) } => {
+                let named = self.names.get(&dir).and_then(|names| names.get(&name));
+                let (owners, made) = match named {
+                    Some(named) => (named.fresh.clone(), (named.how == NameTouch::Made).then_some(named.last)),
+                    None => {
+                        let maker = self.maker_of(dir);
+                        (maker.into_iter().collect(), maker)
+                    }
+                };
+                let node = self.nodes.entry(child.slot).or_default();
+                let generation = node.generation;
+                node.made = made.or(node.made);
+                node.touches.extend(owners.into_iter().map(|by| NodeTouch { by, data: false, epoch, generation }));
+            }
+            _ => {}
+        }
+    }
+
+    /// Who made a directory, if it was made in this stretch: by the places that were recorded.
+    fn maker_of(&self, dir: Slot) -> Option<Writer> {
+        let mut at = dir;
+        for _ in 0..self.homes.len() {
+            if let Some(made) = self.nodes.get(&at).and_then(|node| node.made) {
+                return Some(made);
+            }
+            let place = self.homes.get(&at)?;
+            match self.named(place.parent, &place.name) {
+                Some(named) => return (named.how == NameTouch::Made).then_some(named.last),
+                None => at = place.parent,
+            }
+        }
+        None
+    }
+
+    /// Who made the directory that this trail leads to, if it was made in this stretch.
+    fn maker(&self, dir: &Trail) -> Option<Writer> {
+        let mut at = dir;
+        while let Some(up) = &at.up {
+            if let Some(made) = self.nodes.get(&at.slot).and_then(|node| node.made) {
+                return Some(made);
+            }
+            if let Some(named) = self.named(up.slot, &at.name) {
+                return (named.how == NameTouch::Made).then_some(named.last);
+            }
+            at = up;
+        }
+        None
+    }
+
+    fn named(&self, dir: Slot, name: &Name) -> Option<&NameWho> {
+        self.names.get(&dir).and_then(|names| names.get(name))
+    }
+
+    /// Who changed the inode in its first life in this stretch, or in its last.
+    fn node(&self, slot: Slot, last: bool) -> Set {
+        let Some(node) = self.nodes.get(&slot) else { return Set::new() };
+        let life = if last { node.generation } else { 0 };
+        let touches = node.touches.iter().filter(|touch| touch.generation == life).map(|touch| touch.by);
+        touches.chain(node.made.filter(|_| last)).collect()
+    }
+
+    /// Who changed a path, by the ways to it in the older and the newer state. Empty if nobody knows.
+    pub fn of(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> Set {
+        let mut found = Set::new();
+        if let Some(old) = old {
+            found.extend(self.node(old.slot, false));
+            found.extend(self.by_name(old, |named| &named.all));
+        }
+        if let Some(new) = new {
+            found.extend(self.node(new.slot, true));
+            let named = self.by_name(new, |named| if old.is_some() { &named.all } else { &named.fresh });
+            if named.is_empty() && old.is_none_or(|old| old.slot != new.slot) {
+                found.extend(new.up.as_deref().and_then(|up| self.maker(up)));
+            }
+            found.extend(named);
+        }
+        if found.is_empty() {
+            found = self.moved_along(old, new);
+        }
+        found
+    }
+
+    fn by_name<'a>(&'a self, trail: &Trail, pick: impl Fn(&'a NameWho) -> &'a Set) -> Set {
+        let named = trail.up.as_ref().and_then(|up| self.named(up.slot, &trail.name));
+        named.map(|named| pick(named).clone()).unwrap_or_default()
+    }
+
+    /// It only went where a directory above it went.
+    fn moved_along(&self, old: Option<&Arc<Trail>>, new: Option<&Arc<Trail>>) -> Set {
+        let (trail, came) = match (old, new) {
+            (Some(old), None) => (old, false),
+            (None, Some(new)) => (new, true),
+            _ => return Set::new(),
+        };
+        let mut at = trail.up.as_ref();
+        while let Some(dir) = at {
+            let named = self.by_name(dir, |named| if came { &named.fresh } else { &named.all });
+            if !named.is_empty() {
+                return named;
+            }
+            at = dir.up.as_ref();
+        }
+        Set::new()
+    }
+}

@@ -1,0 +1,77 @@
+//! Descriptors along with the bytes of a stream socket (unix(7), `SCM_RIGHTS`).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::types::{Errno, SysResult};
+
+/// Descriptors that go with one message at most: the kernel takes 253 (`SCM_MAX_FD`).
+pub const FILES_AT_ONCE: usize = 128;
+
+#[cfg(target_os = "linux")]
+const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
+#[cfg(not(target_os = "linux"))]
+const SEND_FLAGS: SendFlags = SendFlags::empty();
+#[cfg(target_os = "linux")]
+const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
+#[cfg(not(target_os = "linux"))]
+const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
+
+/// Sends bytes, and copies of descriptors with the first of them; gives how many bytes were taken, which may be fewer. Waits for room.
+///
+/// # Errors
+/// EINVAL for more than [`FILES_AT_ONCE`]; EAGAIN after the stream's time limit; EPIPE when the other end is gone.
+pub fn send_files(to: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> SysResult<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_AT_ONCE))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if files.len() > FILES_AT_ONCE || (!files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files))) {
+        return Err(Errno::EINVAL);
+    }
+    let sent = rustix::io::retry_on_intr(|| rustix::net::sendmsg(&to, &[IoSlice::new(bytes)], &mut control, SEND_FLAGS));
+    Ok(sent?)
+}
+
+/// Receives bytes of a stream, and adds the descriptors that came with them to `files`; 0: the other end is gone.
+///
+/// # Errors
+/// Those of recvmsg(2); EMFILE does not show: descriptors for which there is no room are lost.
+pub fn receive_files(from: impl AsFd, buffer: &mut [u8], files: &mut Vec<OwnedFd>) -> SysResult<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_AT_ONCE))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| rustix::net::recvmsg(&from, &mut [IoSliceMut::new(buffer)], &mut control, RECEIVE_FLAGS))?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            files.extend(received);
+        }
+    }
+    Ok(received.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn files_go_with_the_bytes_and_too_many_are_refused() {
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        let file = tempfile::tempfile().expect("file");
+        let many = vec![file.as_fd(); FILES_AT_ONCE];
+        assert_eq!(send_files(&ours, b"ab", &many), Ok(2));
+        assert_eq!(send_files(&ours, b"c", &[]), Ok(1));
+        assert_eq!(send_files(&ours, b"d", &vec![file.as_fd(); FILES_AT_ONCE + 1]), Err(Errno::EINVAL));
+        let (mut files, mut buffer) = (Vec::new(), [0; 16]);
+        let mut got = Vec::new();
+        while got.len() < 3 {
+            let count = receive_files(&theirs, &mut buffer, &mut files).expect("receive");
+            got.extend_from_slice(&buffer[..count]);
+        }
+        assert_eq!((got.as_slice(), files.len()), (b"abc".as_slice(), FILES_AT_ONCE));
+        drop(ours);
+        assert_eq!(receive_files(&theirs, &mut buffer, &mut files), Ok(0));
+    }
+}

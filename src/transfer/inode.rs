@@ -1,0 +1,208 @@
+//! One inode: its content and its attributes.
+//!
+//! Owners, devices, and some extended attributes are for root to set. Who is not root gets what he may, and is told how many were not to be had.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::mark::MARK_NAME;
+use crate::engine::export::parts::ExportEntry;
+use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, XattrMode, Xattrs};
+
+/// The access list of an inode, which is also in its mode.
+const ACL_NAME: &[u8] = b"system.posix_acl_access";
+
+/// How inodes are made, and what could not be kept of them.
+#[derive(Debug)]
+pub struct Inodes {
+    /// Files are cloned; no longer once that was refused.
+    reflink: AtomicBool,
+    /// Files that were cloned, and that were copied.
+    pub cloned: AtomicU64,
+    /// Files that were copied byte by byte.
+    pub copied: AtomicU64,
+    /// Bytes of both.
+    pub bytes: AtomicU64,
+    /// Inodes whose owner could not be set.
+    pub owners_lost: AtomicU64,
+    /// Extended attributes that could not be set.
+    pub xattrs_lost: AtomicU64,
+    root: bool,
+}
+
+impl Default for Inodes {
+    fn default() -> Self {
+        let none = || AtomicU64::new(0);
+        Inodes {
+            reflink: AtomicBool::new(true),
+            cloned: none(),
+            copied: none(),
+            bytes: none(),
+            owners_lost: none(),
+            xattrs_lost: none(),
+            root: sys::ids().0 == 0,
+        }
+    }
+}
+
+impl Inodes {
+    /// Gives an empty file the content of another.
+    ///
+    /// # Errors
+    /// Those of reading and writing.
+    pub fn fill(&self, out: &File, from: &File) -> SysResult<()> {
+        let size = sys::stat_fd(from)?.size;
+        self.bytes.fetch_add(size, Ordering::Relaxed);
+        if self.reflink.load(Ordering::Relaxed) {
+            match sys::clone_file(from, out) {
+                Ok(()) => {
+                    self.cloned.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL | Errno::ENOTTY | Errno::ENOSYS) => self.reflink.store(false, Ordering::Relaxed),
+                // Two files of one filesystem, one of them not to be cloned (EPERM of an immutable file, ETXTBSY of a swap file).
+                Err(Errno::EPERM | Errno::ETXTBSY) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.copied.fetch_add(1, Ordering::Relaxed);
+        sys::copy_data(from, out, size)
+    }
+
+    /// Makes an inode that is no directory, as `name` in `dir`, where nothing is.
+    ///
+    /// # Errors
+    /// EEXIST; those of making it.
+    pub fn make(&self, dir: &OwnedFd, name: &[u8], entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
+        match entry.kind {
+            Kind::File => {
+                let out = sys::create_file_at(dir, name, Open::WRITE, 0o600)?;
+                content.map_or(Ok(()), |from| self.fill(&out, from))?;
+                return self.dress_file(&out, entry);
+            }
+            Kind::Symlink => sys::symlink_at(&entry.target.as_ref().ok_or(Errno::EIO)?.0, dir, name)?,
+            Kind::Dir => return Err(Errno::EISDIR),
+            kind => sys::mknod_at(dir, name, kind, 0o600, entry.rdev)?,
+        }
+        self.dress(sys::open_path_at(dir, name)?, entry)
+    }
+
+    /// Gives an open file new content and attributes, in place: it may have several names.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn make_again(&self, out: &File, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
+        sys::truncate(out, 0)?;
+        content.map_or(Ok(()), |from| self.fill(out, from))?;
+        self.dress_file(out, entry)
+    }
+
+    /// Gives an open file its attributes.
+    fn dress_file(&self, out: &File, entry: &ExportEntry) -> SysResult<()> {
+        let now = sys::stat_fd(out)?;
+        if (now.uid, now.gid) != (entry.uid, entry.gid) {
+            self.owner_set(sys::set_file_owner(out, entry.uid, entry.gid), |gid| sys::set_file_owner(out, now.uid, gid), entry.gid)?;
+        }
+        self.replace_xattrs(&sys::file_xattrs(out)?, entry, |name, value| match value {
+            Some(value) => sys::set_file_xattr(out, name, value),
+            None => sys::remove_file_xattr(out, name),
+        })?;
+        sys::set_file_mode(out, entry.mode)?;
+        sys::set_file_times(out, entry.atime(), entry.mtime())
+    }
+
+    /// Gives an inode of any kind its attributes; the descriptor may be an `O_PATH` one.
+    ///
+    /// # Errors
+    /// Those of chown(2), chmod(2), setxattr(2), utimensat(2), but for what only root may do.
+    pub fn dress(&self, fd: impl AsFd, entry: &ExportEntry) -> SysResult<()> {
+        let now = sys::stat_fd(&fd)?;
+        if (now.uid, now.gid) != (entry.uid, entry.gid) {
+            let set = sys::chown_fd(&fd, Some(entry.uid), Some(entry.gid));
+            self.owner_set(set, |gid| sys::chown_fd(&fd, None, Some(gid)), entry.gid)?;
+        }
+        // A new symbolic link has none, and most have none to get.
+        if entry.kind != Kind::Symlink || !entry.xattrs.is_empty() {
+            self.replace_xattrs(&sys::all_xattrs(&fd)?, entry, |name, value| match value {
+                Some(value) => sys::setxattr(&fd, name, value, XattrMode::Any),
+                None => sys::removexattr(&fd, name),
+            })?;
+        }
+        if entry.kind != Kind::Symlink && sys::stat_fd(&fd)?.mode != entry.mode {
+            sys::chmod_fd(&fd, entry.mode)?;
+        }
+        sys::utimens_fd(&fd, SetTime::At(entry.atime()), SetTime::At(entry.mtime()))
+    }
+
+    /// The owner was set, or may not be: then at least the group, if that may.
+    fn owner_set(&self, set: SysResult<()>, group: impl FnOnce(u32) -> SysResult<()>, gid: u32) -> SysResult<()> {
+        match set {
+            Err(Errno::EPERM | Errno::EINVAL) if !self.root => {
+                let _ = group(gid);
+                self.owners_lost.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            set => set,
+        }
+    }
+
+    fn replace_xattrs(&self, now: &Xattrs, entry: &ExportEntry, set: impl Fn(&[u8], Option<&[u8]>) -> SysResult<()>) -> SysResult<()> {
+        for (name, _) in now {
+            if name != MARK_NAME && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name) && !is_the_systems(name) {
+                match set(name, None) {
+                    Ok(()) | Err(Errno::NO_XATTR) => {}
+                    Err(errno) => return Err(errno),
+                }
+            }
+        }
+        for (name, value) in &entry.xattrs {
+            if name.0 == MARK_NAME || now.iter().any(|(known, has)| *known == name.0 && *has == value.0) {
+                continue;
+            }
+            match set(&name.0, Some(&value.0)) {
+                Ok(()) => {}
+                Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::EINVAL) => drop(self.xattrs_lost.fetch_add(1, Ordering::Relaxed)),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// What stands for all: whether an inode that is there is the one that an entry tells of, but for its content.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn is_as_told(&self, dir: &OwnedFd, name: &[u8], entry: &ExportEntry) -> SysResult<bool> {
+        let fd = sys::open_path_at(dir, name)?;
+        is_as_told(&fd, entry, self.root)
+    }
+}
+
+/// Set by the system, and not to be removed by anybody.
+fn is_the_systems(name: &[u8]) -> bool {
+    name == b"security.selinux"
+        || (name.starts_with(b"system.") && name != ACL_NAME && name != b"system.posix_acl_default")
+        || name.starts_with(b"btrfs.")
+}
+
+/// As [`Inodes::is_as_told`], of a descriptor; owners count if they could have been kept.
+///
+/// # Errors
+/// Those of reading it.
+pub fn is_as_told(fd: &OwnedFd, entry: &ExportEntry, owners: bool) -> SysResult<bool> {
+    let stat = sys::stat_fd(fd)?;
+    let linked = entry.kind == Kind::Symlink || stat.mode == entry.mode;
+    let sized = entry.kind != Kind::File || stat.size == entry.size;
+    let device = !matches!(entry.kind, Kind::CharDev | Kind::BlockDev) || stat.rdev == entry.rdev;
+    let owned = !owners || (stat.uid, stat.gid) == (entry.uid, entry.gid);
+    if stat.kind != entry.kind || !linked || !sized || !device || !owned || stat.mtime != entry.mtime() {
+        return Ok(false);
+    }
+    if entry.kind == Kind::Symlink && sys::readlink_fd(fd).ok() != entry.target.as_ref().map(|target| target.0.clone()) {
+        return Ok(false);
+    }
+    let mut now = sys::all_xattrs(fd)?;
+    now.retain(|(name, _)| name != MARK_NAME);
+    Ok(now.len() == entry.xattrs.len() && now.iter().zip(&entry.xattrs).all(|(a, b)| a.0 == b.0.0 && a.1 == b.1.0))
+}

@@ -1,0 +1,95 @@
+//! Reads a directory as the entries of an export: directories before what is in them.
+
+use std::os::fd::OwnedFd;
+
+use super::place::{Parent, open_below};
+use crate::engine::export::parts::ExportEntry;
+use crate::sys::{self, Errno, Kind, OpenKind, SysResult};
+
+/// An inode, and a descriptor that names it.
+pub type Met = (ExportEntry, OwnedFd);
+
+/// What cannot be read, and why.
+#[derive(Debug)]
+pub struct Unread {
+    /// Its path.
+    pub path: Vec<u8>,
+    /// The error number.
+    pub errno: Errno,
+}
+
+/// A walk through a directory, depth first. Nothing is followed that leads out of it, and no other filesystem is entered.
+pub struct Walk {
+    root: OwnedFd,
+    device: u64,
+    /// The directories that are being listed, each with the names in it that are still to be told.
+    open: Vec<(Vec<u8>, std::vec::IntoIter<Vec<u8>>)>,
+    /// The descriptor of one of them: there may be more of them than descriptors.
+    dir: Parent,
+    /// The directory that was told last.
+    enter: Option<Vec<u8>>,
+    begun: bool,
+}
+
+impl Walk {
+    /// A walk below `root`.
+    ///
+    /// # Errors
+    /// Those of stat(2).
+    pub fn new(root: OwnedFd) -> SysResult<Walk> {
+        let device = sys::stat_fd(&root)?.dev;
+        Ok(Walk { root, device, open: Vec::new(), dir: Parent::default(), enter: None, begun: false })
+    }
+
+    /// The next inode, and a descriptor that names it (`O_PATH`). What vanishes meanwhile is left out.
+    ///
+    /// # Errors
+    /// The path that cannot be read, and why; the walk goes on behind it.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Option<Result<Met, Unread>> {
+        if !self.begun {
+            self.begun = true;
+            self.enter = Some(Vec::new());
+            let root = open_below(&self.root, b"", OpenKind::Dir);
+            return Some(root.and_then(|fd| Ok((read(Vec::new(), &fd)?, fd))).map_err(|errno| Unread { path: Vec::new(), errno }));
+        }
+        loop {
+            if let Some(path) = self.enter.take()
+                && let Err(errno) = self.list(&path)
+            {
+                return Some(Err(Unread { path, errno }));
+            }
+            let (above, names) = self.open.last_mut()?;
+            let Some(name) = names.next() else {
+                self.open.pop();
+                continue;
+            };
+            let path = if above.is_empty() { name.clone() } else { [above.as_slice(), b"/", &name].concat() };
+            let dir = self.dir.existing(&self.root, above);
+            match dir.and_then(|dir| sys::open_path_at(dir, &name)).and_then(|fd| Ok((read(path.clone(), &fd)?, fd))) {
+                Err(Errno::ENOENT) => {}
+                Err(errno) => return Some(Err(Unread { path, errno })),
+                Ok((entry, fd)) => {
+                    if entry.kind == Kind::Dir && sys::stat_fd(&fd).is_ok_and(|stat| stat.dev == self.device) {
+                        self.enter = Some(path);
+                    }
+                    return Some(Ok((entry, fd)));
+                }
+            }
+        }
+    }
+
+    fn list(&mut self, path: &[u8]) -> SysResult<()> {
+        let dir = self.dir.existing(&self.root, path)?;
+        let mut names: Vec<Vec<u8>> = sys::list_dir(dir)?.into_iter().map(|entry| entry.name).collect();
+        names.sort();
+        self.open.push((path.to_vec(), names.into_iter()));
+        Ok(())
+    }
+}
+
+fn read(path: Vec<u8>, fd: &OwnedFd) -> SysResult<ExportEntry> {
+    let stat = sys::stat_fd(fd)?;
+    let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(fd)?) } else { None };
+    Ok(ExportEntry::new(path, &stat, stat.ino, target, sys::all_xattrs(fd)?))
+}

@@ -1,0 +1,10 @@
+//! A checkpoint's tree elsewhere: exports, whole and from one state to the next, tar streams, forks, and histories brought in from plain snapshots.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod import;
+mod refused;
+mod support;
+mod tar;
+mod trees;
+mod whole;

@@ -1,0 +1,180 @@
+//! Writers with names of their own, and what the program says of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::common::mount::wait_until;
+use crate::common::{Rig, Variant, run_limited, scratch, tool};
+
+/// Seconds for what a writer does.
+pub const SECONDS: u64 = 60;
+
+/// A mounted tree, and programs called `alice`, `bob` and so on, each of which is a Perl: what a script does it does in one process.
+pub struct Stage {
+    // In the order in which they must be dropped.
+    pub rig: Rig,
+    bin: TempDir,
+}
+
+/// Path -> names of those who changed it; "others" where there were too many, nobody where that is not known.
+pub type Told = BTreeMap<String, BTreeSet<String>>;
+
+pub fn told(of: &[(&str, &[&str])]) -> Told {
+    of.iter().map(|(path, names)| ((*path).to_owned(), names.iter().map(|name| (*name).to_owned()).collect())).collect()
+}
+
+/// `status --by process --json` and the like.
+pub fn as_told(all: &Value) -> Told {
+    let name = |at: &Value| all["processes"][at.as_u64().expect("a place") as usize]["name"].as_str().expect("a name").to_owned();
+    let one = |change: &Value| {
+        let mut names: BTreeSet<String> = change["by"].as_array().expect("a list").iter().map(name).collect();
+        if change["others"] == true {
+            names.insert("others".to_owned());
+        }
+        (change["path"].as_str().expect("a path").to_owned(), names)
+    };
+    all["changes"].as_array().expect("changes").iter().map(one).collect()
+}
+
+impl Stage {
+    pub fn start(variant: Variant, fill: impl FnOnce(&Path)) -> Stage {
+        Stage::of(variant.start_with(crate::common::MountOpts::new(variant.io), fill))
+    }
+
+    pub fn of(rig: Rig) -> Stage {
+        Stage { rig, bin: scratch() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.rig.path().join(name)
+    }
+
+    pub fn get(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.path(name).symlink_metadata().is_ok()
+    }
+
+    /// A Perl under this name, in the tree.
+    pub fn program(&self, name: &str) -> Command {
+        let link = self.bin.path().join(name);
+        if !link.exists() {
+            symlink("/usr/bin/perl", &link).expect("a link");
+        }
+        let mut command = Command::new(link);
+        command.current_dir(self.rig.path()).env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
+        command
+    }
+
+    /// One process of this name does what the script says.
+    #[track_caller]
+    pub fn does(&self, name: &str, script: &str) {
+        let mut command = self.program(name);
+        command.args(["-we", &format!("use strict; use Fcntl; {PUT} {script}")]);
+        let output = run_limited(&mut command, SECONDS);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// A process of this name that goes on; it reads scripts line by line, and answers each with a line.
+    pub fn begins(&self, name: &str) -> Actor {
+        let mut command = self.program(name);
+        let script = format!("use strict; use Fcntl; our ($h, %h); {PUT} $| = 1; while (<STDIN>) {{ eval $_; print $@ || \"done\\n\"; }}");
+        let mut child = command.args(["-we", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("perl starts");
+        let (stdin, stdout) = (child.stdin.take().expect("stdin"), BufReader::new(child.stdout.take().expect("stdout")));
+        Actor { child, stdin: Some(stdin), stdout }
+    }
+
+    /// Waits until the daemon has heard of every close, which the kernel tells later, and has looked at the files after it.
+    pub fn all_is_closed(&self) {
+        wait_until("every file is closed", SECONDS, || self.rig.mount.json(&["stats"])["open_files"] == 0);
+        self.rig.mount.status_json();
+    }
+
+    /// `status --by process`.
+    pub fn told(&self) -> Told {
+        as_told(&self.rig.mount.json(&["status", "--by", "process"]))
+    }
+
+    /// Runs a verb, during which the daemon is killed at the `nth` of these calls; mounts again.
+    pub fn killed_at(&mut self, calls: &str, nth: u32, verb: &[&str]) {
+        // Nobody is to take over.
+        self.rig.mount.kill_holder();
+        let pid = self.rig.mount.pid().to_string();
+        let (trace, inject) = (format!("trace={calls}"), format!("inject={calls}:signal=SIGKILL:when={nth}"));
+        let log = self.bin.path().join("strace.log");
+        let mut command = tool("strace", &["-f", "-q", "-o", log.to_str().expect("a path"), "-e", &trace, "-e", &inject, "-p", &pid]);
+        let mut strace = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("strace starts");
+        let traced = || {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            let of = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            tasks.map(of).all(|status| status.lines().any(|line| line.strip_prefix("TracerPid:\t").is_some_and(|tracer| tracer != "0")))
+        };
+        wait_until("strace has hold of every thread of the daemon", SECONDS, traced);
+        let _ = self.rig.mount.run(verb);
+        // It may wait for ever where the daemon died while it looked on.
+        let _ = strace.kill();
+        let _ = strace.wait();
+        self.rig.mount.kill();
+        self.rig.mount.remount();
+    }
+
+    /// `restore --only-by`.
+    pub fn take_back(&self, arguments: &[&str]) -> Value {
+        self.rig.mount.json(&[&["restore", "--only-by"], arguments].concat())
+    }
+}
+
+/// `put(path, text)` writes a file anew, `add` appends to it.
+const PUT: &str = "sub out { my ($how, $to, $text) = @_; open(my $f, $how, $to) or die \"$to: $!\\n\"; print $f $text; close($f) or die \"$to: $!\\n\"; } \
+                   sub put { out('>', @_) } sub add { out('>>', @_) }";
+
+/// See [`Stage::begins`].
+pub struct Actor {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Actor {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// It does what the script says.
+    #[track_caller]
+    pub fn does(&mut self, script: &str) {
+        let stdin = self.stdin.as_mut().expect("it goes on");
+        writeln!(stdin, "{script}").expect("it listens");
+        let mut said = String::new();
+        self.stdout.read_line(&mut said).expect("it answers");
+        assert_eq!(said, "done\n", "{script}");
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The paths of a list of changes, with the letter.
+pub fn letters(changes: &Value) -> Vec<String> {
+    let line = |change: &Value| format!("{} {}", change["change"].as_str().expect("a letter"), change["path"].as_str().expect("a path"));
+    changes.as_array().expect("changes").iter().map(line).collect()
+}
+
+/// The paths that a restore left because others changed them too.
+pub fn shared(restored: &Value) -> Vec<String> {
+    restored["shared"].as_array().expect("a list").iter().map(|one| one["path"].as_str().expect("a path").to_owned()).collect()
+}
