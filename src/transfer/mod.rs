@@ -4,7 +4,7 @@
 //! destination; no link in it is followed. What cannot be done for one path is told at the end, and the rest is done.
 //!
 //! **Order.** An inode gets its attributes when it has its content, a directory when everything below it is done, the deepest first; the
-//! [mark](mark) says that the copy is whole after all that.
+//! [`mark`] says that the copy is whole after all that.
 //!
 //! **Locking.** Several threads work on one destination. All locks are leaves.
 
