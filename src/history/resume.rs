@@ -251,12 +251,7 @@ impl Replay {
                 (self.aftermath.restoring, self.aftermath.restoring_only) = (Some((target, guard, paths)), self.only.take());
             }
             Record::RestoreEnd => self.aftermath.restoring = None,
-            Record::Mounted { at_ns, stopped_ns } => {
-                let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns });
-                self.inner.absences.extend(absence.filter(|absence| !self.inner.absences.contains(absence)));
-                self.aftermath.unclean = true;
-                self.aftermath.stopped_ns = None;
-            }
+            Record::Mounted { at_ns, stopped_ns } => self.mounted(at_ns, stopped_ns),
             Record::Unmounted { at_ns } => {
                 self.undone(beyond);
                 self.aftermath.unclean = false;
@@ -276,6 +271,13 @@ impl Replay {
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
             Record::Touched { .. } | Record::OpenAt { .. } => {}
         }
+    }
+
+    fn mounted(&mut self, at_ns: i64, stopped_ns: Option<i64>) {
+        let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns });
+        self.inner.absences.extend(absence.filter(|absence| !self.inner.absences.contains(absence)));
+        self.aftermath.unclean = true;
+        self.aftermath.stopped_ns = None;
     }
 
     /// A later operation was recorded: whatever may have been half done before is done. Beyond the witness that is not so.

@@ -66,7 +66,11 @@ impl Variant {
 
     /// As [`Variant::start`], with these options, and with the directory filled before it is mounted.
     pub fn start_with(self, opts: MountOpts, fill: impl FnOnce(&Path)) -> Rig {
-        let image = Image::of(self.fs);
+        self.start_on(Image::of(self.fs), opts, fill)
+    }
+
+    /// As [`Variant::start_with`], on an image of the caller's.
+    pub fn start_on(self, image: Image, opts: MountOpts, fill: impl FnOnce(&Path)) -> Rig {
         let dir = image.dir("project");
         fill(&dir);
         let mount = Mount::start(&dir, &opts);

@@ -8,7 +8,7 @@ use ckptfs::control::Client;
 use ckptfs::engine::api::CheckpointOptions;
 use rustix::fs::{Mode, OFlags};
 
-use super::common::{Fs, Io, MountOpts, Variant, skip};
+use super::common::{Fs, Image, Io, MountOpts, Variant, skip};
 use super::support::{get, put};
 use super::{rss, size};
 
@@ -30,7 +30,9 @@ fn a_directory_with_very_many_names() {
     on_xfs(|v| {
         let count = size(30_000, 1_000_000);
         let limit = std::time::Duration::from_secs(3600);
-        let rig = v.start_with(MountOpts { limit, ..MountOpts::new(v.io) }, |dir| {
+        // XFS gives a quarter of its space to inodes.
+        let image = Image::new(v.fs, (2 << 30) + count as u64 * 6000);
+        let rig = v.start_on(image, MountOpts { limit, ..MountOpts::new(v.io) }, |dir| {
             fs::create_dir(dir.join("wide")).expect("mkdir");
             for number in 0..count {
                 rustix::fs::mknodat(rustix::fs::CWD, dir.join(format!("wide/{number}")), rustix::fs::FileType::Fifo, Mode::RWXU, 0).expect("mknod");
