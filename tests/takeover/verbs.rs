@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::command::{sh, try_run_limited};
-use crate::common::mount::VERB_SECONDS;
+use crate::common::mount::{VERB_SECONDS, wait_until};
 use crate::common::{Mount, Variant, for_each_variant};
 
 for_each_variant! { reflink => verbs_and_workers_that_die }
@@ -34,6 +34,8 @@ fn verbs_and_workers_that_die(v: Variant) {
     let mut acknowledged: BTreeMap<u64, u64> = BTreeMap::new();
     thread::scope(|scope| {
         let mapped = scope.spawn(|| store_all_the_time(&root, &stop, &stored));
+        // Also if something below fails: the scope waits for the thread.
+        let _ended = End(&stop);
         let command = |mount: &Mount, arguments: &[&str]| {
             let output = try_run_limited(&mut mount.command(arguments), VERB_SECONDS).expect("no verb hangs");
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -58,13 +60,18 @@ fn verbs_and_workers_that_die(v: Variant) {
                 fs::remove_file(root.join("back/sub/f2")).unwrap();
                 fs::write(root.join("back/new"), "new").unwrap();
                 let restored = command(&rig.mount, &["restore", &base.to_string(), "back"]).is_some();
-                // One that was interrupted is finished by the worker that takes over; one that never began is not.
-                if !restored && root.join("back/new").exists() {
-                    fs::remove_file(root.join("back/new")).unwrap();
-                    fs::write(root.join("back/sub/f2"), "2").unwrap();
+                let f2 = || fs::read_to_string(root.join("back/sub/f2"));
+                if restored {
+                    assert_eq!(f2().expect("the file that was removed is back"), "2");
+                    continue;
                 }
-                let f2 = fs::read_to_string(root.join("back/sub/f2")).expect("the file that was removed is back");
-                assert_eq!(f2, "2");
+                // One that was interrupted is finished by the worker that takes over; one that never began is not. Until that worker is there the kernel
+                // answers from what it knew.
+                match fs::remove_file(root.join("back/new")) {
+                    Ok(()) => fs::write(root.join("back/sub/f2"), "2").unwrap(),
+                    Err(gone) => assert_eq!(gone.kind(), std::io::ErrorKind::NotFound),
+                }
+                wait_until("the file that was removed is back", 20, || f2().is_ok_and(|text| text == "2"));
             }
             killer.join().unwrap();
             rig.mount.adopt();
@@ -80,6 +87,15 @@ fn verbs_and_workers_that_die(v: Variant) {
         assert!(known.contains(&format!("\"id\":{id},")), "checkpoint {id} was acknowledged");
         assert_eq!(fs::read_to_string(rig.view(id).join("count")).unwrap(), count.to_string(), "checkpoint {id}");
         assert_eq!(fs::read(rig.view(id).join("back/sub/f3")).unwrap(), b"3", "checkpoint {id}");
+    }
+}
+
+/// Tells a thread to end when it is dropped.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
