@@ -499,8 +499,8 @@ pub enum AuditKind {
     Restore,
     /// The restore that began last is complete.
     Restored,
-    /// A checkpoint was deleted.
-    Delete,
+    /// What a checkpoint needed was freed: it cannot be brought back.
+    Free,
     /// A checkpoint's tags were changed.
     Tag,
     /// A checkpoint was pinned.
@@ -508,9 +508,9 @@ pub enum AuditKind {
     /// A checkpoint was unpinned.
     Unpin,
     /// A checkpoint was deleted so that it can be brought back, or its making undone.
-    Hide,
-    /// A hidden checkpoint was brought back.
-    Unhide,
+    Delete,
+    /// A deleted checkpoint was brought back.
+    Undelete,
     /// A daemon began to serve the tree.
     Mount,
     /// A daemon ended in an orderly way.

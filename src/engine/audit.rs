@@ -74,10 +74,10 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
             AuditEvent { checkpoint: Some(id), note: reason.unwrap_or_default(), ..plain(what, at_ns) }
         }
         Record::Hidden { id, hidden } => {
-            let what = if hidden { AuditKind::Hide } else { AuditKind::Unhide };
+            let what = if hidden { AuditKind::Delete } else { AuditKind::Undelete };
             AuditEvent { checkpoint: Some(id), ..plain(what, at_ns) }
         }
-        Record::Deleted { id } => AuditEvent { checkpoint: Some(id), ..plain(AuditKind::Delete, at_ns) },
+        Record::Deleted { id } => AuditEvent { checkpoint: Some(id), ..plain(AuditKind::Free, at_ns) },
         Record::RestoreBegin { target, guard, paths } => {
             let paths = paths.into_iter().map(TreePath).collect();
             AuditEvent { checkpoint: Some(target), guard: Some(guard), paths, ..plain(AuditKind::Restore, at_ns) }
