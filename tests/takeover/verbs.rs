@@ -65,12 +65,7 @@ fn verbs_and_workers_that_die(v: Variant) {
                     assert_eq!(f2().expect("the file that was removed is back"), "2");
                     continue;
                 }
-                // One that was interrupted is finished by the worker that takes over; one that never began is not. Until that worker is there the kernel
-                // answers from what it knew.
-                match fs::remove_file(root.join("back/new")) {
-                    Ok(()) => fs::write(root.join("back/sub/f2"), "2").unwrap(),
-                    Err(gone) => assert_eq!(gone.kind(), std::io::ErrorKind::NotFound),
-                }
+                finish_by_hand(&root);
                 wait_until("the file that was removed is back", 20, || f2().is_ok_and(|text| text == "2"));
             }
             killer.join().unwrap();
@@ -87,6 +82,15 @@ fn verbs_and_workers_that_die(v: Variant) {
         assert!(known.contains(&format!("\"id\":{id},")), "checkpoint {id} was acknowledged");
         assert_eq!(fs::read_to_string(rig.view(id).join("count")).unwrap(), count.to_string(), "checkpoint {id}");
         assert_eq!(fs::read(rig.view(id).join("back/sub/f3")).unwrap(), b"3", "checkpoint {id}");
+    }
+}
+
+/// A restore that was interrupted is finished by the worker that takes over; one that never began is not. Until that worker is there the kernel answers
+/// from what it knew.
+fn finish_by_hand(root: &Path) {
+    match fs::remove_file(root.join("back/new")) {
+        Ok(()) => fs::write(root.join("back/sub/f2"), "2").unwrap(),
+        Err(gone) => assert_eq!(gone.kind(), std::io::ErrorKind::NotFound),
     }
 }
 
