@@ -120,7 +120,8 @@ fn the_history_is_kept_below_its_size(v: Variant) {
     assert!(!went.is_empty() && went.len() < 7 && went[0] == 1, "the oldest go, and no more than must: {report}");
     assert!(report["gone"].as_array().unwrap().iter().all(|one| one["why"] == "max-size"), "{report}");
     let left = number(&rig.mount.json(&["du"])["history_bytes"]);
-    assert!(left <= max && left == history - number(&report["freed_bytes"]), "{left} of {max}");
+    let expected = history - number(&report["freed_bytes"]);
+    assert!(left <= max && left.abs_diff(expected) <= GRAIN, "{left} of {max}, and {expected} was told: {report}");
     let kept_one_more = left + number(&report["gone"].as_array().unwrap().last().unwrap()["bytes"]);
     assert!(kept_one_more > max, "one would have been enough less");
     // What is pinned stays, and status says that it is too much.
@@ -128,7 +129,8 @@ fn the_history_is_kept_below_its_size(v: Variant) {
         rig.mount.ok(&["pin", &id.to_string()]);
     }
     let report = rig.mount.json(&["gc", "--max-size", "4096"]);
-    assert_eq!((gone(&report).len(), number(&report["over_bytes"])), (0, left - 4096), "{report}");
+    let over = number(&report["over_bytes"]);
+    assert!(gone(&report).is_empty() && over.abs_diff(left - 4096) <= GRAIN, "{left}: {report}");
     let warnings = rig.mount.status_json()["warnings"].to_string();
     assert!(warnings.contains("more than retention.max-size"), "{warnings}");
     rig.mount.json(&["gc", "--max-size", "1T"]);
