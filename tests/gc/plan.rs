@@ -119,9 +119,12 @@ fn the_history_is_kept_below_its_size(v: Variant) {
     let went = gone(&report);
     assert!(!went.is_empty() && went.len() < 7 && went[0] == 1, "the oldest go, and no more than must: {report}");
     assert!(report["gone"].as_array().unwrap().iter().all(|one| one["why"] == "max-size"), "{report}");
-    let left = number(&rig.mount.json(&["du"])["history_bytes"]);
     let expected = history - number(&report["freed_bytes"]);
-    assert!(left <= max && left.abs_diff(expected) <= GRAIN, "{left} of {max}, and {expected} was told: {report}");
+    // XFS lets go of what a removed file had a moment later (inode inactivation): until then what it shared with others seems to be shared still.
+    let left = || number(&rig.mount.json(&["du"])["history_bytes"]);
+    wait_until("what was told came free", 60, || left().abs_diff(expected) <= GRAIN);
+    let left = left();
+    assert!(left <= max, "{left} of {max}: {report}");
     let kept_one_more = left + number(&report["gone"].as_array().unwrap().last().unwrap()["bytes"]);
     assert!(kept_one_more > max, "one would have been enough less");
     // What is pinned stays, and status says that it is too much.
