@@ -37,6 +37,8 @@ fn info(id: u64) -> CheckpointInfo {
         pinned: Some("why\n".into()),
         parent: Some(CheckpointId(1)),
         by: Some(Actor { uid: 0, gid: u32::MAX, pid: 1, process: "a \"b\"\n".into() }),
+        has_dropped: false,
+        dropped: None,
     }
 }
 

@@ -8,4 +8,5 @@ mod by_itself;
 mod cut_short;
 mod plan;
 mod story;
+mod tiers;
 mod use_meanwhile;
