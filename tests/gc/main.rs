@@ -9,4 +9,6 @@ mod cut_short;
 mod plan;
 mod story;
 mod tiers;
+mod tiers_cut_short;
+mod tiers_random;
 mod use_meanwhile;
