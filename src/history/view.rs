@@ -308,7 +308,9 @@ impl<'a> View<'a> {
     /// Refuses an object of another size than what was kept: the power was cut before all of a copy was on the disk.
     fn check_whole(&self, node: &Arc<Trail>, object: ObjectId, file: &File) -> SysResult<()> {
         let State::At(id) = self.state else { return Ok(()) };
-        let Some(data) = self.timeline.data_at(node.slot, id)?.map(|data| data.before).filter(|data| data.object == Some(object)) else { return Ok(()) };
+        let Some(data) = self.timeline.data_at(node.slot, id)?.map(|data| data.before).filter(|data| data.object == Some(object)) else {
+            return Ok(());
+        };
         let size = crate::sys::stat_fd(file)?.size;
         // Changes that never came to the disk were struck, and the inode that was moved away after them is what it was before.
         if size == data.size || (object.origin == ObjectOrigin::Moved && size == self.attr(node)?.stat.size) {
