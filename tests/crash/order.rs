@@ -122,6 +122,18 @@ fn no_synced_file_is_renamed_on_disk_without_its_record(v: Variant) {
     });
 }
 
+/// A directory of btrfs that is synced forgets a name on the disk, and not where else the inode got one: a file that was linked and unlinked would be gone.
+fn no_linked_file_is_lost_with_its_first_name(v: Variant) {
+    holds_and_fails_without(v, "links", |root| {
+        fs::hard_link(root.join("d/f0"), root.join("other/g0")).unwrap();
+        fs::remove_file(root.join("d/f0")).unwrap();
+        fs::hard_link(root.join("d/f1"), root.join("other/g1")).unwrap();
+        fs::rename(root.join("d/f2"), root.join("d/f1")).unwrap();
+        fs::remove_file(root.join("other/g1")).unwrap();
+        File::open(root.join("d")).unwrap().sync_all().unwrap();
+    });
+}
+
 /// The journal is synced once a second, ahead of the tree.
 const JOURNAL_SYNCED: Duration = Duration::from_millis(2500);
 
@@ -210,6 +222,8 @@ mod btrfs {
     super::for_each_variant! { @test no_synced_file_is_on_disk_without_its_past daemon Btrfs Daemon }
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_passthrough Btrfs Passthrough }
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_daemon Btrfs Daemon }
+    super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_passthrough Btrfs Passthrough }
+    super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_daemon Btrfs Daemon }
     super::for_each_variant! { @test renames_that_did_not_reach_the_disk_are_taken_back taken_back Btrfs Passthrough }
     super::for_each_variant! { @test what_the_log_brings_of_layers_is_not_believed brought Btrfs Daemon }
     super::for_each_variant! { @test a_name_that_came_back_does_not_share_its_inode_with_the_past came_back Btrfs Passthrough }
