@@ -274,7 +274,7 @@ impl Timeline {
     }
 
     /// Applies every closed epoch to the index and drops its table.
-    fn index_closed(&self) -> Result<(), StoreError> {
+    pub(super) fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
         while let Some((id, end)) = self.oldest_sealed() {
             let mut batch = Batch::new();

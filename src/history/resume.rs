@@ -342,3 +342,7 @@ impl Replay {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "resume_tests.rs"]
+mod tests;
