@@ -133,7 +133,15 @@ impl Verbs for Fake {
     }
     fn restore(&self, _: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let changes = changes(self.changes);
-        Ok(Restored { restored: CheckpointId(1), guard: None, changes, unknown: Vec::new(), dry_run: options.dry_run, duration_us: 5 })
+        Ok(Restored {
+            restored: CheckpointId(1),
+            guard: None,
+            changes,
+            unknown: Vec::new(),
+            dropped: Vec::new(),
+            dry_run: options.dry_run,
+            duration_us: 5,
+        })
     }
     fn by_process(&self, _: Option<&StateName>, _: Option<&StateName>) -> VerbResult<ByProcess> {
         let changes = changes(self.changes).into_iter().map(|change| ChangeBy { change, by: vec![0], others: true }).collect();

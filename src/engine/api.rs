@@ -234,7 +234,7 @@ pub struct CheckpointInfo {
     pub has_dropped: bool,
     /// What that is; only in the answer of a daemon to `show`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dropped: Option<DroppedInfo>,
+    pub dropped: Option<Box<DroppedInfo>>,
 }
 
 /// What tiers have dropped of a checkpoint: names, sizes and attributes are there still, the content is not.

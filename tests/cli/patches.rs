@@ -44,7 +44,7 @@ fn a_renamed_directory_takes_all_that_is_in_it_along() {
     let lines = |from: u32, to: u32| (from..to).map(|line| format!("line {line}\n")).collect::<String>();
     for name in ["unchanged", "changed", "run", "sub/deep/unchanged", "sub/deep/changed", "gone", "moves out", "sub/é \"x\"", "other/stays"] {
         let below = if name.starts_with("other") { name.to_owned() } else { format!("dir/{name}") };
-        sandbox.file(&format!("p/{below}"), &lines(0, 40));
+        sandbox.file(format!("p/{below}"), &lines(0, 40));
     }
     fs::write(p("dir/binary"), b"\0\x01\x02").expect("write");
     fs::set_permissions(p("dir/run"), fs::Permissions::from_mode(0o755)).expect("chmod");

@@ -62,7 +62,7 @@ impl Matching {
         };
         let matchers = retention.tiers.iter().map(ready).collect::<VerbResult<Vec<_>>>()?;
         let of = super::known(&census, &checkpoints);
-        let known: Vec<Known> = of.iter().map(|(_, known)| known.clone()).collect();
+        let known: Vec<Known> = of.iter().map(|(_, known)| *known).collect();
         let (order, sure) = order(&known, &rules(&known, retention, now_ns, &TimeZone::system()));
         let mut stays = vec![true; census.kept.len()];
         order.iter().take(sure).for_each(|at| {

@@ -93,7 +93,7 @@ impl Engine {
             let matcher = matchers.entry(list.paths.clone()).or_insert_with_key(|paths| Matcher::new(paths).ok());
             let unit = matcher.as_ref().and_then(|matcher| matcher.unit(&at.path)).unwrap_or(&at.path).to_vec();
             // A checkpoint may be older than the file, and not show it at all.
-            if !view.walk(&at.path)?.is_some_and(|(child, _)| child.slot == slot) {
+            if view.walk(&at.path)?.is_none_or(|(child, _)| child.slot != slot) {
                 continue;
             }
             found.push(DroppedPath { path: at.path, unit, size: dropped.size });
@@ -102,7 +102,7 @@ impl Engine {
     }
 
     /// What tiers have dropped of a checkpoint; `None`: nothing.
-    pub(in crate::engine) fn dropped_info(&self, id: CheckpointId) -> VerbResult<Option<DroppedInfo>> {
+    pub(in crate::engine) fn dropped_info(&self, id: CheckpointId) -> VerbResult<Option<Box<DroppedInfo>>> {
         let failed = |errno| error::failed("what was dropped cannot be read", errno);
         if !self.timeline().shows_dropped(id) {
             return Ok(None);
@@ -110,7 +110,7 @@ impl Engine {
         let found = self.dropped_paths(id).map_err(failed)?;
         let (files, bytes) = (found.len() as u64, found.iter().map(|found| found.size).sum());
         let paths: BTreeSet<Vec<u8>> = found.into_iter().map(|found| found.unit).collect();
-        Ok(Some(DroppedInfo { paths: paths.into_iter().map(TreePath).collect(), files, bytes }).filter(|info| info.files > 0))
+        Ok(Some(DroppedInfo { paths: paths.into_iter().map(TreePath).collect(), files, bytes }).filter(|info| info.files > 0).map(Box::new))
     }
 
     /// What a restore leaves as it is.
