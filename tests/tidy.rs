@@ -10,7 +10,7 @@ use std::process::Command;
 const LAYERS: [&[&str]; 7] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "plugin", "transfer"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 9] = [
+const HOMES: [(&str, &[&str]); 10] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
@@ -19,6 +19,7 @@ const HOMES: [(&str, &[&str]); 9] = [
     ("clap_complete", &["src/cli", "src/main.rs"]),
     ("indicatif", &["src/cli", "src/main.rs"]),
     ("toml_edit", &["src/engine"]),
+    ("globset", &["src/engine"]),
     ("unsafe", &["src/sys"]),
 ];
 
