@@ -7,6 +7,7 @@ mod common;
 mod engines;
 mod rig;
 
+
 use common::skip;
 use rig::unavailable;
 

@@ -147,4 +147,6 @@ docker() { /usr/bin/docker "$@"; }
 dr() { docker run --rm --network none "$@"; }
 pm() { podman run --rm --cgroup-parent "/$RIG" "$@"; }
 
+. "$PROJECT/tests/engine/pg.sh"
+
 if [ "${1:-}" = hold ]; then hold; fi
