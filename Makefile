@@ -14,12 +14,13 @@ ARGS ?=
 DIR ?=
 SOAK_SECONDS ?= 1800
 IMAGE ?= ckptfs
+PLUGIN ?= ckptfs:local
 
 # Those of the named test targets that exist.
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-export bench-compare check-macos deny install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-export bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -96,5 +97,17 @@ uninstall: ## Remove what `make install` installed
 	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(DESTDIR)$(UNITDIR)/ckptfs@.service
 	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs
 
-image: ## Build the container image: docker/README.md
-	docker build -f docker/Dockerfile -t $(IMAGE) .
+image: ## Build the container image from a static binary, without a registry: docker/README.md
+	docker/image.sh "$$(docker/static.sh)" $(IMAGE)
+
+plugin: ## Make the managed Docker plugin from a static binary: docker/README.md
+	docker/plugin.sh "$$(docker/static.sh)" $(PLUGIN)
+
+deb: build deb-files ## Build the Debian package: target/debian/ (needs `cargo install cargo-deb`)
+	cargo deb --no-build
+
+# What the package has besides the binary, as it is to lie in /usr.
+deb-files:
+	rm -rf target/deb
+	mkdir -p target/deb/units
+	for unit in mount/*.service mount/*.socket; do [ ! -f $$unit ] || sed 's|@PREFIX@|/usr|g' $$unit >target/deb/units/$${unit##*/} || exit 1; done

@@ -14,7 +14,7 @@ NEEDED=(cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-prog
     setfacl:acl setfattr:attr rsync:rsync)
 USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-ng:stress-ng modprobe:kmod)
 # Container engines and what is run in them; installed, never started.
-USEFUL+=(dockerd:docker.io podman:podman tini:tini busybox:busybox-static curl:curl pg_createcluster:postgresql)
+USEFUL+=(dockerd:docker.io podman:podman tini:tini busybox:busybox-static curl:curl docker-compose:docker-compose pg_createcluster:postgresql)
 
 # A library has no command: its header tells.
 LIBFUSE=/usr/include/fuse3/fuse.h

@@ -1,7 +1,7 @@
 //! The engines alone: what the other tests stand on works without us.
 
-use crate::on_an_engine;
-use crate::rig::{Rig, has};
+use crate::rig::Rig;
+use crate::{on_an_engine, on_podman};
 
 fn an_engine_runs_here_and_ends_with_its_rig() {
     let rig = Rig::docker();
@@ -16,11 +16,9 @@ fn an_engine_runs_here_and_ends_with_its_rig() {
 }
 
 fn podman_runs_here() {
-    if !has("podman") {
-        return crate::skip("podman is not installed (make deps)");
-    }
     let rig = Rig::new();
     assert_eq!(rig.sh("pm_image; pm bb:local echo hello").trim(), "hello");
 }
 
-on_an_engine! { an_engine_runs_here_and_ends_with_its_rig, podman_runs_here }
+on_an_engine! { an_engine_runs_here_and_ends_with_its_rig }
+on_podman! { podman_runs_here }

@@ -5,25 +5,40 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod engines;
+mod lifecycle;
+mod packages;
+mod past;
+mod podman;
+mod postgres;
 mod rig;
-
+mod survival;
 
 use common::skip;
-use rig::unavailable;
+use rig::{podman_unavailable, unavailable};
 
 /// Makes a test of each named function `fn()`, skipped with the reason where no engine can run.
 macro_rules! on_an_engine {
-    ($($(#[$attribute:meta])* $body:ident),+ $(,)?) => {
-        $(mod $body {
+    (@with $engine:ident $unavailable:ident $body:ident) => {
+        mod $body {
             #[test]
-            $(#[$attribute])*
-            fn docker() {
-                match crate::unavailable() {
+            fn $engine() {
+                match crate::$unavailable() {
                     Some(reason) => crate::skip(&reason),
                     None => super::$body(),
                 }
             }
-        })+
+        }
+    };
+    ($($body:ident),+ $(,)?) => {
+        $(crate::on_an_engine! { @with docker unavailable $body })+
     };
 }
 pub(crate) use on_an_engine;
+
+/// The same for Podman.
+macro_rules! on_podman {
+    ($($body:ident),+ $(,)?) => {
+        $(crate::on_an_engine! { @with podman podman_unavailable $body })+
+    };
+}
+pub(crate) use on_podman;

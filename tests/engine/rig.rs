@@ -43,12 +43,22 @@ pub fn unavailable() -> Option<String> {
             return Some(format!("{program} is not installed (make deps; apt: {package})"));
         }
     }
-    let mut try_it = tool("unshare", &["--mount", "--pid", "--ipc", "--uts", "--fork", "--mount-proc", "--propagation", "private", "true"]);
+    let mut try_it = tool("unshare", &["--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--mount-proc", "--propagation", "private", "true"]);
     match try_run_limited(&mut try_it, 30) {
         Ok(output) if output.status.success() => None,
         Ok(output) => Some(format!("no namespaces can be made here: {}", String::from_utf8_lossy(&output.stderr).trim())),
         Err(problem) => Some(problem),
     }
+}
+
+/// Why Podman cannot run here, if so.
+pub fn podman_unavailable() -> Option<String> {
+    unavailable().or_else(|| missing(&[("podman", "podman"), ("runc", "runc")]))
+}
+
+fn missing(programs: &[(&str, &str)]) -> Option<String> {
+    let (program, package) = programs.iter().find(|(program, _)| !has(program))?;
+    Some(format!("{program} is not installed (make deps; apt: {package})"))
 }
 
 /// Whether a program is in the PATH that the rig uses.
@@ -62,7 +72,7 @@ impl Rig {
         let run = RunDir::get();
         let dir = run.slot("engine");
         let name = format!("ckptfs-test-{}-{}", std::process::id(), dir.file_name().expect("a name").to_string_lossy());
-        let flags = ["--mount", "--pid", "--ipc", "--uts", "--fork", "--mount-proc", "--kill-child", "--propagation", "private"];
+        let flags = ["--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--mount-proc", "--kill-child", "--propagation", "private"];
         let mut unshare = tool("unshare", &flags);
         unshare.args(["tini", "-s", "--", "bash"]).arg(rig_sh()).arg("hold");
         let log = fs::File::create(dir.join("hold.log")).expect("the slot is ours");
@@ -128,7 +138,7 @@ impl Rig {
     /// A bash in there.
     pub fn enter(&self) -> Command {
         let init = self.init.to_string();
-        let mut command = tool("nsenter", &["-t", &init, "-m", "-p", "-i", "-u", "--", "bash"]);
+        let mut command = tool("nsenter", &["-t", &init, "-m", "-p", "-i", "-u", "-n", "--", "bash"]);
         environment(&mut command, &self.dir, &self.name).current_dir("/");
         command
     }

@@ -114,9 +114,12 @@ dk_kill() {
 vol_start() {
     setsid ckptfs volumes serve "$@" >>"$W/driver.log" 2>&1 </dev/null &
     echo $! >"$W/driver.pid"
-    until_true 60 curl -sS --unix-socket /run/docker/plugins/ckptfs.sock -X POST http://plugin/Plugin.Activate ||
-        { tail -n 40 "$W/driver.log" >&2; return 1; }
+    until_true 60 vol_answers_or_is_gone
+    vol_answers || { tail -n 40 "$W/driver.log" >&2; return 1; }
 }
+
+vol_answers() { curl -sSf -m 20 --unix-socket /run/docker/plugins/ckptfs.sock -X POST http://plugin/Plugin.Activate >/dev/null; }
+vol_answers_or_is_gone() { vol_answers || is_gone "$(cat "$W/driver.pid")"; }
 
 vol_stop() { kill -TERM "$(cat "$W/driver.pid")" && until_true 60 is_gone "$(cat "$W/driver.pid")"; }
 vol_kill() { kill -KILL "$(cat "$W/driver.pid")" && until_true 60 is_gone "$(cat "$W/driver.pid")"; }
@@ -146,6 +149,40 @@ docker() { /usr/bin/docker "$@"; }
 # One command in a container of its own.
 dr() { docker run --rm --network none "$@"; }
 pm() { podman run --rm --cgroup-parent "/$RIG" "$@"; }
+
+# A container named $1, with these further arguments, that does nothing until it is told to end.
+dk_long() {
+    local name=$1
+    shift
+    docker run -d --network none --name "$name" "$@" bb:local sh -c 'trap exit TERM; while :; do sleep 0.2; done' >/dev/null
+}
+
+# One named $1 that counts, a number a line, into file $2, and ends with status 9 when it cannot.
+dk_counter() {
+    local name=$1 file=$2
+    shift 2
+    docker run -d --network none --name "$name" "$@" bb:local \
+        sh -c "trap exit TERM; i=0; while :; do i=\$((i + 1)); echo \$i >>$file || exit 9; done" >/dev/null
+    until_true 60 counts_beyond "$name" "$file" 0
+}
+
+# How far file $2 in container $1 has got.
+counted() { docker exec "$1" sh -c "wc -l <$2"; }
+counts_beyond() { [ "$(counted "$1" "$2")" -gt "$3" ]; }
+
+# Fails unless the counter of dk_counter still counts, and every number it wrote is there.
+still_counts() {
+    until_true 60 counts_beyond "$1" "$2" "$(counted "$1" "$2")"
+    docker exec "$1" awk '$1 != NR { print NR ": " $1; bad = 1 } END { exit bad }' "$2"
+    [ "$(docker inspect -f '{{.State.Running}}' "$1")" = true ]
+}
+
+# Where volume $1 is mounted, or nothing.
+mounted() { awk -v name="$1" '$5 ~ "/" name "$" && / - fuse/ { print $5 }' /proc/self/mountinfo; }
+is_unmounted() { [ -z "$(mounted "$1")" ]; }
+
+# What volume $1's Status has at jq-like path $2 (keys with dots between).
+status_of() { docker volume inspect -f "{{json .Status}}" "$1"; }
 
 . "$PROJECT/tests/engine/pg.sh"
 

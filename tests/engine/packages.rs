@@ -1,0 +1,66 @@
+//! What is shipped: the image, the managed plugin, the compose example. All made from local files, as their users make them.
+
+use crate::on_an_engine;
+use crate::rig::{Rig, has};
+
+fn the_image_has_the_program_and_nothing_else() {
+    let rig = Rig::docker();
+    rig.sh("\"$PROJECT\"/docker/image.sh \"$(command -v ckptfs)\" ckptfs:test");
+    assert!(rig.sh("dr ckptfs:test --version").starts_with("ckptfs "));
+    // Nobody else's program is in it.
+    assert!(rig.fails("docker run --rm --network none --entrypoint /bin/sh ckptfs:test -c true").contains("/bin/sh"));
+    // It serves a directory of the host's, which sees a checkpoint made in there.
+    rig.sh("mkdir -p $DISK/project; echo x >$DISK/project/file
+        dr --device /dev/fuse --cap-add SYS_ADMIN -v $DISK/project:/project ckptfs:test doctor /project");
+}
+
+fn the_managed_plugin_serves_a_container() {
+    let rig = Rig::docker();
+    rig.sh(
+        "mkdir -p /var/lib/ckptfs/volumes; \"$PROJECT\"/docker/plugin.sh \"$(command -v ckptfs)\" ckptfs:local; docker plugin enable ckptfs:local",
+    );
+    rig.sh("docker volume create -d ckptfs:local vol1; dk_long user -v vol1:/data; docker exec user sh -c 'echo old >/data/file; mkdir /data/.snapshots/before; echo new >/data/file'");
+    assert_eq!(rig.sh("docker exec user cat /data/.snapshots/before/file /data/file"), "old\nnew\n");
+    assert!(rig.fails("docker plugin disable ckptfs:local").contains("in use"));
+    rig.sh("docker rm -f user; docker plugin disable ckptfs:local; docker plugin enable ckptfs:local");
+    assert_eq!(
+        rig.sh("docker volume create -d ckptfs:local -o from=vol1 -o checkpoint=before copy >/dev/null; dr -v copy:/data bb:local cat /data/file"),
+        "old\n"
+    );
+    // What is kept is kept on the host, whatever becomes of the plugin.
+    rig.sh("docker plugin disable -f ckptfs:local; docker plugin rm ckptfs:local");
+    assert_eq!(rig.sh("ckptfs volumes ls | grep -c -e vol1 -e copy"), "2\n");
+}
+
+fn the_compose_example_takes_backups() {
+    if !has("docker-compose") {
+        return crate::skip("docker-compose is not installed (make deps)");
+    }
+    if !has("pg_createcluster") {
+        return crate::skip("PostgreSQL is not installed (make deps; apt: postgresql)");
+    }
+    let rig = Rig::with_driver();
+    rig.sh("pg_image; cat >$W/no-network.yaml <<'END'
+version: '2.4'
+services:
+  db: {network_mode: none}
+  backup: {network_mode: none}
+END
+        cat >$W/env.sh <<'END'
+export DATABASE_IMAGE=postgres:local BACKUP_IMAGE=bb:local EVERY=1 KEEP=2
+compose() { docker-compose -p shop --project-directory \"$PROJECT/docker/compose\" -f \"$PROJECT/docker/compose/compose.yaml\" -f $W/no-network.yaml \"$@\"; }
+END
+        . $W/env.sh; compose up -d; until_true 120 pg_ready shop_db_1; pg shop_db_1 'create table t as select 1 as a'");
+    // Two whole backups made one after the other, no more kept, and no checkpoint left behind by the ones before.
+    rig.sh("list() { docker exec shop_backup_1 ls /backup | grep tar; }
+        first=$(list | tail -n 1 || true); newer() { [ \"$(list | grep -v \"$first\" | wc -l)\" = 2 ]; }
+        [ -n \"$first\" ] || first=none; until_true 120 newer");
+    rig.sh(". $W/env.sh; compose stop backup; mkdir $W/restored; path=$(docker run -d --network none -v shop_backups:/backup bb:local sleep 60)
+        docker cp $path:/backup $W/backup; docker rm -f $path; file=$(ls $W/backup/*.tar | tail -n 1); docker volume create -d ckptfs -o uid=999 -o mode=0700 again
+        docker run --rm --network none -u 999 -v again:/data -v $file:/b.tar:ro bb:local tar -C /data -xf /b.tar
+        pg_start again again");
+    assert_eq!(rig.sh("pg again 'select a from t'"), "1\n");
+    rig.sh(". $W/env.sh; docker rm -f again; compose down -v; [ \"$(docker volume ls -q)\" = again ]");
+}
+
+on_an_engine! { the_image_has_the_program_and_nothing_else, the_managed_plugin_serves_a_container, the_compose_example_takes_backups }
