@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod docs;
 mod engines;
 mod lifecycle;
 mod packages;

@@ -43,6 +43,9 @@ pub fn unavailable() -> Option<String> {
             return Some(format!("{program} is not installed (make deps; apt: {package})"));
         }
     }
+    if !try_run_limited(&mut tool(env!("CARGO_BIN_EXE_ckptfs"), &["volumes", "--help"]), 30).is_ok_and(|output| output.status.success()) {
+        return Some("this program has no volume driver".to_owned());
+    }
     let mut try_it = tool("unshare", &["--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--mount-proc", "--propagation", "private", "true"]);
     match try_run_limited(&mut try_it, 30) {
         Ok(output) if output.status.success() => None,
@@ -102,6 +105,13 @@ impl Rig {
         rig
     }
 
+    /// Podman with the image `bb:local`.
+    pub fn podman_alone() -> Rig {
+        let rig = Rig::new();
+        rig.sh("pm_image");
+        rig
+    }
+
     /// Podman's image and our driver.
     pub fn podman() -> Rig {
         let rig = Rig::new();
@@ -143,6 +153,11 @@ impl Rig {
         command
     }
 
+    /// The first process in there, as this side numbers it.
+    pub fn init(&self) -> u32 {
+        self.init
+    }
+
     /// The directory of this rig, outside and inside.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -155,7 +170,8 @@ impl Rig {
         format!("\n-- {name}\n{tail}")
     }
 
-    fn logs(&self) -> String {
+    /// The ends of the logs, for a test that fails.
+    pub fn logs(&self) -> String {
         ["hold.log", "driver.log", "dockerd.log"].map(|name| self.log(name)).concat()
     }
 }
