@@ -104,7 +104,7 @@ plugin: ## Make the managed Docker plugin from a static binary: docker/README.md
 	docker/plugin.sh "$$(docker/static.sh)" $(PLUGIN)
 
 deb: build deb-files ## Build the Debian package: target/debian/ (needs `cargo install cargo-deb`)
-	cargo deb --no-build
+	cargo deb --no-build --strip
 
 # What the package has besides the binary, as it is to lie in /usr.
 deb-files:

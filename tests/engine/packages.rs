@@ -1,5 +1,9 @@
 //! What is shipped: the image, the managed plugin, the compose example. All made from local files, as their users make them.
 
+use std::fs;
+use std::path::Path;
+
+use crate::common::{stdout_of, succeeds, tool};
 use crate::on_an_engine;
 use crate::rig::{Rig, has};
 
@@ -9,9 +13,12 @@ fn the_image_has_the_program_and_nothing_else() {
     assert!(rig.sh("dr ckptfs:test --version").starts_with("ckptfs "));
     // Nobody else's program is in it.
     assert!(rig.fails("docker run --rm --network none --entrypoint /bin/sh ckptfs:test -c true").contains("/bin/sh"));
-    // It serves a directory of the host's, which sees a checkpoint made in there.
-    rig.sh("mkdir -p $DISK/project; echo x >$DISK/project/file
-        dr --device /dev/fuse --cap-add SYS_ADMIN -v $DISK/project:/project ckptfs:test doctor /project");
+    // It serves a directory of the host's, seen outside and by other containers, and leaves a plain one.
+    rig.sh("mkdir -p $DISK/project; echo old >$DISK/project/file; mount --make-rshared $DISK
+        docker run -d --name server --network none --device /dev/fuse --cap-add SYS_ADMIN -v $DISK/project:/project:rshared ckptfs:test mount --foreground /project
+        until_true 60 mkdir $DISK/project/.snapshots/before; echo new >$DISK/project/file");
+    assert_eq!(rig.sh("dr -v $DISK/project:/data bb:local cat /data/.snapshots/before/file /data/file"), "old\nnew\n");
+    assert_eq!(rig.sh("docker stop -t 30 server >/dev/null; ls -A $DISK/project"), ".ckptfs\nfile\n");
 }
 
 fn the_managed_plugin_serves_a_container() {
@@ -61,6 +68,24 @@ END
         pg_start again again");
     assert_eq!(rig.sh("pg again 'select a from t'"), "1\n");
     rig.sh(". $W/env.sh; docker rm -f again; compose down -v; [ \"$(docker volume ls -q)\" = again ]");
+}
+
+/// The package is built where cargo-deb is; that everything is there which it names is known without.
+#[test]
+fn every_file_of_the_debian_package_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    succeeds(tool("make", &["-s", "deb-files"]).current_dir(root), 60);
+    let manifest: toml_edit::DocumentMut = fs::read_to_string(root.join("Cargo.toml")).expect("the manifest").parse().expect("TOML");
+    let assets = manifest["package"]["metadata"]["deb"]["assets"].as_array().expect("assets");
+    for asset in assets {
+        let from = asset.as_array().and_then(|pair| pair.get(0)?.as_str()).expect("a path");
+        // The binary is made for it.
+        if from != "target/release/ckptfs" {
+            stdout_of(tool("bash", &["-c", &format!("shopt -s globstar failglob; ls -d {from}")]).current_dir(root), 30);
+        }
+    }
+    let units = stdout_of(tool("grep", &["-rh", "^Exec", "target/deb/units"]).current_dir(root), 30);
+    assert!(units.lines().count() > 0 && units.lines().all(|line| line.contains("=/usr/bin/ckptfs ")), "{units}");
 }
 
 on_an_engine! { the_image_has_the_program_and_nothing_else, the_managed_plugin_serves_a_container, the_compose_example_takes_backups }

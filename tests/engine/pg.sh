@@ -15,12 +15,12 @@ pg_tar() {
     done | grep -o '/[^ ]*' | sort -u | while read -r file; do cp -L --parents "$file" "$root"; done
     for file in "$home"/bin/*; do ln -s "$file" "$root/usr/bin/"; done
     echo 'postgres:x:999:999::/var/lib/postgresql:/bin/sh' >>"$root/etc/passwd"
-    mkdir -p "$root/var/lib/postgresql/data"
+    mkdir -p "$root/var/lib/postgresql/data" "$root/var/run/postgresql"
     printf '%s\n' '#!/bin/sh' 'set -e' 'cd /var/lib/postgresql/data' \
         '[ -s PG_VERSION ] || initdb -D . -A trust --no-instructions -E UTF8 --locale=C >/dev/null' \
-        'exec postgres -D . -k /tmp -c listen_addresses= -c jit=off -c shared_buffers=16MB -c timezone=GMT "$@"' >"$root/bin/serve"
+        'exec postgres -D . -k /var/run/postgresql -c listen_addresses= -c jit=off -c shared_buffers=16MB -c timezone=GMT "$@"' >"$root/bin/serve"
     chmod 755 "$root/bin/serve"
-    chown -R 999:999 "$root/var/lib/postgresql"
+    chown -R 999:999 "$root/var/lib/postgresql" "$root/var/run/postgresql"
     chmod 700 "$root/var/lib/postgresql/data"
     tar -C "$root" -c .
     rm -rf "$root"
@@ -36,13 +36,13 @@ pg_start() {
     pg_ready "$1"
 }
 
-pg_ready() { until_true 180 docker exec "$1" psql -h /tmp -U postgres -Atc 'select 1' || { docker logs "$1" >&2; return 1; }; }
+pg_ready() { until_true 180 docker exec "$1" psql -U postgres -Atc 'select 1' || { docker logs "$1" >&2; return 1; }; }
 
 # Runs SQL $2 in container $1.
-pg() { docker exec "$1" psql -h /tmp -U postgres -v ON_ERROR_STOP=1 -Atqc "$2"; }
+pg() { docker exec "$1" psql -U postgres -v ON_ERROR_STOP=1 -Atqc "$2"; }
 
 pg_fill() {
-    docker exec "$1" pgbench -h /tmp -U postgres -q -i -s "$2" postgres 2>/dev/null
+    docker exec "$1" pgbench -U postgres -q -i -s "$2" postgres 2>/dev/null
     pg "$1" 'create extension amcheck'
 }
 
@@ -56,7 +56,7 @@ pg_check() {
         echo "accounts|tellers|branches|history do not agree: $sums" >&2
         return 1
     fi
-    docker exec "$1" pg_amcheck -h /tmp -U postgres --heapallindexed --parent-check postgres >&2 || return 1
+    docker exec "$1" pg_amcheck -U postgres --heapallindexed --parent-check postgres >&2 || return 1
     pg_count "$1"
 }
 

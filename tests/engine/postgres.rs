@@ -13,7 +13,7 @@ fn every_checkpoint_under_load_is_a_database() {
     let checkpoints = if std::env::var("CKPTFS_LONG").is_ok_and(|long| long == "1") { 10 } else { 2 };
     let rig = Rig::with_driver();
     rig.sh(&format!("pg_image; docker volume create -d ckptfs pgdata; pg_start db pgdata; pg_fill db {SCALE}"));
-    rig.sh("docker exec -d db pgbench -h /tmp -U postgres -n -c 4 -T 600 postgres; until_true 60 pg_more db 0");
+    rig.sh("docker exec -d db pgbench -U postgres -n -c 4 -T 600 postgres; until_true 60 pg_more db 0");
     let mut acknowledged = Vec::new();
     for checkpoint in 1..=checkpoints {
         let before: u64 = rig.sh("pg_count db").trim().parse().expect("a count");

@@ -7,7 +7,7 @@
 # In the environment: W, the directory of this rig, PATH with `ckptfs` in it, RIG, a name no other rig has.
 set -euo pipefail
 
-export DOCKER_HOST=unix:///run/docker.sock DOCKER_CONFIG=$W/client CONTAINERS_CONF=$W/containers.conf CONTAINERS_STORAGE_CONF=$W/storage.conf
+export DOCKER_HOST=unix:///run/docker.sock DOCKER_CONFIG=$W/client
 export PODMAN_IGNORE_CGROUPSV1_WARNING=1 HOME=$W CKPTFS_TRIPWIRE=off LC_ALL=C.UTF-8
 DISK=$W/disk
 
@@ -54,7 +54,8 @@ engine_settings() {
  "exec-opts": ["native.cgroupdriver=cgroupfs"], "cgroup-parent": "/$RIG", "bridge": "none", "iptables": false, "ip6tables": false,
  "ip-forward": false, "ip-masq": false, "userland-proxy": false, "shutdown-timeout": 10}
 END
-    cat >"$CONTAINERS_CONF" <<END
+    mkdir -p /etc/containers/containers.conf.d
+    cat >/etc/containers/containers.conf <<END
 [containers]
 default_ulimits = ["nofile=20000:20000", "nproc=20000:20000"]
 netns = "none"
@@ -62,15 +63,14 @@ netns = "none"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "$(command -v runc >/dev/null && echo runc || echo crun)"
-[engine.volume_plugins]
-ckptfs = "/run/docker/plugins/ckptfs.sock"
 END
-    cat >"$CONTAINERS_STORAGE_CONF" <<END
+    cat >/etc/containers/storage.conf <<END
 [storage]
 driver = "overlay"
 graphroot = "/var/lib/containers/storage"
 runroot = "/run/containers"
 END
+    cp "$PROJECT/docker/containers.conf" /etc/containers/containers.conf.d/ckptfs.conf
 }
 
 # Runs its arguments again and again until they succeed, at most $1 seconds: nothing here sleeps and hopes.
@@ -183,6 +183,36 @@ is_unmounted() { [ -z "$(mounted "$1")" ]; }
 
 # What volume $1's Status has at jq-like path $2 (keys with dots between).
 status_of() { docker volume inspect -f "{{json .Status}}" "$1"; }
+
+# What the commands of docs/containers.md need that is not here: systemd, of which this starts what the unit says, and nothing of Podman's settings.
+page_programs() {
+    rm /etc/containers/containers.conf.d/ckptfs.conf
+    mkdir -p "$W/bin"
+    cat >"$W/bin/systemctl" <<'END'
+#!/usr/bin/env bash
+set -eu
+[ "$1 $2" = 'enable --now' ]
+shift 2
+for unit in "$@"; do
+    file=$PROJECT/mount/$unit
+    case $unit in
+        *.socket) grep -qx 'ListenStream=/run/docker/plugins/ckptfs.sock' "$file" ;;
+        *.service)
+            command=$(sed -n "s|^ExecStart=@PREFIX@/bin/||p" "$file")
+            setsid $command >>"$W/driver.log" 2>&1 </dev/null &
+            ;;
+    esac
+done
+for try in $(seq 600); do
+    curl -sf -m 20 --unix-socket /run/docker/plugins/ckptfs.sock -X POST http://plugin/Plugin.Activate >/dev/null && exit 0
+    sleep 0.1
+done
+exit 1
+END
+    chmod 755 "$W/bin/systemctl"
+}
+
+page_environment() { export PATH=$W/bin:$PATH; }
 
 . "$PROJECT/tests/engine/pg.sh"
 
