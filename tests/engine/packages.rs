@@ -29,13 +29,13 @@ fn the_managed_plugin_serves_a_container() {
     rig.sh("docker volume create -d ckptfs:local vol1; dk_long user -v vol1:/data; docker exec user sh -c 'echo old >/data/file; mkdir /data/.snapshots/before; echo new >/data/file'");
     assert_eq!(rig.sh("docker exec user cat /data/.snapshots/before/file /data/file"), "old\nnew\n");
     assert!(rig.fails("docker plugin disable ckptfs:local").contains("in use"));
-    rig.sh("docker rm -f user; docker plugin disable ckptfs:local; docker plugin enable ckptfs:local");
+    rig.sh("docker rm -f user; docker plugin disable -f ckptfs:local; docker plugin enable ckptfs:local");
     assert_eq!(
         rig.sh("docker volume create -d ckptfs:local -o from=vol1 -o checkpoint=before copy >/dev/null; dr -v copy:/data bb:local cat /data/file"),
         "old\n"
     );
     // What is kept is kept on the host, whatever becomes of the plugin.
-    rig.sh("docker plugin disable -f ckptfs:local; docker plugin rm ckptfs:local");
+    rig.sh("docker plugin disable -f ckptfs:local; docker plugin rm -f ckptfs:local");
     assert_eq!(rig.sh("ckptfs volumes ls | grep -c -e vol1 -e copy"), "2\n");
 }
 
