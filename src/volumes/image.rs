@@ -1,16 +1,21 @@
-//! Filesystems in files: a pool where there is no reflink-capable filesystem, and volumes of a certain size (docs/adr/0020-sizes-by-images.md).
+//! Filesystems in files: a pool where there is no reflink-capable filesystem, and volumes of a certain size (docs/adr/0018-volumes.md).
 //!
 //! The file is sparse: it takes what was written. An image is formatted under another name and renamed when that is done.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::Path;
+use std::time::Duration;
 
 use super::error::failed;
 use super::facts;
 use super::own::tool;
 use super::record::sync_parent;
 use crate::engine::api::VerbResult;
+
+/// How often a loop device is asked for, and how long after each other.
+const LOOP_TRIES: u32 = 8;
+const LOOP_PAUSE: Duration = Duration::from_millis(50);
 
 /// Makes an image of `bytes` with an empty XFS, if there is none.
 ///
@@ -42,7 +47,15 @@ pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
     if facts::is_mounted(at)? {
         return Ok(());
     }
-    tool("mount", &[OsStr::new("-t"), OsStr::new("xfs"), OsStr::new("-o"), OsStr::new("loop,nodev"), image.as_os_str(), at.as_os_str()])
+    let arguments = [OsStr::new("-t"), OsStr::new("xfs"), OsStr::new("-o"), OsStr::new("loop,nodev"), image.as_os_str(), at.as_os_str()];
+    for _ in 1..LOOP_TRIES {
+        match tool("mount", &arguments) {
+            // Somebody else was faster to take the device that was free.
+            Err(error) if error.message.contains("loop device") => std::thread::sleep(LOOP_PAUSE),
+            done => return done,
+        }
+    }
+    tool("mount", &arguments)
 }
 
 /// Unmounts what [`mount`] has mounted; the loop device goes with it.

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::error::{error, failed, hinted};
+use super::facts::{self, Elsewhere};
+use super::image;
 use super::name::{self, Named};
 use super::options::{OnRemove, Options};
 use super::own::Own;
 use super::record::{MountId, Parent, Record, boot, now_text, sync_parent};
-use super::{facts, image};
 use crate::control::{Client, STORE_NAME};
 use crate::engine::api::{CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
 use crate::engine::offline::Offline;
@@ -21,6 +22,10 @@ use crate::sys::{self, host};
 /// How long somebody else's work on a volume is waited for.
 const LOCK_PATIENCE: Duration = Duration::from_secs(100);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a container that has ended may take to be gone.
+const ENDING_PATIENCE: Duration = Duration::from_millis(500);
+const ENDING_PAUSE: Duration = Duration::from_millis(20);
 
 /// How uses by this program begin; an engine's are hexadecimal.
 const OWN_ID: &str = "verb-";
@@ -215,7 +220,8 @@ impl Pool {
                 Err(cause) => Err(failed(source, cause)),
             };
         }
-        // A tree without a record was never a volume, or is what a removal has left.
+        // A tree without a record was never told to be a volume, or its record was lost: nothing is deleted that may be somebody's.
+        self.set_orphan_aside(&record.name)?;
         self.unmake(&record.name, options);
         if options.ephemeral {
             let (parent, state) = options.from.as_ref().ok_or_else(|| error("internal", "ephemeral without from"))?;
@@ -303,6 +309,8 @@ impl Pool {
     /// # Errors
     /// `no-such-volume`, `unknown-checkpoint`, why it cannot be mounted.
     pub fn mount(&self, named: &Named, id: &str) -> VerbResult<PathBuf> {
+        // What is no volume gets no lock.
+        self.get(&named.volume)?;
         let _locked = self.lock(&named.volume)?;
         let mut record = self.get(&named.volume)?;
         let id = use_id(named, id);
@@ -361,6 +369,9 @@ impl Pool {
     /// # Errors
     /// The pool cannot be written.
     pub fn unmount(&self, named: &Named, id: &str) -> VerbResult<()> {
+        if Record::load(&self.meta(&named.volume))?.is_none() {
+            return Ok(());
+        }
         let _locked = self.lock(&named.volume)?;
         let Some(mut record) = Record::load(&self.meta(&named.volume))? else { return Ok(()) };
         if record.take(&use_id(named, id)) {
@@ -458,12 +469,13 @@ impl Pool {
     /// `no-such-volume`, `in-use`: it is mounted in a container, whatever is recorded, or a process has something open in it.
     pub fn remove(&self, name: &str) -> VerbResult<Option<PathBuf>> {
         name::check(name)?;
+        Record::load(&self.meta(name))?.ok_or_else(|| no_such(name))?;
         let locked = self.lock(name)?;
         let mut record = Record::load(&self.meta(name))?.ok_or_else(|| no_such(name))?;
         let options = record.parsed()?;
         let place = self.place(name, &options);
         if record.mounted {
-            if let Some(elsewhere) = facts::elsewhere(&place.backing, &place.point)?.first() {
+            if let Some(elsewhere) = self.still_elsewhere(&place)? {
                 let message = format!("volume {name} is mounted at {} of process {}", elsewhere.at.display(), elsewhere.pid);
                 return Err(hinted("in-use", message, "stop what uses it first"));
             }
@@ -479,6 +491,18 @@ impl Pool {
         fs::remove_file(self.meta(name)).and_then(|()| sync_parent(&self.meta(name))).map_err(|cause| failed(&self.meta(name), cause))?;
         locked.forget();
         Ok(gone)
+    }
+
+    /// Where it is mounted besides, when a moment has passed: a container that has just ended takes its mounts with it a little later.
+    fn still_elsewhere(&self, place: &Place) -> VerbResult<Option<Elsewhere>> {
+        let started = Instant::now();
+        loop {
+            let found = facts::elsewhere(&place.backing, &place.point)?.into_iter().next();
+            if found.is_none() || started.elapsed() > ENDING_PATIENCE {
+                return Ok(found);
+            }
+            std::thread::sleep(ENDING_PAUSE);
+        }
     }
 
     /// Whether a volume that is removed goes to the trash.
@@ -511,6 +535,18 @@ impl Pool {
             _ => {}
         }
         self.set_gone(&place.backing, name)
+    }
+
+    fn set_orphan_aside(&self, name: &str) -> VerbResult<()> {
+        let (tree, image) = (self.root.join("volumes").join(name), self.image(name));
+        image::unmount(&tree)?;
+        let found: Vec<(&Path, &str)> =
+            [(tree.as_path(), "tree"), (image.as_path(), "disk.img")].into_iter().filter(|(path, _)| path.exists()).collect();
+        if found.is_empty() {
+            return Ok(());
+        }
+        let trash = self.trash_for(name)?;
+        found.into_iter().try_for_each(|(from, to)| fs::rename(from, trash.join(to)).map_err(|cause| failed(from, cause)))
     }
 
     fn trash_for(&self, name: &str) -> VerbResult<PathBuf> {
