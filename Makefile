@@ -8,6 +8,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH):/usr/sbin:/sbin
 PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 UNITDIR ?= /etc/systemd/system
+UNITS := $(notdir $(wildcard mount/*.service mount/*.socket))
 DESTDIR ?=
 BASE ?=
 ARGS ?=
@@ -85,16 +86,16 @@ deny: ## Check dependencies: licences, sources, bans, known vulnerabilities (ins
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh
 
-install: build ## Install the binary, mount.ckptfs and the systemd unit
+install: build ## Install the binary, mount.ckptfs and the systemd units
 	install -D -m 755 target/release/ckptfs $(DESTDIR)$(PREFIX)/bin/ckptfs
 	install -D -m 755 mount/mount.ckptfs $(DESTDIR)$(PREFIX)/lib/ckptfs/mount.ckptfs
 	install -d $(DESTDIR)$(SBINDIR)
 	ln -sfn $(PREFIX)/lib/ckptfs/mount.ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs
 	install -d $(DESTDIR)$(UNITDIR)
-	sed 's|@PREFIX@|$(PREFIX)|g' mount/ckptfs@.service >$(DESTDIR)$(UNITDIR)/ckptfs@.service
+	for unit in $(UNITS); do sed 's|@PREFIX@|$(PREFIX)|g' mount/$$unit >$(DESTDIR)$(UNITDIR)/$$unit || exit 1; done
 
 uninstall: ## Remove what `make install` installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(DESTDIR)$(UNITDIR)/ckptfs@.service
+	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
 	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs
 
 image: ## Build the container image from a static binary, without a registry: docker/README.md
@@ -110,4 +111,4 @@ deb: build deb-files ## Build the Debian package: target/debian/ (needs `cargo i
 deb-files:
 	rm -rf target/deb
 	mkdir -p target/deb/units
-	for unit in mount/*.service mount/*.socket; do [ ! -f $$unit ] || sed 's|@PREFIX@|/usr|g' $$unit >target/deb/units/$${unit##*/} || exit 1; done
+	for unit in $(UNITS); do sed 's|@PREFIX@|/usr|g' mount/$$unit >target/deb/units/$$unit || exit 1; done
