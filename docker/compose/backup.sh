@@ -6,15 +6,20 @@ set -eu
 EVERY=${EVERY:-3600} KEEP=${KEEP:-24}
 trap 'exit 0' TERM INT
 
+# What is called a backup is whole and on the disk.
+copy() {
+    tar -C "/data/.snapshots/$1" -cf "/backup/.$1" . && sync "/backup/.$1" && mv "/backup/.$1" "/backup/$1.tar"
+}
+
 backup() {
     name=backup-$(date -u +%Y%m%dT%H%M%SZ)
-    mkdir "/data/.snapshots/$name"
-    tar -C "/data/.snapshots/$name" -cf "/backup/.$name" .
-    # What is called a backup is whole.
-    sync
-    mv "/backup/.$name" "/backup/$name.tar"
-    rmdir "/data/.snapshots/$name"
-    ls /backup | sort -r | tail -n "+$((KEEP + 1))" | while read -r old; do rm "/backup/$old"; done
+    mkdir "/data/.snapshots/$name" || return 1
+    copied=yes
+    copy "$name" || copied=no
+    rm -f "/backup/.$name"
+    rmdir "/data/.snapshots/$name" || return 1
+    [ "$copied" = yes ] || return 1
+    ls /backup | grep '^backup-.*tar$' | sort -r | tail -n "+$((KEEP + 1))" | while read -r old; do rm "/backup/$old"; done
 }
 
 while :; do

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::mount::wait_until;
 use crate::common::{process, stdout_of, tool};
-use crate::rig::Rig;
+use crate::rig::{Rig, remove_cgroups};
 use crate::{on_an_engine, on_podman};
 
 fn an_engine_runs_here() {
@@ -46,10 +46,24 @@ fn nothing_outlives_a_killed_test() {
     let disk = Path::new(dir).join("disk.img");
     let loops = || stdout_of(tool("losetup", &["-j"]).arg(&disk), 30);
     assert!(loops().contains("disk.img"));
+    let pid = victim.id();
+    // The control groups are no part of the namespaces.
+    let groups = || {
+        stdout_of(
+            &mut tool("sh", &["-c", &format!("ls -d /sys/fs/cgroup/ckptfs-test-{pid}-* /sys/fs/cgroup/*/ckptfs-test-{pid}-* 2>/dev/null; true")]),
+            30,
+        )
+    };
+    assert_ne!(groups(), "");
     victim.kill().expect("it can be killed");
     victim.wait().expect("it is ours");
     assert!(process::wait_dead(init, start, Duration::from_secs(60)), "the rig of a dead test lives on");
     wait_until("the loop device is free", 60, || loops().is_empty());
+    // Whoever comes next removes them.
+    wait_until("the control groups can be removed", 60, || {
+        remove_cgroups("");
+        groups().is_empty()
+    });
 }
 
 on_an_engine! { an_engine_runs_here, nothing_outlives_a_killed_test }

@@ -37,11 +37,9 @@ pub fn unavailable() -> Option<String> {
     if !Path::new("/dev/fuse").exists() {
         return Some("there is no /dev/fuse".to_owned());
     }
-    for (program, package) in [("dockerd", "docker.io"), ("tini", "tini"), ("busybox", "busybox-static"), ("mkfs.xfs", "xfsprogs"), ("curl", "curl")]
-    {
-        if !has(program) {
-            return Some(format!("{program} is not installed (make deps; apt: {package})"));
-        }
+    let programs = [("dockerd", "docker.io"), ("tini", "tini"), ("busybox", "busybox-static"), ("mkfs.xfs", "xfsprogs"), ("curl", "curl")];
+    if let Some(reason) = missing(&programs) {
+        return Some(reason);
     }
     let mut try_it = tool("unshare", &["--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--mount-proc", "--propagation", "private", "true"]);
     match try_run_limited(&mut try_it, 30) {
@@ -213,10 +211,30 @@ fn child_of(parent: u32) -> Option<u32> {
     })
 }
 
-/// Control groups are no part of any namespace here: those of the rig `name` are removed, and nobody else's.
-fn remove_cgroups(name: &str) {
-    let script = format!(
-        "for group in /sys/fs/cgroup/{name} /sys/fs/cgroup/*/{name}; do [ -d $group ] && find $group -depth -type d -exec rmdir {{}} +; done; true"
-    );
-    let _ = try_run_limited(&mut tool("sh", &["-c", &script]), 30);
+/// Control groups are no part of any namespace here: those of the rig `name` are removed, and those of rigs whose test process is dead.
+pub fn remove_cgroups(name: &str) {
+    let ours = |group: &str| {
+        let maker = group.strip_prefix("ckptfs-test-").and_then(|rest| rest.split('-').next()?.parse().ok());
+        group == name || maker.is_some_and(|maker| process::start_of(maker).is_none())
+    };
+    let top = PathBuf::from("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(&top).into_iter().flatten().flatten().map(|entry| entry.path());
+    for hierarchy in hierarchies.chain([top.clone()]) {
+        for entry in fs::read_dir(&hierarchy).into_iter().flatten().flatten() {
+            if ours(&entry.file_name().to_string_lossy()) {
+                remove_group(&entry.path());
+            }
+        }
+        // Podman's, which have one name for all: only what is empty goes.
+        let _ = fs::remove_dir(hierarchy.join("libpod_parent/conmon"));
+        let _ = fs::remove_dir(hierarchy.join("libpod_parent"));
+    }
+}
+
+/// The files in a control group go with it; one that is in use stays.
+fn remove_group(group: &Path) {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        remove_group(&entry.path());
+    }
+    let _ = fs::remove_dir(group);
 }

@@ -159,12 +159,12 @@ dk_long() {
     docker run -d --network none --name "$name" "$@" bb:local sh -c 'trap exit TERM; while :; do sleep 0.2; done' >/dev/null
 }
 
-# One named $1 that counts, a number a line, into file $2, and ends with status 9 when it cannot.
+# One named $1 that counts, a number a line, into file $2 and then into $2.after, and ends with status 9 when it cannot.
 dk_counter() {
     local name=$1 file=$2
     shift 2
     docker run -d --network none --name "$name" "$@" bb:local \
-        sh -c "trap exit TERM; i=0; while :; do i=\$((i + 1)); echo \$i >>$file || exit 9; done" >/dev/null
+        sh -c "trap exit TERM; i=0; while :; do i=\$((i + 1)); echo \$i >>$file && echo \$i >>$file.after || exit 9; done" >/dev/null
     until_true 60 counts_beyond "$name" "$file" 0
 }
 
