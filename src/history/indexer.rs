@@ -268,12 +268,14 @@ impl Timeline {
         let Some((id, address)) = newest else { return Ok(()) };
         let end = address.after(&self.store.journal.read(address)?)?;
         self.store.index.rebuild(&self.store.journal, Some(end))?;
+        let mut struck = Batch::voids(&self.inner.read().struck);
+        self.store.index.apply(&mut struck)?;
         drop(self.take_indexed(id.epoch()));
         Ok(())
     }
 
     /// Applies every closed epoch to the index and drops its table.
-    fn index_closed(&self) -> Result<(), StoreError> {
+    pub(super) fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
         while let Some((id, end)) = self.oldest_sealed() {
             let mut batch = Batch::new();
@@ -285,6 +287,7 @@ impl Timeline {
                 }
                 batch.add(address, &record)?;
             }
+            batch.strike(&self.inner.read().struck);
             // Merged first, then applied in pieces: readers of the index wait for one piece only, and never see a record that was voided.
             for mut piece in batch.pieces(PIECE_KEYS_MAX) {
                 if self.wake.stopping() {
@@ -292,10 +295,6 @@ impl Timeline {
                 }
                 self.wake.calls(Some(Instant::now()));
                 index.apply(&mut piece)?;
-            }
-            let struck = self.inner.read().struck.clone();
-            if !struck.is_empty() {
-                index.apply(&mut Batch::voids(&struck))?;
             }
             let indexed = self.take_indexed(id.epoch());
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.

@@ -31,11 +31,12 @@ impl Timeline {
             inner.operations.note(number, at, undoes);
         }
         inner.absences = store.index.absences().map_err(fault)?.into_iter().map(|(from_ns, to_ns)| Absence { from_ns, to_ns }).collect();
+        // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
+        let mut aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
         for (kept, address) in checkpoints {
+            aftermath.recorded_ns = aftermath.recorded_ns.max(Some(kept.created_ns));
             inner.put_checkpoint(kept, address);
         }
-        // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
-        let aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
         let witness = store.journal.witness();
         let lost = witness < store.journal.position();
         let places = lost.then(HashMap::new);
@@ -47,6 +48,7 @@ impl Timeline {
             let (address, record) = frame.map_err(fault)?;
             // A restore that was under way is finished whatever the index knows of it.
             let indexed = address < applied && is_of_checkpoints(&record) && !matches!(record, Record::RestoreBegin { .. });
+            replay.aftermath.recorded_ns = replay.aftermath.recorded_ns.max(time_of(&record));
             if matches!(record, Record::Checkpoint(_)) {
                 replay.only = None;
             }
@@ -127,13 +129,21 @@ fn time_of(record: &Record) -> Option<i64> {
     }
 }
 
+/// A version that may never have come to be.
+#[derive(Clone, Copy)]
+struct Unsure {
+    object: ObjectId,
+    /// If it is known: the bytes that were kept.
+    size: Option<u64>,
+}
+
 struct Replay {
     inner: Inner,
     aftermath: Aftermath,
     /// What later frames speak of was not done: see [`crate::store::journal::Journal::witness`].
     witness: Address,
-    /// Data records beyond the witness and their objects, which may never have come to be.
-    unsure: HashMap<(Epoch, Slot), ObjectId>,
+    /// Data records whose objects may never have come to be.
+    unsure: HashMap<(Epoch, Slot), Unsure>,
     /// Up to where the index has the journal.
     applied: Address,
     /// Who asked for what the next record says.
@@ -209,7 +219,6 @@ impl Replay {
     fn take(&mut self, address: Address, record: Record) {
         let beyond = address >= self.witness;
         let by = self.by.take();
-        self.aftermath.recorded_ns = self.aftermath.recorded_ns.max(time_of(&record));
         self.note_places(&record);
         match record {
             Record::Undo { epoch, undo } => {
@@ -292,10 +301,11 @@ impl Replay {
     /// not have been: a checkpoint that nobody finds any more may have closed its epoch since.
     fn note_unsure(&mut self, epoch: Epoch, undo: &[Undo], beyond: bool) {
         for item in undo {
-            if let Undo::Data { slot, before: DataState { object: Some(object), .. } } = item
-                && (beyond || (self.places.is_some() && object.origin == ObjectOrigin::Moved))
-            {
-                self.unsure.entry((epoch, *slot)).or_insert(*object);
+            let Undo::Data { slot, before: DataState { object: Some(object), size, .. } } = item else { continue };
+            let moved = object.origin == ObjectOrigin::Moved;
+            if beyond || (self.places.is_some() && moved) {
+                let size = (!moved).then_some(*size);
+                self.unsure.entry((epoch, *slot)).or_insert(Unsure { object: *object, size });
             }
         }
     }
@@ -316,11 +326,14 @@ impl Replay {
         // One that is half done is finished later.
         let replacing = self.aftermath.replacing.as_ref().map(|(_, _, object)| *object);
         let unsure = std::mem::take(&mut self.unsure);
-        for ((epoch, slot), object) in unsure.into_iter().filter(|(_, object)| Some(*object) != replacing) {
-            match store.layers.exists(object) {
-                Ok(true) => continue,
-                Ok(false) => {}
-                Err(error) => return Err(fault(error)),
+        for ((epoch, slot), Unsure { object, size }) in unsure.into_iter().filter(|(_, unsure)| Some(unsure.object) != replacing) {
+            // btrfs brings the names in a new directory to the disk with anything that is synced there: an empty file has one, and nothing of its data.
+            match store.layers.stat(object).map_err(fault)? {
+                Some(found) if size.is_none_or(|size| size == found.size) => {
+                    self.aftermath.moved_away.extend(size.is_none().then_some(object));
+                    continue;
+                }
+                _ => {}
             }
             tracing::info!(epoch = epoch.0, slot = slot.0, "a version was recorded, but not kept before the power was cut: its file has not changed");
             store.journal.append(&[Record::Void { epoch, slot }]).map_err(fault)?;
@@ -329,3 +342,7 @@ impl Replay {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "resume_tests.rs"]
+mod tests;

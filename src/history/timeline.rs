@@ -177,8 +177,10 @@ pub struct Aftermath {
     pub restoring_only: Option<Vec<Vec<u8>>>,
     /// When the tree stopped being served, nanoseconds since 1970, if that is known.
     pub stopped_ns: Option<i64>,
-    /// The latest time that the last records tell of: the daemon lived then. Nanoseconds since 1970.
+    /// The latest time that a checkpoint or the last records tell of: the daemon lived then. Nanoseconds since 1970.
     pub recorded_ns: Option<i64>,
+    /// After a power cut: inodes that were moved into a layer not long before. btrfs may have brought back the names that they had, too.
+    pub moved_away: Vec<ObjectId>,
 }
 
 /// Wall clock, nanoseconds since 1970.

@@ -280,7 +280,7 @@ impl<'a> View<'a> {
                 Source::Empty => return Ok((Source::Empty, None)),
                 Source::Object(object) => {
                     if let Some(file) = self.timeline.open_object(object)? {
-                        self.check_whole(node.slot, object, &file)?;
+                        self.check_whole(node, object, &file)?;
                         return Ok((Source::Object(object), Some(file)));
                     }
                     // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record. No epoch is
@@ -306,11 +306,14 @@ impl<'a> View<'a> {
     }
 
     /// Refuses an object of another size than what was kept: the power was cut before all of a copy was on the disk.
-    fn check_whole(&self, slot: Slot, object: ObjectId, file: &File) -> SysResult<()> {
+    fn check_whole(&self, node: &Arc<Trail>, object: ObjectId, file: &File) -> SysResult<()> {
         let State::At(id) = self.state else { return Ok(()) };
-        let Some(data) = self.timeline.data_at(slot, id)?.map(|data| data.before).filter(|data| data.object == Some(object)) else { return Ok(()) };
+        let Some(data) = self.timeline.data_at(node.slot, id)?.map(|data| data.before).filter(|data| data.object == Some(object)) else {
+            return Ok(());
+        };
         let size = crate::sys::stat_fd(file)?.size;
-        if size == data.size {
+        // Changes that never came to the disk were struck, and the inode that was moved away after them is what it was before.
+        if size == data.size || (object.origin == ObjectOrigin::Moved && size == self.attr(node)?.stat.size) {
             return Ok(());
         }
         tracing::error!(?object, size, kept = data.size, "a version is not whole");

@@ -8,17 +8,21 @@
 //!   What is in that log goes on being written there: a rename, a link, an unlink of an inode that was synced since the last commit (or was logged with
 //!   one that was) changes the log at once (`btrfs_log_new_name`, `btrfs_del_inode_ref_in_log`, fs/btrfs/tree-log.c), and is on the disk with anybody's
 //!   next fsync. So while there may be such an inode, the record of a change of names is synced before the change.
+//!   A directory that is synced takes the names that were removed from it from the disk, but does not bring names that the same inodes got elsewhere:
+//!   one that was linked and then unlinked, where nothing was committed in between, is lost. So before one of its names goes, such an inode is synced.
 //! - a **copied** capture (a small file with dirty pages) is data. It is synced before an fsync of the live file; and while the whole tree is synced
 //!   nothing is copied, for the sync promises that checkpoints made before are on the disk, and may have passed by the copy.
 //! - **without reflink** every capture is a copy, and the live file is overwritten in place: the copy is synced at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::Live;
 use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, SysResult};
+use crate::sys::{self, Kind, Open, SysResult};
 
 /// Captures that are synced one by one before a directory is; of more the whole filesystem is synced.
 const SYNCED_ONE_BY_ONE_MAX: usize = 16;
@@ -33,6 +37,8 @@ pub(super) struct Undurable {
     synced: AtomicU64,
     /// What that count was when the last commit of the whole filesystem began.
     committed: AtomicU64,
+    /// Inodes that a checkpoint can see and that got another name since the last commit of the whole filesystem.
+    linked: Mutex<HashSet<Slot>>,
 }
 
 /// A sync of the whole tree is under way: nothing is copied. See the module.
@@ -115,6 +121,32 @@ impl Live {
         self.timeline.store().journal.sync().map_err(|error| error.errno())
     }
 
+    /// An inode got another name.
+    pub(super) fn note_linked(&self, slot: Slot) {
+        if self.syncs_overtake && !self.timeline.is_born(slot) {
+            self.undurable.linked.lock().insert(slot);
+        }
+    }
+
+    /// Before one of several names of an inode is removed: one that stays is on the disk where a sync of the directory would take the removed one from
+    /// the disk alone, and with it an inode that a checkpoint needs. See the module.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC: the name must not be removed.
+    pub(super) fn order_links(&self, slot: Slot, kind: Kind, fd: impl FnOnce() -> SysResult<Arc<OwnedFd>>) -> SysResult<()> {
+        if !self.undurable.linked.lock().contains(&slot) || sys::host::left_out("links") {
+            return Ok(());
+        }
+        self.note_synced();
+        self.make_captures_durable(slot)?;
+        let file = if kind == Kind::File { sys::reopen(&*fd()?, Open::READ).ok() } else { None };
+        let Some(file) = file else { return self.sync_filesystem() };
+        sys::fsync(&file)?;
+        self.note_synced();
+        self.undurable.linked.lock().remove(&slot);
+        Ok(())
+    }
+
     fn sync_objects(&self, objects: &[ObjectId]) -> SysResult<()> {
         for object in objects {
             // One that is gone was not needed.
@@ -128,7 +160,12 @@ impl Live {
 
     fn sync_filesystem(&self) -> SysResult<()> {
         let synced = self.undurable.synced.load(Ordering::SeqCst);
-        sys::syncfs(&self.root).inspect_err(|_| self.timeline.store().journal.latch())?;
+        let linked = std::mem::take(&mut *self.undurable.linked.lock());
+        if let Err(errno) = sys::syncfs(&self.root) {
+            self.timeline.store().journal.latch();
+            self.undurable.linked.lock().extend(linked);
+            return Err(errno);
+        }
         self.undurable.committed.fetch_max(synced, Ordering::SeqCst);
         Ok(())
     }

@@ -185,6 +185,7 @@ impl Live {
             let removed = sys::unlink_at(&dir, to.name.as_bytes());
             tracing::debug!(?removed, "a link that could not be looked at");
         })?;
+        self.note_linked(slot);
         self.timeline.count(1);
         let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
         Ok(Made { slot, generation, stat, file: None })
@@ -346,7 +347,7 @@ impl Live {
         self.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
         let rename = |how| self.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
-        let ordered = self.order_names();
+        let ordered = self.order_removal(target);
         match fate {
             Fate::Move(object) => {
                 ordered.and_then(|()| rename(RenameMode::Exchange)).inspect_err(|_| self.not_replaced(source, target))?;

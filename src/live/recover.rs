@@ -6,8 +6,9 @@ use super::Live;
 use super::find::{At, is_elsewhere};
 use crate::history::timeline::{Aftermath, Moved};
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
+use crate::store::layers::file_name;
 use crate::store::record::{Place, Record};
-use crate::sys::{self, Errno, Kind, SysResult, Time};
+use crate::sys::{self, Errno, Kind, RenameMode, SysResult, Time};
 
 impl Live {
     /// Brings tree and history together again. Costs what changed in the open epoch. Nothing may be served yet.
@@ -22,6 +23,7 @@ impl Live {
                 self.timeline.strike_unmade(*object)?;
             }
         }
+        aftermath.moved_away.iter().try_for_each(|object| self.set_apart(*object))?;
         self.strike_unmade()?;
         self.watch_mapped()?;
         self.sweep_objects();
@@ -87,6 +89,39 @@ impl Live {
             }
         }
         Ok(())
+    }
+
+    /// After a power cut the log of btrfs may have brought back a name that an inode had before it was moved into the layer, beside the one there: what
+    /// is written through that name would change the past. The layer gets a copy of its own.
+    fn set_apart(&self, object: ObjectId) -> SysResult<()> {
+        let store = self.timeline.store();
+        let stat = store.layers.stat(object).map_err(|error| error.errno())?;
+        let Some(stat) = stat.filter(|stat| stat.kind == Kind::File && stat.nlink > 1) else { return Ok(()) };
+        let kept = store.layers.open(object).map_err(|error| error.errno())?;
+        let (tmp, name) = (store.layout.tmp_dir().map_err(|error| error.errno())?, file_name(object));
+        match sys::unlink_at(tmp, name.as_bytes()) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        let copy = sys::create_file_at(tmp, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?;
+        if self.reflink {
+            sys::clone_file(&kept, &copy)?
+        } else {
+            sys::copy_data(&kept, &copy, stat.size)?
+        }
+        for (name, value) in sys::file_xattrs(&kept)? {
+            sys::set_file_xattr(&copy, &name, &value)?;
+        }
+        match sys::set_file_owner(&copy, stat.uid, stat.gid) {
+            Err(Errno::EPERM) if sys::ids().0 != 0 => {}
+            owned => owned?,
+        }
+        sys::set_file_mode(&copy, stat.mode)?;
+        sys::set_file_times(&copy, stat.atime, stat.mtime)?;
+        sys::fsync(&copy)?;
+        let (layer, name) = store.layers.location(object).map_err(|error| error.errno())?;
+        tracing::info!(slot = object.slot.0, "an inode in a layer had a name in the tree again: the layer has a copy of its own now");
+        sys::rename_at(tmp, name.as_bytes(), &*layer, name.as_bytes(), RenameMode::Replace)
     }
 
     /// A mapping outlives the daemon that served its file: a file that was open for writing and is still mapped is watched again.

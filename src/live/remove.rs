@@ -211,7 +211,7 @@ impl Live {
         let held = self.hold(&target, fate)?;
         self.timeline.record(undo, more)?;
         self.leave_orphan(target.slot, held.as_ref());
-        let ordered = self.order_names();
+        let ordered = self.order_removal(&target);
         match fate {
             Fate::Move(object) => ordered.and_then(|()| self.move_away(&dir, name, object)).inspect_err(|_| self.take_back(target.slot))?,
             Fate::Free if want_dir => ordered.and_then(|()| self.with_room(|| sys::rmdir_at(&dir, name.as_bytes())))?,
@@ -220,6 +220,14 @@ impl Live {
         self.timeline.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);
         Ok(target.slot)
+    }
+
+    /// What must be on the disk before a name of `target` is removed.
+    pub(super) fn order_removal(&self, target: &Target<'_>) -> SysResult<()> {
+        if !target.is_last() {
+            self.order_links(target.slot, target.stat.kind, || target.fd().cloned())?;
+        }
+        self.order_names()
     }
 
     /// Whether a name leads to something that no checkpoint can see and that was changed less than `age` ago.

@@ -1,6 +1,8 @@
 //! What must hold after the power was cut.
 
 use std::fs as files;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::common::tree::{TreeOpts, compare, try_tree_without};
@@ -98,12 +100,31 @@ fn check(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<Found, S
     Ok(found)
 }
 
+/// Every live file is written in place: no past may share its inode.
+fn write_everywhere(root: &Path) {
+    for (path, _) in tree(root) {
+        if let Ok(file) = files::OpenOptions::new().append(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(root.join(path)) {
+            let _ = (&file).write_all(b"x");
+        }
+    }
+}
+
 /// History goes on: a checkpoint can be made, and the newest one that was promised be restored.
 fn goes_on(mount: &Mount, promised: &Promised, known: &[Known]) -> Result<(), String> {
+    write_everywhere(mount.path());
+    for known in known.iter().filter(|known| promised.checkpoints.contains(&known.id)) {
+        let wrong = known.tree.as_ref().map_or_else(Vec::new, |expected| differences(&mount.view(known.id), expected));
+        if !wrong.is_empty() {
+            return Err(format!("checkpoint {} is wrong once the live files were written:\n  {}", known.id, wrong.join("\n  ")));
+        }
+    }
     let now = mount.checkpoint();
     let before = tree(mount.path());
     let Some(last) = known.iter().rev().find(|known| promised.checkpoints.contains(&known.id) && known.tree.is_some()) else { return Ok(()) };
-    mount.restore(last.id);
+    let restored = mount.run(&["restore", &last.id.to_string()]);
+    if !restored.status.success() {
+        return Err(format!("restore {} failed: {}", last.id, String::from_utf8_lossy(&restored.stderr)));
+    }
     let expected = last.tree.as_ref().expect("it was chosen for that");
     let mut wrong = differences(mount.path(), expected);
     wrong.extend(compare(&tree(&mount.view(now)), &before, &TreeOpts::default()));

@@ -23,6 +23,17 @@ const FILES: usize = 6;
 
 /// Makes a synced checkpoint, has `change` work on the tree, cuts the power, and gives how the view differs from what was there.
 fn differences_after(v: Variant, left_out: &str, change: impl Fn(&Path)) -> Vec<String> {
+    differences_served(v, left_out, change, |_| String::new(), |_| String::new())
+}
+
+/// As [`differences_after`]; `found` sees what the cut left before it is mounted by us, `served` works on it once it is.
+fn differences_served(
+    v: Variant,
+    left_out: &str,
+    change: impl Fn(&Path),
+    found: impl Fn(&Path) -> String,
+    served: impl Fn(&Path) -> String,
+) -> Vec<String> {
     let host = Host::new();
     let image = host.format(v.fs, "disk.img");
     let cut = host.file("cut.img");
@@ -43,7 +54,9 @@ fn differences_after(v: Variant, left_out: &str, change: impl Fn(&Path)) -> Vec<
         expected
     };
     let disk = host.mount(v.fs, &cut);
+    found(&disk.path().join("project"));
     let mount = Mount::start(&disk.path().join("project"), &MountOpts::new(v.io));
+    served(mount.path());
     // What cannot be read is told, which is not what was promised, but not wrong either.
     let found = super::common::tree::try_tree_without(&mount.view(1), &[]);
     found.map_or_else(|problem| vec![problem], |found| compare(&found, &expected, &TreeOpts::default()))
@@ -109,6 +122,18 @@ fn no_synced_file_is_renamed_on_disk_without_its_record(v: Variant) {
     });
 }
 
+/// A directory of btrfs that is synced forgets a name on the disk, and not where else the inode got one: a file that was linked and unlinked would be gone.
+fn no_linked_file_is_lost_with_its_first_name(v: Variant) {
+    holds_and_fails_without(v, "links", |root| {
+        fs::hard_link(root.join("d/f0"), root.join("other/g0")).unwrap();
+        fs::remove_file(root.join("d/f0")).unwrap();
+        fs::hard_link(root.join("d/f1"), root.join("other/g1")).unwrap();
+        fs::rename(root.join("d/f2"), root.join("d/f1")).unwrap();
+        fs::remove_file(root.join("other/g1")).unwrap();
+        File::open(root.join("d")).unwrap().sync_all().unwrap();
+    });
+}
+
 /// The journal is synced once a second, ahead of the tree.
 const JOURNAL_SYNCED: Duration = Duration::from_millis(2500);
 
@@ -156,6 +181,40 @@ fn a_move_that_did_not_reach_the_disk_is_taken_back(v: Variant) {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
+/// What the log of btrfs was seen to bring to the disk of changes that are not there themselves: of clones empty files, and an inode that was moved away
+/// as it was before the changes in between. The files are what they were, and so is the past.
+fn what_the_log_brings_of_layers_is_not_believed(v: Variant) {
+    let change = |root: &Path| {
+        let append = |name: &str| OpenOptions::new().append(true).open(root.join(name)).and_then(|mut file| file.write_all(b"more"));
+        ["d/f0", "d/f1", "d/f2"].iter().for_each(|name| append(name).unwrap());
+        ckptfs(root, "checkpoint");
+        fs::remove_file(root.join("d/f0")).unwrap();
+        ["d/f2", "d/f3"].iter().for_each(|name| append(name).unwrap());
+        // So much is there, and the layers with it.
+        fs::write(root.join("other/new"), "").unwrap();
+        File::open(root.join("other/new")).unwrap().sync_all().unwrap();
+        File::open(root.join("other")).unwrap().sync_all().unwrap();
+    };
+    let brings = "cd .ckptfs/layers; truncate -s 0 */objects/*.c; rm 2/objects/$(stat -c %i ../../d/f0)-*.c; mv ../../d/f0 3/objects/$(stat -c %i ../../d/f0)-0.m";
+    let wrong = differences_served(v, "", change, |root| sh(root, brings), |_| String::new());
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+/// The log of btrfs can bring back the name of an inode beside the one that it has in a layer: what is written through it does not change the past.
+fn a_name_that_came_back_does_not_share_its_inode_with_the_past(v: Variant) {
+    let change = |root: &Path| {
+        sh(root.parent().unwrap(), "sync -f .");
+        fs::remove_file(root.join("d/f0")).unwrap();
+        thread::sleep(JOURNAL_SYNCED);
+        sh(root.parent().unwrap(), "sync -f .");
+        fs::rename(root.join("d/f1"), root.join("d/g1")).unwrap();
+        thread::sleep(JOURNAL_SYNCED);
+    };
+    let comes_back = |root: &Path| sh(root, "ln .ckptfs/layers/*/objects/*.m d/f0; test $(stat -c %h d/f0) = 2");
+    let wrong = differences_served(v, "", change, comes_back, |root| sh(root, "echo other > d/f0; chmod 600 d/f0"));
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
 for_each_variant! { one => no_change_is_on_disk_without_its_record }
 
 mod btrfs {
@@ -163,7 +222,11 @@ mod btrfs {
     super::for_each_variant! { @test no_synced_file_is_on_disk_without_its_past daemon Btrfs Daemon }
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_passthrough Btrfs Passthrough }
     super::for_each_variant! { @test no_synced_file_is_renamed_on_disk_without_its_record renamed_daemon Btrfs Daemon }
+    super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_passthrough Btrfs Passthrough }
+    super::for_each_variant! { @test no_linked_file_is_lost_with_its_first_name linked_daemon Btrfs Daemon }
     super::for_each_variant! { @test renames_that_did_not_reach_the_disk_are_taken_back taken_back Btrfs Passthrough }
+    super::for_each_variant! { @test what_the_log_brings_of_layers_is_not_believed brought Btrfs Daemon }
+    super::for_each_variant! { @test a_name_that_came_back_does_not_share_its_inode_with_the_past came_back Btrfs Passthrough }
     #[cfg(debug_assertions)]
     super::for_each_variant! { @test a_move_that_did_not_reach_the_disk_is_taken_back half_done Btrfs Passthrough }
     super::for_each_variant! { @test what_the_filesystem_alone_loses plain Btrfs Daemon }

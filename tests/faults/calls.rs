@@ -1,5 +1,6 @@
 //! Every call of every operation fails once: what was kept stays, what is live is what it was, and the operation works once the fault is gone.
 
+use ckptfs::engine::request::SetAttr;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{self, Call, Plan, Seen};
 
@@ -162,6 +163,9 @@ impl Run {
                     }
                     let differs = if told_late || half { Vec::new() } else { differs };
                     assert_eq!(differs, Vec::<String>::new(), "{what}: the live tree is another");
+                    if half {
+                        self.cut_back(&dir, &before);
+                    }
                 }
                 self.again(&what, op, &dir, id);
             }
@@ -205,6 +209,15 @@ impl Run {
     fn kept(&self, what: &str, id: u64, dir: &str, kept: &Tree) {
         let view = self.served.view(id, dir).unwrap_or_else(|errno| panic!("{what}: checkpoint {id} cannot be read: {errno:?}"));
         assert_eq!(differing(&view, kept), Vec::<String>::new(), "{what}: checkpoint {id} has changed");
+    }
+
+    /// Files that half of something was appended to are as long as they were: who does it once more appends all of it.
+    fn cut_back(&self, dir: &str, before: &Tree) {
+        let now = self.served.plain(dir);
+        for (path, seen) in before.iter().filter(|(path, seen)| now.get(*path).is_some_and(|now| now.content.len() > seen.content.len())) {
+            let size = SetAttr { size: Some(seen.content.len() as u64), ..SetAttr::default() };
+            self.served.set(&format!("{dir}/{path}"), size).unwrap();
+        }
     }
 
     /// The fault is gone: the same operation works. A journal that failed takes nothing more before the next mount, and says so.

@@ -69,6 +69,11 @@ impl Batch {
         Batch { records: changes.len(), changes, ..Batch::default() }
     }
 
+    /// Takes out data records whose `Void` comes later in the journal than what is added here.
+    pub fn strike<'a>(&mut self, records: impl IntoIterator<Item = &'a (Epoch, Slot)>) {
+        self.changes.extend(Batch::voids(records).changes);
+    }
+
     /// Takes what was added so far; the next records can be added to what is left.
     pub(super) fn take(&mut self) -> Batch {
         let next = Batch { by: self.by.take(), ..Batch::default() };

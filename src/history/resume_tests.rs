@@ -1,0 +1,87 @@
+//! What a power cut leaves of records, made by hand: the tail is what says how far the tree goes, so parts of it are taken away.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::*;
+use crate::store::ids::{CheckpointId, Name};
+use crate::store::record::{Checkpoint, Reason};
+
+/// Enough of them that the index takes them over in many pieces.
+const MANY: u64 = 20_000;
+
+fn open(dir: &Path) -> (Timeline, Aftermath) {
+    let (store, _) = Store::open(File::open(dir).unwrap(), true).unwrap();
+    Timeline::open(Arc::new(store)).unwrap()
+}
+
+fn checkpoint(timeline: &Timeline, number: u64) -> CheckpointId {
+    let id = CheckpointId(number);
+    let created_ns = 4_000_000_000_000_000_000 + number as i64;
+    let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns, atomic: true, dirty: 0, reason: Reason::Asked };
+    timeline.seal(None, checkpoint, Vec::new(), &[]).unwrap();
+    id
+}
+
+/// The tree on the disk goes as far as `at` and no further; the journal does.
+fn cut(dir: &Path, at: Address) {
+    let journal = dir.join(".ckptfs/journal");
+    let names = std::fs::read_dir(&journal).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with("tail-")).for_each(|name| std::fs::remove_file(journal.join(name)).unwrap());
+    File::create(journal.join(format!("tail-{:08x}-{:08x}", at.segment, at.offset))).unwrap();
+}
+
+#[test]
+fn what_was_struck_is_not_seen_while_the_index_takes_its_epoch_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let (slot, first) = (Slot(500), {
+        let (timeline, _) = open(dir.path());
+        let first = checkpoint(&timeline, 1);
+        let reached = timeline.store.journal.position();
+        let object = timeline.store.layers.next_object(Epoch(2), Slot(500), ObjectOrigin::Cloned).unwrap();
+        let never = Undo::Data { slot: Slot(500), before: DataState { object: Some(object), size: 7, provisional: false } };
+        timeline.record(vec![never], Vec::new()).unwrap();
+        let entry = |number| Undo::Entry { dir: Slot(10_000 + number), name: Name::new(b"name"), before: None };
+        timeline.record((0..MANY).map(entry).collect(), Vec::new()).unwrap();
+        checkpoint(&timeline, 2);
+        timeline.store.journal.sync().unwrap();
+        drop(timeline);
+        cut(dir.path(), reached);
+        first
+    });
+    let (timeline, _) = open(dir.path());
+    assert!(timeline.inner.read().struck.contains(&(Epoch(2), slot)), "the version that never came to be is struck");
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut looks = 0_u32;
+            while !ended.load(Ordering::SeqCst) {
+                assert_eq!(timeline.data_at(slot, first).unwrap(), None, "seen after {looks} looks");
+                looks += 1;
+            }
+        });
+        // However it ends, the reader is told.
+        let indexed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| timeline.index_closed()));
+        ended.store(true, Ordering::SeqCst);
+        reader.join().unwrap();
+        indexed.unwrap().unwrap();
+    });
+    assert_eq!(timeline.data_at(slot, first).unwrap(), None);
+}
+
+#[test]
+fn the_daemon_lived_when_a_checkpoint_was_made_that_the_index_has() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let (timeline, _) = open(dir.path());
+        checkpoint(&timeline, 1);
+        checkpoint(&timeline, 2);
+        timeline.index_closed().unwrap();
+        timeline.store.index.flush_durable().unwrap();
+    }
+    let (_, aftermath) = open(dir.path());
+    assert_eq!((aftermath.unclean, aftermath.recorded_ns), (true, Some(4_000_000_000_000_000_002)));
+}
