@@ -91,9 +91,11 @@ install: build ## Install the binary, mount.ckptfs and the systemd unit
 	ln -sfn $(PREFIX)/lib/ckptfs/mount.ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|@PREFIX@|$(PREFIX)|g' mount/ckptfs@.service >$(DESTDIR)$(UNITDIR)/ckptfs@.service
+	sed 's|@PREFIX@|$(PREFIX)|g' mount/ckptfs-volumes.service >$(DESTDIR)$(UNITDIR)/ckptfs-volumes.service
+	cp mount/ckptfs-volumes.socket $(DESTDIR)$(UNITDIR)/ckptfs-volumes.socket
 
 uninstall: ## Remove what `make install` installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(DESTDIR)$(UNITDIR)/ckptfs@.service
+	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(DESTDIR)$(UNITDIR)/ckptfs@.service $(DESTDIR)$(UNITDIR)/ckptfs-volumes.*
 	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs
 
 image: ## Build the container image: docker/README.md
