@@ -268,7 +268,8 @@ impl Timeline {
         let Some((id, address)) = newest else { return Ok(()) };
         let end = address.after(&self.store.journal.read(address)?)?;
         self.store.index.rebuild(&self.store.journal, Some(end))?;
-        self.store.index.apply(&mut Batch::voids(&self.inner.read().struck))?;
+        let mut struck = Batch::voids(&self.inner.read().struck);
+        self.store.index.apply(&mut struck)?;
         drop(self.take_indexed(id.epoch()));
         Ok(())
     }

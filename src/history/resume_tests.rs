@@ -63,10 +63,11 @@ fn what_was_struck_is_not_seen_while_the_index_takes_its_epoch_over() {
                 looks += 1;
             }
         });
-        let indexed = timeline.index_closed();
+        // However it ends, the reader is told.
+        let indexed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| timeline.index_closed()));
         ended.store(true, Ordering::SeqCst);
-        indexed.unwrap();
         reader.join().unwrap();
+        indexed.unwrap().unwrap();
     });
     assert_eq!(timeline.data_at(slot, first).unwrap(), None);
 }

@@ -1,8 +1,10 @@
 //! What is really mounted, as the kernel's tables say.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::error::error;
+use super::pool::Place;
 use crate::engine::api::VerbResult;
 use crate::fuse::{SOURCE_PREFIX, escape_source};
 use crate::sys::{self, Errno, MountPoint, host};
@@ -44,15 +46,47 @@ pub fn serves(table: &[MountPoint], at: &Path) -> bool {
     ours(table, at).is_some() && !dead()
 }
 
-/// Where the tree in `backing` is mounted besides `mountpoint`: in containers, mostly. A namespace that was copied from ours has it at the same place, and
-/// does not count: nobody has asked for it there.
-pub fn elsewhere(backing: &Path, mountpoint: &Path) -> VerbResult<Vec<Elsewhere>> {
+/// Where a tree is mounted besides where we put it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// In containers, mostly: in use.
+    pub used: Vec<Elsewhere>,
+    /// In copies of the table of mounts that this process goes by: nobody has asked for it there, but the filesystem lives as long as they do.
+    pub copies: Vec<Elsewhere>,
+}
+
+/// Where the tree in `place` is mounted besides its own place there. It is a copy
+/// - at the same place below the same root directory: the namespace was copied from ours;
+/// - at the same place below another directory, of a place that we have chosen: somebody has the whole host below that directory (`-v /:/host`).
+pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
     let mut source = std::ffi::OsString::from(SOURCE_PREFIX);
-    source.push(backing);
+    source.push(&place.backing);
     let source = escape_source(&source);
-    let found = sys::mounts_of_all(|mount| mount.fs_type.contains("fuse") && mount.source == source && mount.at != mountpoint);
-    let found = found.map_err(|cause| error("io", format!("the tables of mounts: {cause}")))?;
-    Ok(found.into_iter().map(|(pid, mount)| Elsewhere { pid, at: mount.at }).collect())
+    let all = sys::mounts_of_all(|mount| mount.fs_type.contains("fuse") && mount.source == source);
+    let all = all.map_err(|cause| error("io", format!("the tables of mounts: {cause}")))?;
+    // A mount has one number, in whichever process's table it is; its copies have others.
+    let ours: Vec<u64> = table()?.iter().map(|mount| mount.id).collect();
+    let root = root_of("self");
+    let below_chosen = place.point.strip_prefix("/").ok().filter(|_| place.point != place.backing);
+    let mut seen = Seen::default();
+    for (pid, mount) in all {
+        let same_place = mount.at == place.point;
+        if same_place && ours.contains(&mount.id) {
+            continue;
+        }
+        // Whose root directory may not be looked at is a process of the system, and no container.
+        let copied = same_place && root_of(&pid.to_string()).is_none_or(|theirs| Some(theirs) == root);
+        let with_host = !same_place && below_chosen.is_some_and(|below| mount.at.ends_with(below));
+        let list = if copied || with_host { &mut seen.copies } else { &mut seen.used };
+        list.push(Elsewhere { pid, at: mount.at });
+    }
+    Ok(seen)
+}
+
+/// A process's root directory.
+fn root_of(pid: &str) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(format!("/proc/{pid}/root/")).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 /// What a pool at `root` costs, if its filesystem cannot share data between files.

@@ -23,6 +23,9 @@ use crate::sys::{self, host};
 const LOCK_PATIENCE: Duration = Duration::from_secs(100);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
+/// How long a daemon may take to put its store in order.
+const END_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long a container that has ended may take to be gone.
 const ENDING_PATIENCE: Duration = Duration::from_millis(500);
 const ENDING_PAUSE: Duration = Duration::from_millis(20);
@@ -289,6 +292,13 @@ impl Pool {
         Ok(made.id)
     }
 
+    /// Makes a checkpoint that nobody waits for: that there can be none keeps no container from starting or ending.
+    fn mark(&self, record: &Record, point: &Path, note: &str) {
+        if let Err(error) = self.checkpoint(point, note) {
+            tracing::warn!(name = record.name, note, error = error.message, "no checkpoint was made");
+        }
+    }
+
     /// Takes away what a making, or a removal, that was cut short has left.
     fn unmake(&self, name: &str, options: &Options) {
         if options.source.is_some() {
@@ -337,7 +347,8 @@ impl Pool {
         if !facts::serves(&facts::table()?, &place.point) {
             if options.ephemeral {
                 let backing = &place.backing;
-                self.set_gone(backing, &record.name).map(|gone| gone.as_deref().map(remove_tree))?;
+                self.set_gone(backing, &record.name)?.as_deref().map_or(Ok(()), remove_tree)?;
+                remove_file(&self.image(&record.name))?;
                 self.fill(record, &options, &place)?;
                 record.configured = false;
             } else if options.size.is_some() {
@@ -359,7 +370,7 @@ impl Pool {
             record.save(&self.meta(&record.name))?;
         }
         if first && options.auto.mount && asked {
-            self.checkpoint(&place.point, "mounted")?;
+            self.mark(record, &place.point, "mounted");
         }
         Ok(place.point)
     }
@@ -385,12 +396,12 @@ impl Pool {
         let options = record.parsed()?;
         let place = self.place(&record.name, &options);
         if record.mounted && facts::ours(&facts::table()?, &place.point).is_some() {
-            if let Some(elsewhere) = facts::elsewhere(&place.backing, &place.point)?.first() {
+            if let Some(elsewhere) = facts::elsewhere(&place)?.used.first() {
                 tracing::info!(name = record.name, ?elsewhere, "the volume stays mounted: it is in use");
                 return Ok(());
             }
             if asked && options.auto.unmount && facts::serves(&facts::table()?, &place.point) {
-                self.checkpoint(&place.point, "unmounted")?;
+                self.mark(record, &place.point, "unmounted");
             }
             if let Err(error) = self.stop(&place) {
                 tracing::info!(name = record.name, error = error.message, "the volume stays mounted");
@@ -413,7 +424,7 @@ impl Pool {
         if record.mounts.is_empty() && !record.mounted {
             return Ok(());
         }
-        let shown = Shown { here, elsewhere: !facts::elsewhere(&place.backing, &place.point)?.is_empty() };
+        let shown = Shown { here, elsewhere: !facts::elsewhere(&place)?.used.is_empty() };
         let before = record.mounts.len();
         record.mounts.retain(|mount| stays(mount, shown));
         if record.mounts.len() != before {
@@ -447,6 +458,7 @@ impl Pool {
             && let Some(gone) = self.set_gone(&place.backing, &record.name)?
         {
             remove_tree(&gone)?;
+            remove_file(&self.image(&record.name))?;
         }
         if options.source.is_none() {
             // It is made anew when it is needed; only an empty directory goes.
@@ -459,7 +471,14 @@ impl Pool {
         Ok(())
     }
 
+    /// Unmounts. Where copies of the mount keep the filesystem, its daemon ends all the same: it would for nobody.
     fn stop(&self, place: &Place) -> VerbResult<()> {
+        let store = host::open_dir_path(&place.backing.join(STORE_NAME));
+        let client = store.ok().and_then(|store| Client::connect(store).ok());
+        if let (Some(mut client), false) = (client, facts::elsewhere(place)?.copies.is_empty()) {
+            client.unmount(false, true)?;
+            return if client.wait_ended(END_TIMEOUT) { Ok(()) } else { Err(hinted("daemon-busy", "the daemon does not end", "try again later")) };
+        }
         self.own.verb(&["umount".as_ref(), place.point.as_os_str()]).map(drop)
     }
 
@@ -497,7 +516,7 @@ impl Pool {
     fn still_elsewhere(&self, place: &Place) -> VerbResult<Option<Elsewhere>> {
         let started = Instant::now();
         loop {
-            let found = facts::elsewhere(&place.backing, &place.point)?.into_iter().next();
+            let found = facts::elsewhere(place)?.used.into_iter().next();
             if found.is_none() || started.elapsed() > ENDING_PATIENCE {
                 return Ok(found);
             }
@@ -530,10 +549,7 @@ impl Pool {
             }
             return Ok(None);
         }
-        match fs::remove_file(self.image(name)) {
-            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => return Err(failed(&self.image(name), cause)),
-            _ => {}
-        }
+        remove_file(&self.image(name))?;
         self.set_gone(&place.backing, name)
     }
 
@@ -659,6 +675,14 @@ fn make_dir(dir: &Path, mode: u32) -> VerbResult<()> {
 pub(super) fn remove_tree(dir: &Path) -> VerbResult<()> {
     match fs::remove_dir_all(dir) {
         Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(failed(dir, cause)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a file, if it is there.
+fn remove_file(path: &Path) -> VerbResult<()> {
+    match fs::remove_file(path) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(failed(path, cause)),
         _ => Ok(()),
     }
 }

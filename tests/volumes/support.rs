@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::common::mount::{abort, minor_of, wait_until};
+use crate::common::command::try_run_limited;
+use crate::common::mount::{minor_of, wait_until};
 use crate::common::{Fs, Image, process, run_limited, skip, tool};
 
 /// Seconds for one call, or one command.
@@ -225,35 +226,58 @@ impl Drop for Rig {
             let _ = driver.wait();
         }
         for point in self.mounts().iter().rev() {
-            let fuse = minor_of(point).is_some();
-            let gone = fuse && run_limited(self.ckptfs(&["umount"]).arg(point), SECONDS).status.success();
-            if !gone {
-                abort(point);
-                run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), SECONDS);
-            }
+            take_away(point, &mut self.ckptfs(&["umount"]));
         }
     }
 }
 
-/// A process with the volume at `/mnt` of a mount namespace of its own, and nothing of the host's mounts of it: what a container is to a volume.
+/// Unmounts, and ends the filesystem too: another process of this machine may have a copy of the mount in a namespace that it has made meanwhile.
+fn take_away(point: &Path, umount: &mut Command) {
+    let minor = minor_of(point);
+    let said = if minor.is_some() { try_run_limited(umount.arg(point), 20).map(drop) } else { Ok(()) };
+    if let Some(minor) = minor {
+        let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+    }
+    if said.is_err() || minor.is_none() || minor_of(point).is_some() {
+        let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), 20);
+    }
+}
+
+/// A process with the volume at `/data` of a mount namespace and a root directory of its own, and nothing of the host's mounts: what a container is to a
+/// volume, made as container engines do it.
 pub struct Container {
     process: Child,
 }
 
+/// Makes a root directory with the system's programs in it, the volume `$1` at `/data`, and leaves the host's behind. Then it appends a line to `log` there
+/// every few milliseconds; the pause is a read(2) of what never comes, for a child would outlive the container by a moment.
+const CONTAINER: &str = r#"
+set -e
+mount -t tmpfs tmpfs /mnt
+cd /mnt
+mkdir usr dev proc data old
+for dir in usr dev proc; do mount --bind /$dir $dir; done
+for dir in bin sbin lib lib64; do if [ -L /$dir ]; then ln -s usr/$dir $dir; elif [ -d /$dir ]; then mkdir $dir; mount --bind /$dir $dir; fi; done
+mount --bind "$1" data
+pivot_root . old
+cd /
+umount -l /old
+while echo line >>/data/log; do read -rt 0.02 _ || true; done
+read -r _
+"#;
+
 impl Container {
-    /// Starts one on what is mounted at `point`; it appends a line to `log` there every few milliseconds.
+    /// Starts one on what is mounted at `point`.
     pub fn start(point: &Path) -> Container {
-        // The pause is a read(2) of what never comes: a child would outlive the container by a moment.
-        let script = "mount --bind \"$1\" /mnt && umount -l \"$1\" && while echo line >>/mnt/log; do read -rt 0.02 _; done; read -r _";
-        let mut command = tool("unshare", &["--mount", "--propagation", "private", "bash", "-c", script, "container"]);
-        let process = command.arg(point).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("unshare(1) starts");
+        let mut command = tool("unshare", &["--mount", "--propagation", "private", "bash", "-c", CONTAINER, "container"]);
+        let process = command.arg(point).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("unshare(1) starts");
         let container = Container { process };
         container.writes_on();
         container
     }
 
     fn lines(&self) -> u64 {
-        fs::metadata(format!("/proc/{}/root/mnt/log", self.process.id())).map_or(0, |found| found.len())
+        fs::metadata(format!("/proc/{}/root/data/log", self.process.id())).map_or(0, |found| found.len())
     }
 
     /// Waits until it has written something more.
@@ -281,5 +305,66 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// A process in a mount namespace of its own.
+pub struct Held {
+    process: Child,
+}
+
+/// Lets go of the mounts of others that a new namespace has copies of: their owners would wait for them.
+const LET_GO: &str = r#"
+set -e
+tac /proc/self/mountinfo | while read -r _ _ _ _ at rest; do
+    read -r _ source _ <<<"${rest#* - }"
+    case $at in /|"$1"|"$1"/*) continue ;; esac
+    case $source in ckptfs#*|/dev/loop*) umount -l "$at" 2>/dev/null || true ;; esac
+done
+"#;
+
+impl Held {
+    /// Runs a script, whose `$1` is the disk of the rig, and which then waits for something to read.
+    pub fn start(script: &str, disk: &Path) -> Held {
+        let script = format!("{LET_GO}{script}");
+        let mut command = tool("unshare", &["--mount", "--propagation", "private", "bash", "-c", &script, "held"]);
+        let process = command.arg(disk).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("unshare(1) starts");
+        Held { process }
+    }
+
+    /// Whether it still runs.
+    pub fn lives(&mut self) -> bool {
+        self.process.try_wait().expect("a child").is_none()
+    }
+
+    /// Waits until it has a namespace of its own, in which something is mounted at a path that ends with this one.
+    #[track_caller]
+    pub fn sees(&self, point: &Path) {
+        let below = point.strip_prefix("/").expect("absolute");
+        let process = format!("/proc/{}", self.process.id());
+        let ours = fs::read_link("/proc/self/ns/mnt").expect("/proc is mounted");
+        wait_until("the process has a copy of the mounts", SECONDS, || {
+            let other = fs::read_link(format!("{process}/ns/mnt")).is_ok_and(|namespace| namespace != ours);
+            let table = fs::read_to_string(format!("{process}/mountinfo")).unwrap_or_default();
+            other && table.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| Path::new(at).ends_with(below)))
+        });
+    }
+
+    /// Waits until its root directory is another than ours.
+    #[track_caller]
+    pub fn is_rooted_elsewhere(&self) {
+        use std::os::unix::fs::MetadataExt;
+        let root = |path: &str| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        wait_until("the process has a root of its own", SECONDS, || {
+            let theirs = root(&format!("/proc/{}/root/", self.process.id()));
+            theirs.is_some() && theirs != root("/")
+        });
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }

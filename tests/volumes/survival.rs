@@ -211,3 +211,23 @@ fn what_was_cut_short_is_finished_or_taken_back() {
     rig.unmount("x", "a");
     rig.unmount("w", "a");
 }
+
+#[test]
+fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v", json!({}));
+    let lock = fs::File::create(rig.root.join("locks/v")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    // Podman waits for five seconds and no longer.
+    let said = rig.error("Mount", &json!({"Name": "v", "ID": "a"}));
+    assert!(said.starts_with("the volume is still being mounted"), "{said}");
+    assert!(!rig.is_mounted("v"));
+    drop(lock);
+    wait_until("it is mounted in the end", SECONDS, || rig.is_mounted("v"));
+    rig.mount("v", "a");
+    rig.unmount("v", "a");
+    assert!(!rig.is_mounted("v"));
+}

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use serde_json::json;
 
 use crate::common::{run_limited, tool};
-use crate::support::{Container, Rig, SECONDS, unavailable};
+use crate::support::{Container, Held, Rig, SECONDS, unavailable};
 
 #[test]
 fn uses_are_a_set() {
@@ -41,7 +41,7 @@ fn removal_goes_by_what_is_mounted_and_not_by_what_is_recorded() {
     let point = rig.mount("v", "a");
     let container = Container::start(&point);
     let said = rig.error("Remove", &json!({"Name": "v"}));
-    assert!(said.contains("is mounted at /mnt of process"), "{said}");
+    assert!(said.contains("is mounted at /data of process"), "{said}");
     container.writes_on();
     // The engine was killed: nobody gives "a" back, and the container is gone.
     container.end();
@@ -156,4 +156,45 @@ fn a_new_volume_is_empty_and_anybody_can_use_it() {
     let mut root = tool("setpriv", &["--reuid=1000", "--regid=1000", "--clear-groups", "ls"]);
     assert!(!run_limited(root.arg(rig.root.join("volumes")), SECONDS).status.success(), "but nobody gets at it past the mount");
     rig.unmount("v", "a");
+}
+
+#[test]
+fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v", json!({}));
+    let point = rig.mount("v", "a");
+    // A namespace copied from ours, and a container with the whole host below a directory, as monitoring has it.
+    let mut copy = Held::start("read -r _", rig.disk());
+    let with_host = "mkdir \"$1/own\" && mount --bind \"$1/own\" \"$1/own\" && cd \"$1/own\" && mkdir host && mount --rbind / host \
+                     && for dir in usr bin lib lib64; do ln -s host/$dir $dir; done && exec chroot . /bin/sh -c 'read -r _'";
+    let mut host = Held::start(with_host, rig.disk());
+    host.is_rooted_elsewhere();
+    for held in [&copy, &host] {
+        held.sees(&point);
+    }
+    rig.unmount("v", "a");
+    assert!(!rig.is_mounted("v"));
+    // The old filesystem is still there, in the copies; the volume is served by a new one.
+    fs::write(rig.mount("v", "b").join("f"), "x").unwrap();
+    rig.unmount("v", "b");
+    rig.done("Remove", &json!({"Name": "v"}));
+    assert!(copy.lives() && host.lives(), "they have kept what there was of it the whole time");
+    // A container in which a directory that is served in place is at the same place is one that uses it.
+    let source = rig.disk().join("source");
+    fs::create_dir(&source).unwrap();
+    rig.create("s", json!({"source": source}));
+    rig.mount("s", "a");
+    let own = "mkdir -p \"$1/c$1/source\" && mount --bind \"$1/c\" \"$1/c\" && cd \"$1/c\" && mkdir usr && mount --bind /usr usr \
+               && for dir in bin lib lib64; do ln -s usr/$dir $dir; done && mount --bind \"$1/source\" \"$1/c$1/source\" && umount -l \"$1/source\" \
+               && exec chroot . /bin/sh -c 'read -r _'";
+    let container = Held::start(own, rig.disk());
+    container.is_rooted_elsewhere();
+    container.sees(&source);
+    let said = rig.error("Remove", &json!({"Name": "s"}));
+    assert!(said.contains("is mounted at"), "{said}");
+    drop(container);
+    rig.done("Remove", &json!({"Name": "s"}));
 }

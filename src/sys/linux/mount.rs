@@ -29,7 +29,9 @@ pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         // A table is of a namespace, seen from a root directory. A process that ends meanwhile has none.
         let at = |name: &str| std::fs::read_link(entry.path().join(name)).ok();
-        if !seen.insert((at("ns/mnt"), at("root"))) {
+        if let Some(table) = at("ns/mnt").zip(at("root"))
+            && !seen.insert(table)
+        {
             continue;
         }
         let Ok(text) = std::fs::read(entry.path().join("mountinfo")) else { continue };
