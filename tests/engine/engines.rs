@@ -6,12 +6,15 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::common::mount::wait_until;
-use crate::common::{process, stdout_of, tool};
+use crate::common::{Fs, Image, process, stdout_of, tool};
 use crate::rig::{Rig, remove_cgroups};
 use crate::{on_an_engine, on_podman};
 
 fn an_engine_runs_here() {
+    let others = Image::new(Fs::Tmpfs, 1 << 20);
     let rig = Rig::docker();
+    // What others have mounted is not kept busy by a copy of it.
+    assert!(!rig.sh("cat /proc/self/mountinfo").contains(&*others.path().to_string_lossy()));
     assert_eq!(rig.sh("dr bb:local echo hello").trim(), "hello");
     let said = rig.sh("docker volume create vol >/dev/null; dr -v vol:/data bb:local sh -c 'echo kept >/data/file'; dr -u 1000 -v vol:/data bb:local cat /data/file");
     assert_eq!(said, "kept\n");
