@@ -4,13 +4,14 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod database;
 mod docs;
 mod engines;
 mod lifecycle;
 mod packages;
 mod past;
 mod podman;
-mod postgres;
+
 mod rig;
 mod survival;
 

@@ -87,14 +87,15 @@ END
 
 # Runs its arguments again and again until they succeed, at most $1 seconds: nothing here sleeps and hopes.
 until_true() {
-    local seconds=$1 began=$SECONDS
+    local seconds=$1 began=$SECONDS pause=0.05
     shift
     until "$@" >/dev/null 2>&1; do
         if [ $((SECONDS - began)) -gt "$seconds" ]; then
             echo "after $seconds s still not: $*" >&2
             return 1
         fi
-        sleep 0.05
+        sleep "$pause"
+        pause=0.3
     done
 }
 

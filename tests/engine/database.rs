@@ -4,7 +4,7 @@ use crate::on_an_engine;
 use crate::rig::{Rig, has};
 
 /// Where what is moved by a transaction would show, if half of one were there.
-const SCALE: u32 = 4;
+const SCALE: u32 = 2;
 
 fn every_checkpoint_under_load_is_a_database() {
     if !has("pg_createcluster") {
