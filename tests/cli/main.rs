@@ -4,6 +4,7 @@ mod config;
 mod guide;
 mod history;
 mod mounted;
+mod patches;
 mod pins;
 mod plain;
 mod run;
