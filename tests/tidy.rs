@@ -10,7 +10,7 @@ use std::process::Command;
 const LAYERS: [&[&str]; 8] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 10] = [
+const HOMES: [(&str, &[&str]); 11] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
@@ -19,6 +19,7 @@ const HOMES: [(&str, &[&str]); 10] = [
     ("clap_complete", &["src/cli", "src/main.rs"]),
     ("indicatif", &["src/cli", "src/main.rs"]),
     ("toml_edit", &["src/engine"]),
+    ("globset", &["src/engine"]),
     ("httparse", &["src/volumes"]),
     ("unsafe", &["src/sys"]),
 ];

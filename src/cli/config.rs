@@ -15,7 +15,7 @@ use super::output::Role;
 use crate::control::STORE_NAME;
 use crate::engine::api::{VerbError, VerbResult};
 use crate::engine::settings::{
-    self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting, Settings, Value, parse, parse_value, read_store,
+    self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting, Settings, TIERS, Value, parse, parse_value, read_store,
 };
 use crate::sys::{self, host};
 
@@ -162,6 +162,9 @@ fn bad(path: &Path, error: &ConfigError) -> VerbError {
 
 fn known(name: &str) -> VerbResult<&'static Key> {
     settings::find(name).ok_or_else(|| {
+        if name == TIERS || name.starts_with("tiers.") {
+            return hinted("unknown-key", "tiers are tables, not keys", "write [[tiers]] into the file; `ckptfs config show` has them");
+        }
         let hint = match settings::nearest(name) {
             Some(near) => format!("did you mean {near}?"),
             None => "`ckptfs config show --all` lists every key".into(),
@@ -187,7 +190,13 @@ fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
                 about: key.about,
             })
             .collect();
-        return Ok(out.json(&list)?);
+        let tiers = settings.tiers.iter().map(|set| {
+            let value = serde_json::json!({"paths": set.tier.paths, "keep": set.keep});
+            serde_json::json!({"key": TIERS, "value": value, "origin": set.origin, "file": found.path(set.origin), "line": set.line, "about": TIERS_ABOUT})
+        });
+        let mut all: Vec<serde_json::Value> = list.iter().filter_map(|one| serde_json::to_value(one).ok()).collect();
+        all.extend(tiers);
+        return Ok(out.json(&all)?);
     }
     for (key, set) in shown {
         let line = match set {
@@ -203,8 +212,21 @@ fn show(origin: bool, all: bool, context: &mut Context) -> Outcome {
         };
         out.line(&line)?;
     }
+    for set in &settings.tiers {
+        let at = if origin { format!("  # {}:{}", found.path(set.origin), set.line) } else { String::new() };
+        let line = format!("[[tiers]] paths = {:?} keep = {:?}", set.tier.paths, set.keep);
+        let line = format!("{}{}", out.text(&line), out.paint(Role::Faint, &out.text(&at)));
+        out.line(&line)?;
+    }
+    if all && settings.tiers.is_empty() {
+        let line = out.paint(Role::Faint, &format!("# [[tiers]] paths, keep: {TIERS_ABOUT}"));
+        out.line(&line)?;
+    }
     Ok(())
 }
+
+/// What tiers are for.
+const TIERS_ABOUT: &str = "of these paths everything is kept for so long; then `ckptfs gc` drops what they held from older checkpoints";
 
 /// As it stands in a file.
 fn written(key: &Key, value: &Value) -> String {

@@ -133,10 +133,37 @@ pub struct Copied {
     pub removed: u64,
     /// What could not be copied.
     pub refused: Vec<RefusedPath>,
+    /// What was left out, as was asked for, because a tier has dropped its content.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub dropped: Vec<TreePath>,
     /// Inodes whose owner, and extended attributes, that could not be kept.
     pub owners_lost: u64,
     /// See `owners_lost`.
     pub xattrs_lost: u64,
+    /// Some of what was refused is not kept any more.
+    #[serde(skip)]
+    misses_dropped: bool,
+}
+
+/// What to do about content that is not kept any more.
+const DROPPED_HINT: &str = "a tier has dropped the content of some files: --without-dropped leaves them out";
+
+/// Takes out of what was refused what is refused because a tier has dropped its content, if that is to be left out.
+pub fn without_dropped(refused: Vec<Refused>, leave_out: bool) -> (Vec<Refused>, Vec<TreePath>) {
+    let (dropped, refused): (Vec<Refused>, Vec<Refused>) = refused.into_iter().partition(|one| leave_out && one.errno == Errno::ENODATA.0);
+    let mut paths: Vec<TreePath> = dropped.into_iter().map(|one| one.path).collect();
+    paths.sort();
+    (refused, paths)
+}
+
+/// Tells what was left out.
+pub fn warn_dropped(out: &Out, dropped: &[TreePath]) {
+    for path in dropped.iter().take(REFUSED_TOLD_MAX) {
+        out.warn(&format!("{} is left out: a tier has dropped its content", String::from_utf8_lossy(&path.0)));
+    }
+    if dropped.len() > REFUSED_TOLD_MAX {
+        out.warn(&format!("and {} more", dropped.len() - REFUSED_TOLD_MAX));
+    }
 }
 
 /// A path that could not be copied, for `--json`.
@@ -147,9 +174,10 @@ pub struct RefusedPath {
 }
 
 impl Copied {
-    /// What a writer did.
-    pub fn new(writer: &Writer, refused: &[Refused]) -> Copied {
+    /// What a writer did. `dropped`: see [`without_dropped`].
+    pub fn new(writer: &Writer, refused: &[Refused], dropped: Vec<TreePath>) -> Copied {
         let get = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+        let misses_dropped = refused.iter().any(|one| one.errno == Errno::ENODATA.0);
         let refused = refused.iter().map(|refused| RefusedPath { path: refused.path.clone(), error: Errno(refused.errno).to_string() });
         Copied {
             made: get(&writer.made),
@@ -157,8 +185,10 @@ impl Copied {
             copied: get(&writer.inodes.copied),
             removed: get(&writer.removed),
             refused: refused.collect(),
+            dropped,
             owners_lost: get(&writer.inodes.owners_lost),
             xattrs_lost: get(&writer.inodes.xattrs_lost),
+            misses_dropped,
         }
     }
 
@@ -183,6 +213,8 @@ impl Copied {
         if self.xattrs_lost > 0 {
             out.warn(&format!("{} extended attributes could not be set there", self.xattrs_lost));
         }
+        warn_dropped(out, &self.dropped);
+        let hint = if self.misses_dropped { DROPPED_HINT } else { hint };
         for refused in self.refused.iter().take(REFUSED_TOLD_MAX) {
             out.warn(&format!("{}: {}", String::from_utf8_lossy(&refused.path.0), refused.error));
         }

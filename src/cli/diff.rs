@@ -3,11 +3,12 @@
 use std::io;
 
 use super::by::{self, By};
-use super::error::Outcome;
+use super::error::{Failure, Outcome, hinted};
 use super::output::{Out, Role};
 use super::past::{Tree, state};
 use super::{Context, changes, locate, patch};
-use crate::engine::api::{Change, CheckpointInfo, StateName, VerbResult};
+use crate::engine::api::{Change, CheckpointInfo, StateName, TreePath, VerbResult};
+use crate::sys::Errno;
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
 ///
@@ -73,10 +74,21 @@ fn print_patch(served: &mut locate::Served, from: &Option<CheckpointInfo>, to: &
         }
     };
     let left_out = patch::print(&mut context.out, &changes, &tree(from)?, &tree(to)?)?;
-    for path in left_out {
-        context.out.warn(&format!("{} is in no patch: git knows files and symbolic links only", String::from_utf8_lossy(&path.0)));
+    let name = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
+    for path in &left_out.strange {
+        context.out.warn(&format!("{} is in no patch: git knows files and symbolic links only", name(path)));
     }
-    Ok(())
+    for (path, errno) in &left_out.unread {
+        let why = if *errno == Errno::ENODATA { "its content was dropped by a tier".to_owned() } else { errno.to_string() };
+        context.out.warn(&format!("{} is not in the patch: {why}", name(path)));
+    }
+    match left_out.unread.len() {
+        0 => Ok(()),
+        count => {
+            let hint = "ckptfs diff without --patch names all that differs";
+            Err(Failure::Verb(hinted("incomplete", format!("the patch lacks {count} paths that cannot be read"), hint)))
+        }
+    }
 }
 
 /// Each change with its sizes, and the sum.

@@ -42,6 +42,9 @@ pub struct Args {
     /// Return only when everything is on disk
     #[arg(long, conflicts_with_all = ["check", "dry_run"])]
     sync: bool,
+    /// Leave files out whose content a tier has dropped; without it an export that lacks them fails
+    #[arg(long)]
+    without_dropped: bool,
 }
 
 #[derive(Serialize)]
@@ -59,7 +62,7 @@ struct Answer {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let served = copies::served(context)?;
     if args.dest == Path::new("-") {
-        return super::tar::run(served, &args.id, args.dry_run || args.check || args.full || args.sync, context);
+        return super::tar::run(served, &args.id, args.dry_run || args.check || args.full || args.sync, args.without_dropped, context);
     }
     let dest = copies::destination(&served.cwd, &args.dest);
     sys::umask0();
@@ -89,7 +92,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     bar.stop();
     let mut refused = handed?;
     refused.extend(writer.finish());
-    let copied = Copied::new(&writer, &refused);
+    let (refused, dropped) = copies::without_dropped(refused, args.without_dropped);
+    let copied = Copied::new(&writer, &refused, dropped);
     if args.sync {
         sys::syncfs(&dir).map_err(cannot)?;
     }
@@ -168,7 +172,8 @@ fn dry_run(args: &Args, dest: &Path, served: super::locate::Served, context: &mu
     let counted = Counted::default();
     let handed = begun.hand_over(&counted, copies::threads(from), &bar);
     bar.stop();
-    let refused = handed?;
+    let (refused, dropped) = copies::without_dropped(handed?, args.without_dropped);
+    copies::warn_dropped(&context.out, &dropped);
     let get = |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
     let (made, removed, bytes) = (get(&counted.entries), get(&counted.removed), get(&counted.bytes));
     if context.out.json {
@@ -190,8 +195,10 @@ fn check(args: &Args, dest: &Path, served: super::locate::Served, context: &mut 
     let checker = Checker::new(dir);
     let handed = begun.hand_over(&checker, copies::threads(None), &bar);
     bar.stop();
-    let mut wrong: Vec<TreePath> = handed?.into_iter().map(|refused| refused.path).collect();
+    let (refused, dropped) = copies::without_dropped(handed?, args.without_dropped);
+    let mut wrong: Vec<TreePath> = refused.into_iter().map(|refused| refused.path).collect();
     wrong.extend(checker.finish().map_err(|cause| io_error(dest.display(), cause))?.into_iter().map(TreePath));
+    wrong.retain(|path| !dropped.contains(path));
     wrong.sort();
     wrong.dedup();
     if context.out.json {

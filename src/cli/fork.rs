@@ -31,6 +31,9 @@ pub struct Args {
     /// Only tell what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// Leave files out whose content a tier has dropped; without it a fork that lacks them fails
+    #[arg(long)]
+    without_dropped: bool,
 }
 
 #[derive(Serialize)]
@@ -72,7 +75,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     bar.stop();
     let mut refused = handed?;
     refused.extend(writer.finish());
-    let copied = Copied::new(&writer, &refused);
+    let (refused, dropped) = copies::without_dropped(refused, args.without_dropped);
+    let copied = Copied::new(&writer, &refused, dropped);
     let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
     if args.mount && refused.is_empty() {
         copies::own_verb("mount", &dest, &[])?;

@@ -39,6 +39,9 @@ pub struct Args {
     /// Free the oldest until the history takes no more than this: "10G"
     #[arg(long, value_name = "BYTES")]
     max_size: Option<String>,
+    /// Drop nothing of the tiers in the configuration
+    #[arg(long)]
+    no_tiers: bool,
     /// Say of each checkpoint that stays which rule keeps it
     #[arg(short, long)]
     verbose: bool,
@@ -56,10 +59,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return print(plan, &args, context);
     }
     if let Some(plan) = plan {
-        if plan.gone.is_empty() && plan.leftovers == 0 {
+        let dropped: u64 = plan.tiers.iter().map(|tier| tier.versions).sum();
+        if plan.gone.is_empty() && plan.leftovers == 0 && dropped == 0 {
             return print(&plan, &args, context);
         }
-        let what = format!("{}, free {}?", checkpoints("Delete", plan.gone.len()), size::human(plan.freed_bytes));
+        let of_kept = if dropped > 0 { format!(", drop the content of {dropped} versions from others") } else { String::new() };
+        let what = format!("{}{of_kept}, free {}?", checkpoints("Delete", plan.gone.len()), size::human(plan.freed_bytes));
         if !confirmed(&what)? {
             context.out.talk("nothing was freed");
             return Err(Failure::No);
@@ -89,6 +94,7 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
         keep_daily: number(of("retention.keep-daily", &args.keep_daily)?).or(configured.keep_daily),
         keep_weekly: number(of("retention.keep-weekly", &args.keep_weekly)?).or(configured.keep_weekly),
         max_bytes: number(of("retention.max-size", &args.max_size)?).or(configured.max_bytes),
+        tiers: if args.no_tiers { Vec::new() } else { configured.tiers },
     })
 }
 
@@ -156,6 +162,13 @@ fn print(report: &GcReport, args: &Args, context: &mut Context) -> Outcome {
     if report.leftovers > 0 {
         let verb = if report.dry_run { "would go: " } else { "" };
         out.line(&format!("{verb}{} versions that no checkpoint needed any more  {}", report.leftovers, size::human(report.leftover_bytes)))?;
+    }
+    for tier in report.tiers.iter().filter(|tier| tier.versions > 0 || tier.linked > 0) {
+        let verb = if report.dry_run { "would be dropped" } else { "dropped" };
+        let linked = if tier.linked > 0 { format!("; {} stay, for they have several names", tier.linked) } else { String::new() };
+        let paths = tier.paths.join(", ");
+        let line = format!("{verb}: {} versions in {}  {}{linked}", tier.versions, out.text(&paths), size::human(tier.bytes));
+        out.line(&line)?;
     }
     out.line(&summary(report))?;
     warn(report, out);

@@ -201,7 +201,7 @@ fn apply(
     }
     drop(hand);
     refused.extend(writer.finish());
-    let copied = Copied::new(&writer, &refused);
+    let copied = Copied::new(&writer, &refused, Vec::new());
     copied.report(&context.out, "remove the new tree, and import again once the cause is gone")?;
     Ok((copied.made, copied.removed))
 }

@@ -171,6 +171,9 @@ fn remarks(out: &Out, checkpoint: &CheckpointInfo) -> String {
         Some(reason) => line.push_str(&out.paint(Role::Notice, &format!("  (pinned: {})", out.text(reason.lines().next().unwrap_or_default())))),
         None => {}
     }
+    if checkpoint.has_dropped {
+        line.push_str(&out.paint(Role::Faint, "  (some dropped)"));
+    }
     if !checkpoint.atomic {
         line.push_str(&out.paint(Role::Bad, "  (not atomic)"));
     }

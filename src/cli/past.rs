@@ -81,6 +81,10 @@ impl Found {
             Errno::ELOOP => hinted("is-link", format!("{name} leads over a symbolic link"), "ckptfs stat shows where a link leads"),
             Errno::EISDIR => hinted("is-directory", format!("{name} is a directory"), format!("ckptfs ls {name}")),
             Errno::EINVAL => hinted("not-a-file", format!("{name} is no regular file"), format!("ckptfs stat {name}")),
+            Errno::ENODATA => {
+                let show = format!("ckptfs show {state} tells what was dropped; ckptfs log {path} lists the other versions");
+                hinted("dropped", format!("the content of {name} was dropped by a tier"), show)
+            }
             Errno::EIO => {
                 hinted("io", format!("{name} cannot be read: {cause}"), "it may have been changed while nothing was mounted: ckptfs status")
             }

@@ -3,6 +3,7 @@
 //! Regular files and symbolic links are in it; git knows no others, and no directories. What is not text, or larger than [`TEXT_BYTES_MAX`], is named
 //! and not shown.
 
+use std::collections::HashSet;
 use std::io::{self, Read};
 use std::time::Duration;
 
@@ -36,10 +37,23 @@ impl Side {
     }
 }
 
-/// Prints the patch from `from` to `to`. Returns the paths that cannot be in it.
-pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::Result<Vec<TreePath>> {
-    let mut left_out = Vec::new();
+/// What is in no patch.
+#[derive(Debug, Default)]
+pub struct LeftOut {
+    /// Git knows no such things.
+    pub strange: Vec<TreePath>,
+    /// What could not be read.
+    pub unread: Vec<(TreePath, Errno)>,
+}
+
+/// Prints the patch from `from` to `to`. Returns the paths that are not in it.
+pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::Result<LeftOut> {
+    let mut left_out = LeftOut::default();
+    let told: HashSet<&[u8]> = changes.iter().filter(|change| change.change != ChangeKind::Deleted).map(|change| change.path.0.as_slice()).collect();
     for change in changes {
+        if let (Kind::Dir, Some(before)) = (change.kind, &change.from) {
+            moved_along(out, before, &change.path, &told, to, &mut left_out)?;
+        }
         let before = change.from.as_ref().unwrap_or(&change.path);
         let old = if change.change == ChangeKind::Added { Ok(None) } else { side(from, before) };
         let new = if change.change == ChangeKind::Deleted { Ok(None) } else { side(to, &change.path) };
@@ -51,10 +65,50 @@ pub fn print(out: &mut Out, changes: &[Change], from: &Tree, to: &Tree) -> io::R
                 out.bytes(&text(before, &change.path, None, Some(&new)))?;
             }
             (Ok(old), Ok(new)) if old.is_some() || new.is_some() => out.bytes(&text(before, &change.path, old.as_ref(), new.as_ref()))?,
-            _ => left_out.push(change.path.clone()),
+            (Err(errno), _) | (_, Err(errno)) => left_out.unread.push((change.path.clone(), errno)),
+            (Ok(_), Ok(_)) if change.kind == Kind::Dir => {}
+            (Ok(_), Ok(_)) => left_out.strange.push(change.path.clone()),
         }
     }
     Ok(left_out)
+}
+
+/// What moved along with a directory and is told of by no change of its own: git knows no directories, so each file is renamed.
+fn moved_along(out: &mut Out, before: &TreePath, after: &TreePath, told: &HashSet<&[u8]>, to: &Tree, left_out: &mut LeftOut) -> io::Result<()> {
+    let mut open = vec![(before.0.clone(), after.0.clone())];
+    while let Some((before, after)) = open.pop() {
+        let names = to.open_dir(&TreePath(after.clone())).and_then(sys::list_dir);
+        let mut names = match names {
+            Ok(names) => names,
+            Err(errno) => {
+                left_out.unread.push((TreePath(after), errno));
+                continue;
+            }
+        };
+        names.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut below = Vec::new();
+        for entry in names {
+            let (before, after) = ([&before[..], b"/", &entry.name].concat(), [&after[..], b"/", &entry.name].concat());
+            if told.contains(after.as_slice()) {
+                continue;
+            }
+            let path = TreePath(after);
+            match to.stat(&path).map(|stat| stat.kind) {
+                Ok(Kind::Dir) => below.push((before, path.0)),
+                Ok(Kind::File | Kind::Symlink) => {
+                    let (a, b) = (quoted(b"a/", &before), quoted(b"b/", &path.0));
+                    let (from, to) = (quoted(b"", &before), quoted(b"", &path.0));
+                    let parts: [&[u8]; 9] =
+                        [b"diff --git ", &a, b" ", &b, b"\nsimilarity index 100%\nrename from ", &from, b"\nrename to ", &to, b"\n"];
+                    out.bytes(&parts.concat())?;
+                }
+                Ok(_) => left_out.strange.push(path),
+                Err(errno) => left_out.unread.push((path, errno)),
+            }
+        }
+        open.extend(below.into_iter().rev());
+    }
+    Ok(())
 }
 
 /// What is at a path; `None`: nothing that git knows.

@@ -74,12 +74,16 @@ fn print(restored: &Restored, context: &mut Context) -> Outcome {
         let path = context.out.text(&path);
         eprintln!("Warning: {path} was changed while nothing was mounted; it stays as it is");
     }
+    for path in &restored.dropped {
+        let path = String::from_utf8_lossy(&path.0).into_owned();
+        context.out.warn(&format!("{path} stays as it is: a tier has dropped something of it from checkpoint {}", restored.restored));
+    }
     let summary = summary(restored);
     Ok(context.out.line(&summary)?)
 }
 
 fn summary(restored: &Restored) -> String {
-    let Restored { restored: id, guard, changes, unknown: _, dry_run, duration_us } = restored;
+    let Restored { restored: id, guard, changes, unknown: _, dropped: _, dry_run, duration_us } = restored;
     let count = changes::count(changes.len() as u64);
     match guard {
         _ if *dry_run => format!("restore of checkpoint {id} would make {count}"),

@@ -3,7 +3,7 @@
 use super::by;
 use super::error::Outcome;
 use super::output::Role;
-use super::{Context, locate, time};
+use super::{Context, locate, size, time};
 use crate::engine::api::StateName;
 use crate::store::record::Reason;
 
@@ -50,6 +50,19 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     for (label, value) in lines {
         let line = format!("{} {value}", out.paint(Role::Faint, &format!("{label:<10}")));
         out.line(line.trim_end())?;
+    }
+    if let Some(dropped) = &checkpoint.dropped {
+        let line = format!(
+            "{} {} files ({}) of which a tier has dropped the content, in",
+            out.paint(Role::Faint, "dropped   "),
+            dropped.files,
+            size::human(dropped.bytes)
+        );
+        out.line(&line)?;
+        for path in &dropped.paths {
+            let line = [b"    ", out.name(&path.0).as_ref(), b"\n"].concat();
+            out.bytes(&line)?;
+        }
     }
     if let Some(open) = &checkpoint.open_at_cut {
         by::print_open(out, open)?;

@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal};
 
-use super::Context;
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::Served;
 use super::progress::Bar;
+use super::{Context, copies};
 use crate::engine::api::{StateName, VerbError};
 use crate::sys::{self, Errno, Kind, Open};
 use crate::transfer::tar::Stream;
@@ -18,8 +18,8 @@ use crate::transfer::walk::Walk;
 /// What is written at once.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes a checkpoint to stdout. `more`: something was asked for that a stream has not.
-pub fn run(mut served: Served, id: &str, more: bool, context: &mut Context) -> Outcome {
+/// Writes a checkpoint to stdout. `more`: something was asked for that a stream has not. `without_dropped`: what a tier has dropped is left out.
+pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, context: &mut Context) -> Outcome {
     let usage = |message: &str, hint: &str| Err(Failure::Verb(hinted("usage", message, hint)));
     if more || context.out.json {
         return usage("a tar stream is all that goes to stdout", "leave the other flags out, or export to a directory");
@@ -35,7 +35,7 @@ pub fn run(mut served: Served, id: &str, more: bool, context: &mut Context) -> O
     let mut stream = Stream::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout().lock()));
     let bar = Bar::count(&context.out, "exporting");
     let mut first: HashMap<u64, Vec<u8>> = HashMap::new();
-    let (mut told, mut sockets) = (0, 0);
+    let (mut told, mut sockets, mut dropped) = (0, 0, Vec::new());
     while let Some(next) = walk.next() {
         let (entry, fd) = next.map_err(|unread| broken(&unread.path, unread.errno.into()))?;
         if entry.kind == Kind::Socket {
@@ -45,7 +45,13 @@ pub fn run(mut served: Served, id: &str, more: bool, context: &mut Context) -> O
         let path = if entry.path.0.is_empty() { b".".to_vec() } else { [b"./", entry.path.0.as_slice()].concat() };
         let linked = if entry.is_linked() { first.get(&entry.inode).cloned() } else { None };
         let content: Option<File> = match entry.kind {
-            Kind::File if linked.is_none() => Some(sys::reopen(&fd, Open::READ).map_err(|cause| broken(&path, cause.into()))?),
+            Kind::File if linked.is_none() => match sys::reopen(&fd, Open::READ) {
+                Err(Errno::ENODATA) if without_dropped => {
+                    dropped.push(entry.path.clone());
+                    continue;
+                }
+                opened => Some(opened.map_err(|cause| broken(&path, cause.into()))?),
+            },
             _ => None,
         };
         match stream.entry(&path, &entry, linked.as_deref(), content.as_ref()) {
@@ -60,6 +66,7 @@ pub fn run(mut served: Served, id: &str, more: bool, context: &mut Context) -> O
     }
     stream.finish().map_err(Failure::Output)?;
     bar.stop();
+    copies::warn_dropped(&context.out, &dropped);
     if sockets > 0 {
         context.out.warn(&format!("{sockets} sockets are left out: a tar stream cannot hold them"));
     }

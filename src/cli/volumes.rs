@@ -41,7 +41,11 @@ enum What {
     /// Answer container engines, until a signal ends it; mounted volumes stay mounted
     Serve(Serve),
     /// List the volumes
-    Ls,
+    Ls {
+        /// What was removed with on-remove=trash instead
+        #[arg(long)]
+        trash: bool,
+    },
     /// Make a volume
     #[command(after_help = options_help())]
     Create {
@@ -61,6 +65,16 @@ enum What {
         /// Do not ask
         #[arg(short, long)]
         yes: bool,
+    },
+    /// Make a volume again out of what is in the trash, with its history
+    Recover {
+        /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
+        name: String,
+    },
+    /// Delete something in the trash for good
+    Purge {
+        /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
+        name: String,
     },
     /// Tell what is known of a volume
     Inspect {
@@ -114,7 +128,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let root = args.root;
     match args.what {
         What::Serve(serve) => driver(serve, &root, context),
-        What::Ls => list(&pool(&root)?, context),
+        What::Ls { trash: false } => list(&pool(&root)?, context),
+        What::Ls { trash: true } => list_trash(&pool(&root)?, context),
+        What::Recover { name } => recover(&pool(&root)?, &name, context),
+        What::Purge { name } => purge(&pool(&root)?, &name, context),
         What::Create { name, options } => create(&pool(&root)?, &name, &options, context),
         What::Rm { name, dry_run, yes } => remove(&pool(&root)?, &name, dry_run, yes, context),
         What::Inspect { name } => inspect(&pool(&root)?, &name, context),
@@ -168,6 +185,33 @@ fn list(pool: &Pool, context: &mut Context) -> Outcome {
     if out.json {
         out.json(&all)?;
     }
+    Ok(())
+}
+
+fn list_trash(pool: &Pool, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    let all = pool.thrown()?;
+    if out.json {
+        let all: Vec<_> = all.iter().map(|thrown| json!({"name": thrown.name, "volume": thrown.volume})).collect();
+        return Ok(out.json(&all)?);
+    }
+    all.iter().try_for_each(|thrown| out.line(&thrown.name)).map_err(Failure::Output)
+}
+
+fn recover(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
+    let name = pool.recover(text)?;
+    if context.out.json {
+        return Ok(context.out.json(&json!({"recovered": name}))?);
+    }
+    Ok(context.out.line(&name)?)
+}
+
+fn purge(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
+    pool.purge(text)?;
+    if context.out.json {
+        return Ok(context.out.json(&json!({"purged": text}))?);
+    }
+    context.out.talk(&format!("{text} is deleted"));
     Ok(())
 }
 

@@ -37,6 +37,8 @@ fn info(id: u64) -> CheckpointInfo {
         pinned: Some("why\n".into()),
         parent: Some(CheckpointId(1)),
         by: Some(Actor { uid: 0, gid: u32::MAX, pid: 1, process: "a \"b\"\n".into() }),
+        has_dropped: false,
+        dropped: None,
     }
 }
 
@@ -131,7 +133,15 @@ impl Verbs for Fake {
     }
     fn restore(&self, _: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let changes = changes(self.changes);
-        Ok(Restored { restored: CheckpointId(1), guard: None, changes, unknown: Vec::new(), dry_run: options.dry_run, duration_us: 5 })
+        Ok(Restored {
+            restored: CheckpointId(1),
+            guard: None,
+            changes,
+            unknown: Vec::new(),
+            dropped: Vec::new(),
+            dry_run: options.dry_run,
+            duration_us: 5,
+        })
     }
     fn by_process(&self, _: Option<&StateName>, _: Option<&StateName>) -> VerbResult<ByProcess> {
         let changes = changes(self.changes).into_iter().map(|change| ChangeBy { change, by: vec![0], others: true }).collect();

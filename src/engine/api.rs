@@ -12,8 +12,9 @@ use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
 pub use super::du::{DuOne, DuOptions, DuReport};
-pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcWhy};
+pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
 pub use super::retention::{Retention, Rule};
+pub use super::tiers::Tier;
 pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
 pub use crate::store::check::DamageKind;
 
@@ -228,6 +229,23 @@ pub struct CheckpointInfo {
     /// Who asked for it, if that was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
+    /// A tier has dropped the content of something that it shows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_dropped: bool,
+    /// What that is; only in the answer of a daemon to `show`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<Box<DroppedInfo>>,
+}
+
+/// What tiers have dropped of a checkpoint: names, sizes and attributes are there still, the content is not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DroppedInfo {
+    /// The topmost paths that a tier's pattern matches and that something was dropped of, sorted.
+    pub paths: Vec<TreePath>,
+    /// Files whose content is not kept.
+    pub files: u64,
+    /// What they held.
+    pub bytes: u64,
 }
 
 impl CheckpointInfo {
@@ -250,6 +268,8 @@ impl CheckpointInfo {
             pinned: checkpoint.pinned.clone(),
             parent: checkpoint.parent,
             by: checkpoint.by.clone(),
+            has_dropped: checkpoint.has_dropped,
+            dropped: None,
         }
     }
 }
@@ -428,6 +448,9 @@ pub struct Restored {
     /// Paths that were changed while nothing was mounted: the checkpoint does not know what they were, and they stay as they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<TreePath>,
+    /// Paths of which a tier dropped something that the checkpoint had: they stay as they are, with all below them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped: Vec<TreePath>,
     /// It was only asked what would change.
     pub dry_run: bool,
     /// Time in the daemon, microseconds.

@@ -95,6 +95,7 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         | Record::Touched { .. }
         | Record::OpenAt { .. }
         | Record::RestoreOnly { .. }
+        | Record::Dropped { .. }
         | Record::Ahead { .. } => {
             return None;
         }

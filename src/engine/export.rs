@@ -24,6 +24,7 @@ use super::Engine;
 use super::api::{TreePath, VerbError, VerbResult};
 use super::error;
 use crate::history::diff::join;
+use crate::history::dropped::DROPPED;
 use crate::history::present::{Present, Trail};
 use crate::history::touched::Touched;
 use crate::history::view::{Source, State};
@@ -132,6 +133,7 @@ struct Building {
     given: Vec<Given>,
     refused: Vec<Refused>,
     linked: Vec<Linked>,
+    removed: Vec<Vec<u8>>,
     bytes: usize,
 }
 
@@ -255,7 +257,7 @@ impl Engine {
     fn next_part(&self, run: u64, job: &Job, done: &[u64], files: &mut Vec<Arc<File>>) -> ExportPart {
         let again = self.confirm(job, done);
         let mut building = Building::default();
-        let removed = {
+        let mut removed = {
             let mut progress = job.progress.lock();
             progress.todo.extend(again);
             building.refused = std::mem::take(&mut progress.refused);
@@ -273,6 +275,7 @@ impl Engine {
         let mut progress = job.progress.lock();
         progress.busy -= 1;
         let mut part = 0;
+        removed.append(&mut building.removed);
         if !building.part.is_empty() || !removed.is_empty() {
             progress.last_part += 1;
             part = progress.last_part;
@@ -476,7 +479,13 @@ impl Engine {
                 entry.again = again;
                 building.add(entry, file, given);
             }
-            Err(errno) => building.refuse(path, errno),
+            Err(errno) => {
+                // What the copy of another state has there is not what belongs there.
+                if errno == DROPPED && job.from.is_some() {
+                    building.removed.push(path.clone());
+                }
+                building.refuse(path, errno);
+            }
         }
     }
 

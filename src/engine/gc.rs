@@ -7,17 +7,20 @@
 //! As a verification ([`super::check`]) it works for a moment and is asked again. Only the record of a deletion is made under the lock of checkpoints and restores,
 //! and nothing under the gate: nobody waits for a version to be removed. What was pinned, tagged or brought back since the plan was made stays, with what it needs.
 
+mod tiers;
+
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
+use self::tiers::{Fate, Matching};
 use super::Engine;
 use super::api::{CheckpointInfo, VerbError, VerbResult};
 use super::error;
 use super::retention::{Known, Retention, Rule, order, rules};
-use super::space::{Measuring, Space};
+use super::space::Measuring;
 use crate::history::needed::{Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{Actor, Kept, Reason};
@@ -75,6 +78,26 @@ pub struct GcGone {
     pub bytes: u64,
 }
 
+/// What a tier drops.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcTier {
+    /// Its patterns.
+    pub paths: Vec<String>,
+    /// How long everything is kept of them, milliseconds.
+    pub keep_ms: u64,
+    /// Versions that go though checkpoints show them, ...
+    pub versions: u64,
+    /// ... and what comes free with them.
+    pub bytes: u64,
+    /// Versions that stay because the file has several names, of which one may be somewhere else.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub linked: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// What a run has done, or would do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
@@ -98,6 +121,9 @@ pub struct GcReport {
     pub leftovers: u64,
     /// ... and what comes free with them.
     pub leftover_bytes: u64,
+    /// What goes by tiers, in the order of the configuration; when it is finished.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<GcTier>,
     /// What comes free in all.
     pub freed_bytes: u64,
     /// What the history took before.
@@ -150,6 +176,7 @@ impl<T> Runs<T> {
 /// A run under way.
 pub(super) enum Run {
     Measuring(Box<Measuring>, Vec<Kept>),
+    Matching(Box<Matching>),
     Freeing(Box<Plan>),
 }
 
@@ -157,6 +184,8 @@ pub(super) enum Run {
 struct Step {
     /// A checkpoint, as it was when the plan was made; `None`: what nobody needs.
     checkpoint: Option<Kept>,
+    /// A tier, by its number.
+    tier: Option<usize>,
     /// The versions that go with it.
     versions: Vec<Captured>,
 }
@@ -167,6 +196,8 @@ pub(super) struct Plan {
     steps: std::vec::IntoIter<Step>,
     /// Versions of the step before that are there still.
     versions: Vec<Captured>,
+    /// Only their content goes.
+    shown: bool,
     /// All checkpoints that were there when the plan was made.
     kept: Vec<CheckpointId>,
     /// Epochs of which something was removed.
@@ -200,8 +231,19 @@ impl Engine {
                         let run = self.gc_runs.put(options.run, Run::Measuring(measuring, checkpoints));
                         return Ok(GcReport { run, ..report });
                     }
-                    let (census, measured, space) = measuring.finish(self.keeps_extents_whole());
-                    let plan = plan(&census, &measured, &space, &checkpoints, options);
+                    Run::Matching(Box::new(Matching::new(measuring.finish(self.keeps_extents_whole()), checkpoints, &options.retention)?))
+                }
+                Run::Matching(mut matching) => {
+                    let mut more = true;
+                    while more && working() {
+                        more = self.match_next(&mut matching).map_err(|errno| error::failed("a version cannot be looked at", errno))?;
+                    }
+                    if more {
+                        let (done, total) = matching.progress();
+                        let run = self.gc_runs.put(options.run, Run::Matching(matching));
+                        return Ok(GcReport { run, done, total, dry_run: options.dry_run, ..GcReport::default() });
+                    }
+                    let plan = plan(&matching, options);
                     self.over_bytes.store(plan.report.over_bytes, std::sync::atomic::Ordering::Relaxed);
                     if options.dry_run {
                         break GcReport { finished: true, ..plan.report };
@@ -231,14 +273,26 @@ impl Engine {
         if let Some(version) = plan.versions.pop() {
             plan.report.done += 1;
             let stays = |id: &CheckpointId| plan.kept.get(version.by.clone()).is_some_and(|by| by.contains(id));
-            if !plan.report.changed.iter().any(stays) {
+            if plan.shown || !version.by.is_empty() && self.timeline().is_dropped(version.object).unwrap_or(true) {
+                self.remove_content(version.object);
+                plan.epochs.insert(version.object.epoch);
+            } else if !plan.report.changed.iter().any(stays) {
                 self.remove_version(version.object);
                 plan.epochs.insert(version.object.epoch);
             }
             return Ok(true);
         }
         let Some(step) = plan.steps.next() else { return Ok(false) };
+        plan.shown = step.tier.is_some();
         plan.versions = step.versions;
+        if let Some(tier) = step.tier.and_then(|tier| plan.report.tiers.get_mut(tier)) {
+            let planned = std::mem::take(&mut plan.versions);
+            if !planned.is_empty() {
+                plan.versions = self.drop_planned(tier, planned, &plan.kept)?;
+                tier.versions = plan.versions.len() as u64;
+            }
+            return Ok(true);
+        }
         let Some(planned) = step.checkpoint else { return Ok(true) };
         plan.report.done += 1;
         if !self.delete_planned(by, &planned)? {
@@ -302,32 +356,76 @@ fn is_manual(kept: &Kept) -> bool {
     matches!(kept.reason, Reason::Asked | Reason::Directory { .. })
 }
 
-fn plan(census: &Census, measured: &[usize], space: &Space, checkpoints: &[Kept], options: &GcOptions) -> Plan {
-    let kept: Vec<&Kept> = census.kept.iter().filter_map(|id| checkpoints.iter().find(|kept| kept.id == *id)).collect();
-    let known: Vec<Known> = kept
-        .iter()
-        .map(|kept| Known {
+fn now_ns() -> i64 {
+    let now = sys::now();
+    now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec))
+}
+
+/// The checkpoints of a census, as they are and as rules see them.
+fn known<'k>(census: &Census, checkpoints: &'k [Kept]) -> Vec<(&'k Kept, Known)> {
+    let kept = census.kept.iter().filter_map(|id| checkpoints.iter().find(|kept| kept.id == *id));
+    kept.map(|kept| {
+        let known = Known {
             id: kept.id,
             made_ns: kept.created_ns,
             manual: is_manual(kept),
             tagged: !kept.tags.is_empty(),
             pinned: kept.pinned.is_some(),
             hidden: kept.hidden,
-        })
-        .collect();
-    let now = sys::now();
-    let now_ns = now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec));
-    let rules = rules(&known, &options.retention, now_ns, &TimeZone::system());
+        };
+        (kept, known)
+    })
+    .collect()
+}
+
+/// With which step each measured version goes: 0 are leftovers, then come the `sure` first of `order`, the tiers, and the rest of `order`.
+fn steps_with_tiers(matching: &Matching, order: &[usize], sure: usize, tiers: usize) -> Vec<Option<usize>> {
+    let mut steps = steps_of(&matching.census, &matching.measured, order);
+    let mut of_object: HashMap<ObjectId, Option<usize>> = HashMap::new();
+    let object = |at: &usize| matching.census.versions.get(*at).map(|version| version.object);
+    for ((at, step), fate) in matching.measured.iter().zip(&mut steps).zip(&matching.fates) {
+        let after = |step: usize| if step > sure { step + tiers } else { step };
+        let by_tier = match fate {
+            Fate::Goes(tier) => Some(sure + 1 + tier),
+            Fate::Left => Some(0),
+            Fate::Linked(_) | Fate::Stays => None,
+        };
+        *step = [step.map(after), by_tier].into_iter().flatten().min();
+        if let Some(object) = object(at) {
+            // As one that is two versions: it goes with the last of them.
+            let last = of_object.entry(object).or_insert(*step);
+            *last = last.zip(*step).map(|(a, b)| a.max(b));
+        }
+    }
+    let of = |at: &usize| object(at).and_then(|object| of_object.get(&object).copied()).flatten();
+    matching.measured.iter().map(of).collect()
+}
+
+fn plan(matching: &Matching, options: &GcOptions) -> Plan {
+    let Matching { census, measured, space, checkpoints, .. } = matching;
+    let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, checkpoints).into_iter().unzip();
+    let rules = rules(&known, &options.retention, now_ns(), &TimeZone::system());
     let (order, sure) = order(&known, &rules);
-    let steps = steps_of(census, measured, &order);
-    let freed = space.freed(&steps, order.len() + 1);
+    let tiers = options.retention.tiers.len();
+    let steps = steps_with_tiers(matching, &order, sure, tiers);
+    let freed = space.freed(&steps, 1 + order.len() + tiers);
+    let freed_at = |step: usize| freed.get(step).copied().unwrap_or(0);
     let history_bytes = space.freed(&vec![Some(0); measured.len()], 1).first().copied().unwrap_or(0);
     let mut report = GcReport { dry_run: options.dry_run, history_bytes, ..GcReport::default() };
-    report.leftover_bytes = freed.first().copied().unwrap_or(0);
+    report.leftover_bytes = freed_at(0);
     report.freed_bytes = report.leftover_bytes;
+    report.tiers = told_tiers(matching, &steps, sure, options, freed_at);
+    let mut planned = vec![Step { checkpoint: None, tier: None, versions: Vec::new() }];
     let mut goes = vec![false; known.len()];
-    let mut planned = vec![Step { checkpoint: None, versions: Vec::new() }];
+    // The tiers' turn is after those that go in any case, also if there are none.
+    let turn = |number: usize, planned: &mut Vec<Step>, report: &mut GcReport| {
+        if number == sure {
+            report.freed_bytes = report.tiers.iter().fold(report.freed_bytes, |sum, tier| sum.saturating_add(tier.bytes));
+            planned.extend((0..tiers).map(|tier| Step { checkpoint: None, tier: Some(tier), versions: Vec::new() }));
+        }
+    };
     for (number, at) in order.iter().enumerate() {
+        turn(number, &mut planned, &mut report);
         let left = history_bytes.saturating_sub(report.freed_bytes);
         let too_large = options.retention.max_bytes.is_some_and(|max| left > max);
         let (Some(checkpoint), Some(one)) = (kept.get(*at), known.get(*at)) else { break };
@@ -341,27 +439,46 @@ fn plan(census: &Census, measured: &[usize], space: &Space, checkpoints: &[Kept]
         } else {
             GcWhy::NoRule
         };
-        let bytes = freed.get(number + 1).copied().unwrap_or(0);
+        let bytes = freed_at(planned.len());
         report.freed_bytes = report.freed_bytes.saturating_add(bytes);
         report.gone.push(GcGone { id: one.id, why, bytes });
-        planned.push(Step { checkpoint: Some((*checkpoint).clone()), versions: Vec::new() });
+        planned.push(Step { checkpoint: Some((*checkpoint).clone()), tier: None, versions: Vec::new() });
         if let Some(goes) = goes.get_mut(*at) {
             *goes = true;
         }
+    }
+    if order.len() == sure {
+        turn(sure, &mut planned, &mut report);
     }
     let left = history_bytes.saturating_sub(report.freed_bytes);
     report.over_bytes = options.retention.max_bytes.map_or(0, |max| left.saturating_sub(max));
     let stays = known.iter().zip(&rules).zip(&goes).filter(|(_, goes)| !**goes);
     report.kept = stays.map(|((one, rules), _)| GcKept { id: one.id, rules: rules.clone() }).collect();
-    for (at, step) in measured.iter().zip(&steps) {
+    share_out(matching, &steps, &mut planned);
+    report.leftovers = planned.first().map_or(0, |step| step.versions.len() as u64);
+    report.total = planned.iter().map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some())).sum();
+    Plan { report, steps: planned.into_iter(), versions: Vec::new(), shown: false, kept: census.kept.clone(), epochs: BTreeSet::new() }
+}
+
+/// Gives each step its versions.
+fn share_out(matching: &Matching, steps: &[Option<usize>], planned: &mut [Step]) {
+    for (at, step) in matching.measured.iter().zip(steps) {
         let step = step.and_then(|step| planned.get_mut(step));
-        if let (Some(step), Some(version)) = (step, census.versions.get(*at)) {
+        if let (Some(step), Some(version)) = (step, matching.census.versions.get(*at)) {
             step.versions.push(version.clone());
         }
     }
-    report.leftovers = planned.first().map_or(0, |step| step.versions.len() as u64);
-    report.total = planned.iter().map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some())).sum();
-    Plan { report, steps: planned.into_iter(), versions: Vec::new(), kept: census.kept.clone(), epochs: BTreeSet::new() }
+}
+
+fn told_tiers(matching: &Matching, steps: &[Option<usize>], sure: usize, options: &GcOptions, freed_at: impl Fn(usize) -> u64) -> Vec<GcTier> {
+    let tell = |(number, tier): (usize, &super::tiers::Tier)| GcTier {
+        paths: tier.paths.clone(),
+        keep_ms: tier.keep_ms,
+        versions: steps.iter().filter(|step| **step == Some(sure + 1 + number)).count() as u64,
+        bytes: freed_at(sure + 1 + number),
+        linked: matching.fates.iter().filter(|fate| **fate == Fate::Linked(number)).count() as u64,
+    };
+    options.retention.tiers.iter().enumerate().map(tell).collect()
 }
 
 /// With which step each measured version goes, 0 being before the first checkpoint of `order`; `None`: with none, somebody who stays needs it.

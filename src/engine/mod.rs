@@ -33,6 +33,7 @@ pub mod settings;
 mod space;
 mod syncer;
 pub mod takeover;
+pub mod tiers;
 mod tripwire;
 mod undo;
 mod unserved;

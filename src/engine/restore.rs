@@ -12,6 +12,7 @@ mod apply;
 mod news;
 mod only;
 mod plan;
+pub(super) mod spared;
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -82,8 +83,17 @@ impl Engine {
         if options.dry_run {
             self.settle();
             let touched = self.touched(target, None).map_err(failed)?;
-            let changes = self.changes_to(target, &paths, &touched).map_err(failed)?;
-            return Ok(Restored { restored: target, guard: None, changes, unknown, dry_run: true, duration_us: took(started) });
+            let spared = self.spared(target, Which::Below(&paths)).map_err(failed)?;
+            let changes = spared.filter(self.changes_to(target, &paths, &touched).map_err(failed)?);
+            return Ok(Restored {
+                restored: target,
+                guard: None,
+                changes,
+                unknown,
+                dropped: spared.told(),
+                dry_run: true,
+                duration_us: took(started),
+            });
         }
         let one_at_a_time = self.checkpointing.lock();
         let asked = Asked { by, undoes: None, started, unknown };
@@ -103,6 +113,8 @@ impl Engine {
         let (gate, flushed) = self.freeze();
         let touched = self.touched(target, None).map_err(failed)?;
         let changes = self.changes_to(target, paths, &touched).map_err(failed)?;
+        let spared = self.spared(target, Which::Below(paths)).map_err(failed)?;
+        let changes = spared.filter(changes);
         let plan = plan::Plan::make(self, target, Which::Below(paths), touched).map_err(failed)?;
         let note = format!("before restoring {target}");
         let (guard, opened) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
@@ -114,7 +126,7 @@ impl Engine {
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
         self.told_after(&plan, guard.id, applied)?;
-        Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dry_run: false, duration_us: took(started) })
+        Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dropped: spared.told(), dry_run: false, duration_us: took(started) })
     }
 
     /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers are told.

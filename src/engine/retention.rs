@@ -7,6 +7,7 @@ use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
 use super::settings::Settings;
+use super::tiers::Tier;
 use crate::store::ids::CheckpointId;
 
 /// What is to be kept; what no rule keeps goes. Without any rule all is kept.
@@ -30,6 +31,9 @@ pub struct Retention {
     /// Bytes that the history may take: the oldest go until it does not take more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
+    /// Of which paths less is kept. The first that matches a path counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tiers: Vec<Tier>,
 }
 
 impl Retention {
@@ -42,6 +46,7 @@ impl Retention {
             keep_daily: settings.number("retention.keep-daily"),
             keep_weekly: settings.number("retention.keep-weekly"),
             max_bytes: settings.number("retention.max-size"),
+            tiers: settings.tiers.iter().map(|set| set.tier.clone()).collect(),
         }
     }
 

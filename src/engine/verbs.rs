@@ -257,7 +257,7 @@ impl Verbs for Engine {
     fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
         let id = self.checkpoint_id(state)?;
         let checkpoint = self.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
-        Ok(CheckpointInfo { open_at_cut: self.open_at(id)?, ..CheckpointInfo::new(&checkpoint) })
+        Ok(CheckpointInfo { open_at_cut: self.open_at(id)?, dropped: self.dropped_info(id)?, ..CheckpointInfo::new(&checkpoint) })
     }
 
     fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {

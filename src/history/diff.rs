@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::sync::Arc;
 
+use super::dropped::DROPPED;
 use super::present::Trail;
 use super::touched::Touched;
 use super::view::{Source, State, View};
@@ -73,10 +74,11 @@ fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
     }
 }
 
-/// What was changed while nobody served the tree, or did not come to the disk before the power was cut, cannot be told: `None`.
+/// What was changed while nobody served the tree, did not come to the disk before the power was cut, or was dropped by a tier cannot be told: `None`.
 pub(super) fn told<T>(view: &View<'_>, result: SysResult<T>) -> SysResult<Option<T>> {
     match result {
         Err(Errno::EIO | Errno::ESTALE) if view.may_be_unserved() => Ok(None),
+        Err(DROPPED) => Ok(None),
         other => other.map(Some),
     }
 }
@@ -257,6 +259,10 @@ pub(super) fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
 /// # Errors
 /// As [`View::open`]; EIO if one of them cannot be read.
 pub fn same_content((from, old): (&View<'_>, &Arc<Trail>), (to, new): (&View<'_>, &Arc<Trail>)) -> SysResult<bool> {
+    let stored = from.source(old.slot)?;
+    if matches!(stored, Source::Object(_)) && stored == to.source(new.slot)? {
+        return Ok(true);
+    }
     let (old_source, old_file) = from.open(old)?;
     let Some((new_source, new_file)) = there(to.open(new).map(Some))? else { return Ok(false) };
     if old_source == new_source && (old_source != Source::Live || old.slot == new.slot) {

@@ -4,6 +4,7 @@ pub mod absence;
 pub mod ahead;
 mod collect;
 pub mod diff;
+pub mod dropped;
 pub mod indexer;
 pub mod lookup;
 pub mod needed;

@@ -31,6 +31,9 @@ impl Timeline {
             inner.operations.note(number, at, undoes);
         }
         inner.absences = store.index.absences().map_err(fault)?.into_iter().map(|(from_ns, to_ns)| Absence { from_ns, to_ns }).collect();
+        for (epoch, at, first, last) in store.index.dropped().map_err(fault)? {
+            inner.put_dropped(epoch, at, (first, last));
+        }
         // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
         let mut aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
         for (kept, address) in checkpoints {
@@ -71,6 +74,7 @@ impl Timeline {
             numbers: Mutex::default(),
             distrusted: Mutex::default(),
             met: Mutex::default(),
+            dropped: Mutex::default(),
         };
         Ok((timeline, aftermath))
     }
@@ -274,6 +278,7 @@ impl Replay {
                 }
                 self.inner.note_ahead(address, upto);
             }
+            Record::Dropped { epoch, objects, .. } => self.inner.note_dropped(epoch, address, &objects),
             Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
             Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),

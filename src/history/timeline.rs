@@ -11,6 +11,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::absence::{Absence, Clock};
+use super::dropped::{DroppedList, Spans};
 use super::operations::Operations;
 use super::select::{Known, Unselected, select};
 use super::table::Table;
@@ -53,6 +54,10 @@ pub(super) struct Inner {
     /// Records of hashes that the index may not have yet: where they are, and whether each makes its epoch whole.
     pub(super) seals: BTreeMap<Epoch, Vec<(Address, bool)>>,
     pub(super) clock: Clock,
+    /// Records of dropped versions, by their layer and where they are: the first and the last checkpoint that show something of it.
+    pub(super) dropped: BTreeMap<(Epoch, Address), (CheckpointId, CheckpointId)>,
+    /// The checkpoints that these are of.
+    pub(super) dropped_spans: Spans,
     /// Records of what was captured ahead that the index may not have yet, and how far that is.
     pub(super) ahead: (Vec<Address>, Epoch),
 }
@@ -73,6 +78,8 @@ impl Inner {
             absences: Vec::new(),
             seals: BTreeMap::new(),
             clock: Clock::default(),
+            dropped: BTreeMap::new(),
+            dropped_spans: Spans::default(),
             ahead: (Vec::new(), Epoch(0)),
         }
     }
@@ -141,7 +148,7 @@ impl Inner {
     /// A checkpoint for others, with the nearest that they see as its parent.
     fn shown(&self, kept: &Kept) -> Kept {
         let parent = self.lineage.parent(kept.id, |id| self.checkpoints.contains_key(&id));
-        Kept { parent, ..kept.clone() }
+        Kept { parent, has_dropped: self.dropped_spans.have(kept.id), ..kept.clone() }
     }
 
     pub(super) fn seal(&mut self) {
@@ -208,6 +215,8 @@ pub struct Timeline {
     pub(super) distrusted: Mutex<HashSet<ObjectId>>,
     /// What was found to be changed behind our back since the mount, by checkpoint. A leaf.
     pub(super) met: Mutex<BTreeMap<CheckpointId, BTreeMap<Vec<u8>, Kind>>>,
+    /// Records of dropped versions that were read. A leaf.
+    pub(super) dropped: Mutex<HashMap<Address, Arc<DroppedList>>>,
 }
 
 /// Errors of the store as the kernel shall see them; each is logged where it happens.

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::diff::{attributes_differ, same_content};
+use super::dropped::DROPPED;
 use super::present::Trail;
 use super::timeline::Timeline;
 use super::view::{State, View};
@@ -160,5 +161,12 @@ fn changed(then: &View<'_>, old: &Arc<Trail>, now: &View<'_>, new: &Arc<Trail>) 
     if attributes_differ(&before, &after) || before.stat.mtime != after.stat.mtime || then.xattrs(old)? != now.xattrs(new)? {
         return Ok(true);
     }
-    Ok(after.stat.kind == Kind::File && !same_content((then, old), (now, new))?)
+    if after.stat.kind != Kind::File {
+        return Ok(false);
+    }
+    match same_content((then, old), (now, new)) {
+        // Its content was recorded because it was to change; nobody can tell any more whether it did.
+        Err(DROPPED) => Ok(then.source(old.slot)? != now.source(new.slot)?),
+        same => Ok(!same?),
+    }
 }

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::dropped::DROPPED;
 use super::lookup::{Answer, Recorded};
 use super::present::{Present, Trail};
 use super::timeline::Timeline;
@@ -279,6 +280,9 @@ impl<'a> View<'a> {
             match self.source(node.slot)? {
                 Source::Empty => return Ok((Source::Empty, None)),
                 Source::Object(object) => {
+                    if self.timeline.is_dropped(object)? {
+                        return Err(DROPPED);
+                    }
                     if let Some(file) = self.timeline.open_object(object)? {
                         self.check_whole(node, object, &file)?;
                         return Ok((Source::Object(object), Some(file)));
@@ -286,7 +290,7 @@ impl<'a> View<'a> {
                     // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record. No epoch is
                     // closed between a record and its move: of a closed one there is nothing to wait for.
                     let moving = object.origin == ObjectOrigin::Moved && object.epoch == self.timeline.epoch();
-                    if self.source(node.slot)? == Source::Object(object) {
+                    if self.source(node.slot)? == Source::Object(object) && !self.timeline.is_dropped(object)? {
                         if !moving || waits == MOVE_WAITS_MAX {
                             tracing::error!(?object, "a version is missing from the store");
                             return Err(Errno::EIO);
@@ -315,6 +319,10 @@ impl<'a> View<'a> {
         // Changes that never came to the disk were struck, and the inode that was moved away after them is what it was before.
         if size == data.size || (object.origin == ObjectOrigin::Moved && size == self.attr(node)?.stat.size) {
             return Ok(());
+        }
+        // Dropped since it was asked whether it was.
+        if self.timeline.is_dropped(object)? {
+            return Err(DROPPED);
         }
         tracing::error!(?object, size, kept = data.size, "a version is not whole");
         Err(Errno::EIO)

@@ -175,6 +175,8 @@ struct Reading {
     sealed: HashMap<ObjectId, Sealed>,
     recorded: HashSet<ObjectId>,
     unfinished: HashSet<ObjectId>,
+    /// What is not kept any more because of where it was: nothing is missing.
+    dropped: HashSet<ObjectId>,
 }
 
 /// The records of the epoch that is being read.
@@ -268,6 +270,7 @@ impl Reading {
                 _ => None,
             })),
             Record::Sealed { objects, .. } => self.sealed.extend(objects.into_iter().map(|sealed| (sealed.object, sealed))),
+            Record::Dropped { objects, .. } => self.dropped.extend(objects.into_iter().map(|dropped| dropped.object)),
             Record::Unmounted { .. } => self.unfinished.clear(),
             Record::Moved { .. }
             | Record::Pinned { .. }
@@ -306,7 +309,7 @@ impl Reading {
             let readers = readers.filter(|(_, checkpoint)| born.is_none_or(|born| born <= checkpoint.created_ns));
             version.checkpoints = readers.map(|(id, _)| *id).collect();
             version.sealed = self.sealed.get(&version.object).copied();
-            if !version.checkpoints.is_empty() {
+            if !version.checkpoints.is_empty() && !self.dropped.contains(&version.object) {
                 needed.push(version);
             }
         }

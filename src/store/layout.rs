@@ -23,7 +23,7 @@
 //! format:
 //!   ckptfs store
 //!   version 1
-//!   features actors ahead auto hashes operations pins who       names with one space between, or - for none
+//!   features actors ahead auto hashes operations pins tiers who       names with one space between, or - for none
 //!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
 //! ```
 
@@ -53,8 +53,8 @@ pub const FORMAT_VERSION: u32 = 1;
 /// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`: it has what was captured ahead
 /// (record 14). `auto`: a checkpoint may have been made by the daemon itself (reason 3). `pins`: checkpoints can be pinned (record 15) and hidden
 /// (record 16). `operations`: what was done can be undone (record 17). `who`: it says which process changed what
-/// (records 18 and 19).
-const FEATURES: [&str; 7] = ["actors", "ahead", "auto", "hashes", "operations", "pins", "who"];
+/// (records 18 and 19). `tiers`: the content of versions may be freed that checkpoints show (record 20).
+const FEATURES: [&str; 8] = ["actors", "ahead", "auto", "hashes", "operations", "pins", "tiers", "who"];
 /// The file that says where the journal ended at the last orderly end.
 const ENDED_NAME: &str = "ended";
 /// The file that says up to when everything was on disk.

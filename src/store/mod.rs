@@ -161,7 +161,7 @@ pub fn checkpoints_of(journal: &Journal) -> Vec<Kept> {
     batch.into_checkpoints()
 }
 
-/// The record says something of checkpoints, or who asked for what the next record says.
+/// The record says something of checkpoints, of what they show no more, or who asked for what the next record says.
 pub fn is_of_checkpoints(record: &Record) -> bool {
     matches!(
         record,
@@ -173,6 +173,7 @@ pub fn is_of_checkpoints(record: &Record) -> bool {
             | Record::RestoreBegin { .. }
             | Record::By { .. }
             | Record::Operation(_)
+            | Record::Dropped { .. }
     )
 }
 

@@ -226,13 +226,15 @@ pub struct Kept {
     pub hidden: bool,
     /// The checkpoint that the tree came from.
     pub parent: Option<CheckpointId>,
+    /// The content of something that it shows was dropped.
+    pub has_dropped: bool,
 }
 
 impl Kept {
     /// A checkpoint of which nothing else is known; it comes from the one before.
     pub fn new(checkpoint: Checkpoint, by: Option<Actor>) -> Kept {
         let parent = checkpoint.id.0.checked_sub(1).filter(|before| *before > 0).map(CheckpointId);
-        Kept { checkpoint, by, pinned: None, hidden: false, parent }
+        Kept { checkpoint, by, pinned: None, hidden: false, parent, has_dropped: false }
     }
 }
 
@@ -253,6 +255,26 @@ pub struct Sealed {
     pub size: u64,
     /// BLAKE3 of its bytes.
     pub hash: [u8; 32],
+}
+
+/// A version whose content is not kept any more, because of where it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    /// Where its bytes were. One that was moved stays, empty: it keeps its number from being given away.
+    pub object: ObjectId,
+    /// How many there were.
+    pub size: u64,
+    /// The first checkpoint that was there and shows it, ...
+    pub first: CheckpointId,
+    /// ... and the last.
+    pub last: CheckpointId,
+}
+
+/// The first and the last checkpoint that show one of these versions; of none: no checkpoint is between them.
+pub fn range_of(dropped: &[Dropped]) -> (CheckpointId, CheckpointId) {
+    let first = dropped.iter().map(|one| one.first).min();
+    let last = dropped.iter().map(|one| one.last).max();
+    first.zip(last).unwrap_or((CheckpointId(1), CheckpointId(0)))
 }
 
 /// A process that changed something, as it was when it first did in an epoch.
@@ -460,6 +482,15 @@ pub enum Record {
     },
     /// What the records before it, appended together with it, were: an operation.
     Operation(Operation),
+    /// The content of these versions is freed, though checkpoints show them: they were where little is kept of the past.
+    Dropped {
+        /// The layer that they are in.
+        epoch: Epoch,
+        /// The patterns of the tier, as the configuration has them.
+        paths: Vec<String>,
+        /// Each once.
+        objects: Vec<Dropped>,
+    },
     /// Objects of a closed epoch were hashed.
     Sealed {
         /// Their epoch.

@@ -75,7 +75,7 @@ pub use os::{
     mounts, mounts_of_all, open_beneath, open_path_at, own_memory, own_thread, peer_cred, private_mounts, process_facts, process_name,
     process_session, process_starttime, read_dir, receive_message, release_memory, remove_file_xattr, removexattr, reopen, replace_descriptor,
     send_message, set_file_xattr, set_thread_idle, set_thread_normal, setxattr, shares_extents, start_writeback, stat_at, stat_fd, statfs_fd, syncfs,
-    touch_at, unmount, utimens_fd, wait_readable, waits_of_thread, watched, wrap_number,
+    touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread, watched, wrap_number,
 };
 pub use pass::{FILES_AT_ONCE, receive_files, send_files};
 pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at, rmdir_at, symlink_at, unlink_at};

@@ -71,6 +71,7 @@ errnos!(
     ECANCELED,
     ECONNREFUSED,
     EADDRINUSE,
+    ENODATA,
 );
 
 impl Errno {

@@ -30,7 +30,9 @@ mod pool;
 pub mod protocol;
 mod record;
 pub mod serve;
+mod sizes;
 mod sweep;
+mod trash;
 
 pub use own::Own;
 pub use pool::{Place, Pool, own_id};

@@ -299,6 +299,22 @@ impl Pool {
         }
     }
 
+    /// Makes a volume of a tree that there is, which `place` puts where it belongs.
+    pub(super) fn put_back(&self, record: Record, place: impl FnOnce(&Path, &Path) -> VerbResult<()>) -> VerbResult<()> {
+        let _locked = self.lock(&record.name)?;
+        let meta = self.meta(&record.name);
+        if Record::load(&meta)?.is_some() {
+            return Err(hinted(
+                "volume-exists",
+                format!("there is another volume {}", record.name),
+                format!("remove that one first: ckptfs volumes rm {}", record.name),
+            ));
+        }
+        self.set_orphan_aside(&record.name)?;
+        place(&self.root.join("volumes").join(&record.name), &self.image(&record.name))?;
+        record.save(&meta)
+    }
+
     /// Takes away what a making, or a removal, that was cut short has left.
     fn unmake(&self, name: &str, options: &Options) {
         if options.source.is_some() {
@@ -507,6 +523,7 @@ impl Pool {
         record.save(&self.meta(name))?;
         self.rested(&mut record, &options, &place)?;
         let gone = self.put_away(name, &options, &place, &record)?;
+        self.forget_sizes(name);
         fs::remove_file(self.meta(name)).and_then(|()| sync_parent(&self.meta(name))).map_err(|cause| failed(&self.meta(name), cause))?;
         locked.forget();
         Ok(gone)
@@ -603,6 +620,14 @@ impl Pool {
         Ok(Some(History::Store(Box::new(Offline::open(root)?))))
     }
 
+    /// The daemon that serves a volume.
+    pub(super) fn daemon(&self, record: &Record) -> VerbResult<Option<Client>> {
+        Ok(self.history(record)?.and_then(|history| match history {
+            History::Daemon(client) => Some(client),
+            History::Store(_) => None,
+        }))
+    }
+
     /// The checkpoints of a volume, newest first.
     ///
     /// # Errors
@@ -664,7 +689,7 @@ fn mount_arguments(place: &Place, options: &Options) -> Vec<std::ffi::OsString> 
 }
 
 /// Makes a directory, if it is not there.
-fn make_dir(dir: &Path, mode: u32) -> VerbResult<()> {
+pub(super) fn make_dir(dir: &Path, mode: u32) -> VerbResult<()> {
     match DirBuilder::new().mode(mode).create(dir) {
         Err(cause) if cause.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(dir, cause)),
         _ => Ok(()),

@@ -16,6 +16,7 @@ use super::http::{Request, Response};
 use super::name::{self, Named};
 use super::pool::{Pool, remove_tree};
 use super::record::Record;
+use super::sizes::Sizes;
 use crate::engine::api::{CheckpointInfo, VerbError, VerbResult};
 
 /// Mount is answered within this time.
@@ -44,6 +45,8 @@ struct Told {
     tags: Vec<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     note: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
 }
 
 /// Answers a request.
@@ -178,7 +181,7 @@ pub fn inspect(pool: &Pool, text: &str) -> VerbResult<Value> {
         None => status(pool, &record),
         Some(state) => {
             let checkpoint = pool.checkpoint_of(&record, state)?;
-            json!({"volume": record.name, "checkpoint": told(&checkpoint), "readonly": true})
+            json!({"volume": record.name, "checkpoint": told(&checkpoint, &pool.sizes(&record.name).unwrap_or_default()), "readonly": true})
         }
     };
     let mountpoint = seen_at(pool, &record, &named)?;
@@ -195,9 +198,17 @@ pub fn status(pool: &Pool, record: &Record) -> Value {
             object.insert(name.to_owned(), value);
         }
     };
+    let sizes = pool.sizes(&record.name).unwrap_or_default();
+    if !sizes.at.is_empty() {
+        add("history_bytes", json!(sizes.history_bytes));
+        add("counted_at", json!(sizes.at));
+    }
+    if let Some(used) = pool.used(record) {
+        add("used_bytes", json!(used));
+    }
     match checkpoints {
         Some(Ok(list)) => {
-            add("checkpoints", list.iter().take(CHECKPOINTS_TOLD_MAX).map(|one| json!(told(one))).collect());
+            add("checkpoints", list.iter().take(CHECKPOINTS_TOLD_MAX).map(|one| json!(told(one, &sizes))).collect());
             add("checkpoints_kept", json!(list.len()));
         }
         Some(Err(error)) => add("warning", json!(said(&error))),
@@ -209,9 +220,10 @@ pub fn status(pool: &Pool, record: &Record) -> Value {
     status
 }
 
-fn told(checkpoint: &CheckpointInfo) -> Told {
+fn told(checkpoint: &CheckpointInfo, sizes: &Sizes) -> Told {
     let (tags, note) = (checkpoint.tags.clone(), checkpoint.note.clone());
-    Told { name: checkpoint.id.0, time: checkpoint.created.clone(), tags, note }
+    let bytes = sizes.checkpoints.get(&checkpoint.id.0).copied();
+    Told { name: checkpoint.id.0, time: checkpoint.created.clone(), tags, note, bytes }
 }
 
 fn remove(pool: &Pool, text: &str) -> VerbResult<()> {

@@ -134,18 +134,20 @@ impl Record {
 }
 
 /// Writes a file whole: under another name, synced, renamed, and the directory synced.
-fn write_whole(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    let new = path.with_extension("new");
+pub(super) fn write_whole(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = Path::new(&new);
     let written = (|| {
-        let mut file = File::create(&new)?;
+        let mut file = File::create(new)?;
         file.write_all(text)?;
         file.sync_all()?;
-        fs::rename(&new, path)?;
+        fs::rename(new, path)?;
         sync_parent(path)
     })();
     if written.is_err() {
         // What stays does nothing there, and the next one takes its place.
-        let _ = fs::remove_file(&new);
+        let _ = fs::remove_file(new);
     }
     written
 }

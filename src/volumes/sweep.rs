@@ -22,6 +22,9 @@ impl Pool {
             if let Err(error) = self.sweep_one(&name, since) {
                 tracing::warn!(%name, error = error.message, "the volume cannot be put in order");
             }
+            if let Err(error) = self.count(&name) {
+                tracing::debug!(%name, error = error.message, "what the history takes is not known");
+            }
         }
         self.sweep_staging();
         for entry in fs::read_dir(self.root().join("gone")).into_iter().flatten().flatten() {

@@ -6,6 +6,7 @@ mod history;
 mod mounted;
 #[path = "../common/page.rs"]
 mod page;
+mod patches;
 mod pins;
 mod plain;
 mod run;

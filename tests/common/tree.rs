@@ -44,6 +44,8 @@ impl Default for TreeOpts {
 pub enum NodeKind {
     /// A regular file; its content as a hash and its first bytes.
     File { hash: blake3::Hash, head: String },
+    /// A regular file of a view whose content a tier has dropped.
+    Dropped,
     /// A directory.
     Dir,
     /// A symbolic link and its target.
@@ -129,9 +131,14 @@ fn read_node(path: &Path) -> io::Result<NodeInfo> {
     } else if kind.is_block_device() {
         NodeKind::Block(meta.rdev())
     } else {
-        let content = fs::read(path)?;
-        let head = String::from_utf8_lossy(&content[..content.len().min(32)]).into_owned();
-        NodeKind::File { hash: blake3::hash(&content), head }
+        match fs::read(path) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODATA.raw_os_error()) => NodeKind::Dropped,
+            content => {
+                let content = content?;
+                let head = String::from_utf8_lossy(&content[..content.len().min(32)]).into_owned();
+                NodeKind::File { hash: blake3::hash(&content), head }
+            }
+        }
     };
     Ok(NodeInfo {
         size: if kind == NodeKind::Dir { 0 } else { meta.size() },

@@ -8,4 +8,7 @@ mod by_itself;
 mod cut_short;
 mod plan;
 mod story;
+mod tiers;
+mod tiers_cut_short;
+mod tiers_random;
 mod use_meanwhile;

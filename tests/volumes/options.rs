@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use serde_json::json;
 
 use crate::common::Fs;
-use crate::common::mount::minor_of;
+use crate::common::mount::{minor_of, wait_until};
 use crate::support::{Container, Rig, unavailable};
 
 #[test]
@@ -196,6 +196,7 @@ fn a_removed_volume_goes_to_the_trash_if_asked_for() {
     for (name, options) in [("kept", json!({"on-remove": "trash"})), ("gone", json!({}))] {
         rig.create(name, options);
         fs::write(rig.mount(name, "a").join("f"), name).unwrap();
+        rig.ok(&["--volume", name, "checkpoint", "-m", "remember"]);
         rig.unmount(name, "a");
         rig.done("Remove", &json!({"Name": name}));
     }
@@ -203,12 +204,31 @@ fn a_removed_volume_goes_to_the_trash_if_asked_for() {
     assert_eq!(trash.len(), 1);
     assert_eq!(fs::read(trash[0].join("tree/f")).unwrap(), b"kept");
     assert!(trash[0].join("volume.json").exists());
-    // The name is free again.
+    // It can be had back, with its history, unless another has its name.
     rig.create("kept", json!({}));
+    assert!(rig.refused(&["volumes", "recover", "kept"]).contains("there is another volume kept"));
+    rig.done("Remove", &json!({"Name": "kept"}));
+    assert_eq!(rig.ok(&["volumes", "recover", "kept"]), "kept\n");
+    assert_eq!(fs::read(rig.mount("kept", "a").join("f")).unwrap(), b"kept");
+    assert!(rig.ok(&["--volume", "kept", "log"]).contains("remember"));
+    rig.unmount("kept", "a");
+    assert_eq!(rig.ok(&["volumes", "ls", "--trash"]), "");
+    // Or be deleted for good.
+    rig.done("Remove", &json!({"Name": "kept"}));
+    rig.ok(&["volumes", "purge", "kept"]);
+    assert!(rig.refused(&["volumes", "recover", "kept"]).contains("no kept in the trash"));
+    rig.create("kept", json!({"size": "300M", "on-remove": "trash"}));
+    fs::write(rig.mount("kept", "a").join("f"), "sized").unwrap();
+    rig.unmount("kept", "a");
+    rig.done("Remove", &json!({"Name": "kept"}));
+    rig.ok(&["volumes", "recover", "kept"]);
+    assert_eq!(fs::read(rig.mount("kept", "a").join("f")).unwrap(), b"sized");
+    rig.unmount("kept", "a");
     assert_eq!(rig.end(), 0);
     rig.serve(&["--on-remove", "trash"]);
-    rig.done("Remove", &json!({"Name": "kept"}));
-    assert_eq!(fs::read_dir(rig.root.join("trash")).unwrap().count(), 2);
+    rig.create("by-the-driver", json!({}));
+    rig.done("Remove", &json!({"Name": "by-the-driver"}));
+    assert!(rig.ok(&["volumes", "ls", "--trash"]).starts_with("by-the-driver@"));
 }
 
 #[test]
@@ -245,4 +265,30 @@ fn a_pool_image_is_made_mounted_and_found_again() {
     rig.kill();
     rig.serve(&["--pool-image", image]);
     rig.done("Get", &json!({"Name": "v"}));
+}
+
+#[test]
+fn what_the_history_takes_is_told_once_it_was_counted() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    rig.create("v", json!({}));
+    rig.create("sized", json!({"size": "300M"}));
+    let point = rig.mount("v", "a");
+    rig.mount("sized", "a");
+    fs::write(point.join("f"), vec![1; 1 << 20]).unwrap();
+    rig.ok(&["--volume", "v", "checkpoint"]);
+    fs::write(point.join("f"), vec![2; 1 << 20]).unwrap();
+    assert!(rig.status("v")["checkpoints"][0].get("bytes").is_none());
+    // The next driver looks at once, and not half a minute later.
+    rig.kill();
+    rig.serve(&[]);
+    wait_until("it was counted", 60, || rig.status("v")["history_bytes"].as_u64().is_some_and(|bytes| bytes >= 1 << 20));
+    assert!(rig.status("v")["checkpoints"][0]["bytes"].as_u64().is_some_and(|bytes| bytes >= 1 << 20));
+    assert!(rig.status("sized")["used_bytes"].as_u64().is_some_and(|bytes| bytes < 300 << 20));
+    rig.unmount("v", "a");
+    rig.unmount("sized", "a");
+    rig.done("Remove", &json!({"Name": "v"}));
+    assert_eq!(fs::read_dir(rig.root.join("meta")).unwrap().count(), 1);
 }

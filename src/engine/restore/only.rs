@@ -8,6 +8,7 @@ use super::super::api::{Restored, TreePath, VerbResult};
 use super::super::error;
 use super::super::who::{Selection, Selector};
 use super::plan::{Plan, Which};
+use super::spared::Spared;
 use super::{Asked, took};
 use crate::history::touched::Touched;
 use crate::store::ids::CheckpointId;
@@ -28,28 +29,39 @@ impl Engine {
         let started = Instant::now();
         let failed = |errno| error::failed("the restore failed", errno);
         let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
-        let done = |guard, changes, shared| {
-            let restored =
-                Restored { restored: target, guard, changes, unknown: unknown.clone(), dry_run: options.dry_run, duration_us: took(started) };
+        let done = |guard, changes, shared, spared: Spared| {
+            let (changes, dropped) = (spared.filter(changes), spared.told());
+            let restored = Restored {
+                restored: target,
+                guard,
+                changes,
+                unknown: unknown.clone(),
+                dropped,
+                dry_run: options.dry_run,
+                duration_us: took(started),
+            };
             RestoredOnly { restored, shared }
         };
         if options.dry_run {
             self.settle();
             let touched = self.touched(target, None).map_err(failed)?;
             let chosen = self.selection(target, &touched, options, who)?;
-            return Ok(done(None, chosen.changes, chosen.shared));
+            let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
+            return Ok(done(None, chosen.changes, chosen.shared, spared));
         }
         let one_at_a_time = self.checkpointing.lock();
         let (gate, flushed) = self.freeze();
         let touched = self.touched(target, None).map_err(failed)?;
         let chosen = self.selection(target, &touched, options, who)?;
         if chosen.paths.is_empty() {
-            return Ok(done(None, chosen.changes, chosen.shared));
+            let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
+            return Ok(done(None, chosen.changes, chosen.shared, spared));
         }
         let note = format!("before restoring {target}, only what {} changed", options.who);
         let frozen = Frozen { gate, flushed, one_at_a_time };
+        let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
         let guard = self.restore_chosen((by, None), target, &note, touched, &chosen, frozen)?;
-        Ok(done(Some(guard), chosen.changes, chosen.shared))
+        Ok(done(Some(guard), chosen.changes, chosen.shared, spared))
     }
 
     /// Restores these names alone: what an operation restored so is made as it was before. What they are part of and what is below them stays; so does
@@ -68,8 +80,10 @@ impl Engine {
         let chosen = Selection { names: names.to_vec(), ..self.selection_of(target, &touched, names).map_err(failed)? };
         let note = format!("before restoring {target}");
         let frozen = Frozen { gate, flushed, one_at_a_time };
+        let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
         let guard = self.restore_chosen((by, undoes), target, &note, touched, &chosen, frozen)?;
-        Ok(Restored { restored: target, guard: Some(guard), changes: chosen.changes, unknown, dry_run: false, duration_us: took(started) })
+        let (changes, dropped) = (spared.filter(chosen.changes), spared.told());
+        Ok(Restored { restored: target, guard: Some(guard), changes, unknown, dropped, dry_run: false, duration_us: took(started) })
     }
 
     /// Restores what was chosen.

@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
-use crate::history::diff::same_content;
+use super::spared::Spared;
+use crate::history::diff::{join, same_content};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::history::view::{Source, State, View};
@@ -82,6 +83,11 @@ struct Planner<'a> {
     exact: bool,
     /// Directories of the live tree, and whether they are inside of what is restored.
     inside: RefCell<HashMap<Slot, bool>>,
+    /// What stays as it is, and where that is in the live tree.
+    spared: Spared,
+    spared_places: HashSet<Place>,
+    /// What stays, and is in a directory that does not: the directory of the plan that it comes to, its name there, and what it is.
+    rescued: Vec<(usize, Name, Child, Arc<Trail>)>,
     plan: Plan,
 }
 
@@ -108,7 +114,13 @@ impl Plan {
         for path in paths {
             roots.extend(live_place(engine, path)?);
         }
-        let mut planner = Planner { engine, view: engine.view(State::At(target)), touched, paths, roots, exact, inside: RefCell::default(), plan };
+        let spared = engine.spared(target, which)?;
+        let mut spared_places = HashSet::new();
+        for path in spared.paths() {
+            spared_places.extend(live_place(engine, path)?);
+        }
+        let (view, inside, rescued) = (engine.view(State::At(target)), RefCell::default(), Vec::new());
+        let mut planner = Planner { engine, view, touched, paths, roots, exact, inside, spared, spared_places, rescued, plan };
         if paths.is_empty() && !exact {
             planner.plan.alive_dirs.insert(Slot::ROOT);
             let wanted = planner.dir(Trail::root(), Some(Trail::root()))?;
@@ -122,6 +134,7 @@ impl Plan {
         } else if !split.is_empty() {
             planner.paths(split)?;
         }
+        planner.take_rescued();
         Ok(planner.plan)
     }
 
@@ -172,6 +185,9 @@ impl Planner<'_> {
             let Some((name, rest)) = group.first().and_then(|path| path.split_first()) else { continue };
             let have = live.as_ref().map_or(Ok(None), |dir| self.engine.view(State::Live).step(dir, name))?;
             let want = then.as_ref().map_or(Ok(None), |dir| self.view.step(dir, name))?;
+            if rest.is_empty() && self.stays(live.as_ref().or(then.as_ref()), name) {
+                continue;
+            }
             let plan = NamePlan { name: name.clone(), want: want.clone(), have: have.as_ref().map(|(child, _)| *child) };
             if rest.is_empty() {
                 names.push(plan);
@@ -203,6 +219,7 @@ impl Planner<'_> {
                 let rest: Vec<&[Name]> = group.iter().filter_map(|path| path.get(1..)).filter(|rest| !rest.is_empty()).collect();
                 let have = live.as_ref().map_or(Ok(None), |dir| self.engine.view(State::Live).step(dir, name))?;
                 let wanted = then.as_ref().map_or(Ok(None), |dir| self.view.step(dir, name))?;
+                let chosen = chosen && !self.stays(then.as_ref().or(live.as_ref()), name);
                 if chosen {
                     if let Some(live) = &live {
                         self.roots.insert(Place { parent: live.slot, name: name.clone() });
@@ -224,6 +241,11 @@ impl Planner<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A name of a directory stays as it is.
+    fn stays(&self, dir: Option<&Arc<Trail>>, name: &Name) -> bool {
+        !self.spared.is_empty() && dir.is_some_and(|dir| self.spared.has(&join(&dir.path(), name)))
     }
 
     /// Plans what a chosen path led to; of a directory gives where it is now, and was.
@@ -249,7 +271,12 @@ impl Planner<'_> {
             None => self.view.list(&want)?.into_iter().map(|(name, _)| name).collect(),
         };
         let mut plans = Vec::with_capacity(names.len());
+        let path = (!self.spared.is_empty()).then(|| want.path());
         for name in names {
+            if let Some(path) = path.as_ref().map(|path| join(path, &name)).filter(|path| self.spared.has(path)) {
+                self.rescue(&path, &name, live.as_ref())?;
+                continue;
+            }
             let wanted = match self.view.step(&want, &name) {
                 // Changed while nobody served the tree: it stays as it is.
                 Err(Errno::EIO) if self.view.may_be_unserved() => continue,
@@ -266,6 +293,50 @@ impl Planner<'_> {
         let next: Vec<(Child, Arc<Trail>)> = plans.iter().filter_map(|plan| plan.want.clone()).collect();
         self.plan.dirs.push(DirPlan { want, live, names: plans, dress: true });
         Ok(next)
+    }
+
+    /// What is at a path that stays, and would go with the directory that it is in: it comes to the directory that is planned next, unless that has
+    /// something there.
+    fn rescue(&mut self, path: &[u8], name: &Name, live: Option<&Arc<Trail>>) -> SysResult<()> {
+        let now = self.engine.view(State::Live);
+        if live.map_or(Ok(None), |live| now.child(live, name))?.is_some() {
+            return Ok(());
+        }
+        let found = now.walk(path)?;
+        self.rescued.extend(found.map(|(child, trail)| (self.plan.dirs.len(), name.clone(), child, trail)));
+        Ok(())
+    }
+
+    /// Plans what is rescued, but for what is wanted elsewhere.
+    fn take_rescued(&mut self) {
+        for (dir, name, child, trail) in std::mem::take(&mut self.rescued) {
+            let wanted = self.plan.alive_dirs.contains(&child.slot) || self.plan.contents.contains_key(&child.slot);
+            let Some(dir) = self.plan.dirs.get_mut(dir).filter(|_| !wanted) else { continue };
+            if child.kind == Kind::Dir {
+                self.plan.alive_dirs.insert(child.slot);
+            } else {
+                self.plan.contents.insert(child.slot, Content::Same);
+            }
+            dir.names.push(NamePlan { name, want: Some((child, trail)), have: None });
+        }
+    }
+
+    /// A place of the live tree is in what stays as it is.
+    fn is_spared(&self, place: &Place) -> SysResult<bool> {
+        let mut at = place.clone();
+        while !self.spared_places.is_empty() {
+            if self.spared_places.contains(&at) {
+                return Ok(true);
+            }
+            if matches!(at.parent, Slot::ROOT | Slot::STAGING) {
+                break;
+            }
+            at = match self.engine.live.locate(At::from(at.parent), Kind::Dir) {
+                Err(Errno::ESTALE) => break,
+                up => up?,
+            };
+        }
+        Ok(false)
     }
 
     /// Everything that is wanted, in order, with everything below it.
@@ -297,6 +368,11 @@ impl Planner<'_> {
             }
         } else {
             self.names_inside(child, trail)?.pop()
+        };
+        // It stays there, and another one comes here.
+        let found = match found {
+            Some(place) if self.is_spared(&place)? => None,
+            found => found,
         };
         let alive = found.is_some();
         self.plan.found.extend(found.map(|place| (child.slot, place)));

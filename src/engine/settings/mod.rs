@@ -16,7 +16,9 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-pub use parse::{ConfigError, parse, parse_value, set};
+use super::tiers::Tier;
+
+pub use parse::{ConfigError, TIERS, parse, parse_value, set};
 pub use store_file::{FILE_BYTES_MAX, STORE_FILE, StoreFile, read_store};
 
 /// Which files may have a key.
@@ -166,14 +168,31 @@ pub struct Setting {
     pub line: usize,
 }
 
+/// A tier, and the line that begins it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierSetting {
+    /// What it says.
+    pub tier: Tier,
+    /// How long is kept, as it was written.
+    pub keep: String,
+    /// In which file.
+    pub origin: Origin,
+    /// In which line, from 1.
+    pub line: usize,
+}
+
 /// What files say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings(BTreeMap<&'static str, Setting>);
+pub struct Settings {
+    keys: BTreeMap<&'static str, Setting>,
+    /// The tiers, in the order in which they count.
+    pub tiers: Vec<TierSetting>,
+}
 
 impl Settings {
     /// What this key is set to.
     pub fn get(&self, name: &str) -> Option<&Setting> {
-        self.0.get(name)
+        self.keys.get(name)
     }
 
     /// A number, or a size in bytes.
@@ -200,16 +219,17 @@ impl Settings {
         }
     }
 
-    /// These, and what only `other` has.
+    /// These, and what only `other` has; its tiers come after these.
     pub fn or(mut self, other: Settings) -> Settings {
-        for (name, setting) in other.0 {
-            self.0.entry(name).or_insert(setting);
+        for (name, setting) in other.keys {
+            self.keys.entry(name).or_insert(setting);
         }
+        self.tiers.extend(other.tiers);
         self
     }
 
     fn insert(&mut self, key: &'static Key, setting: Setting) {
-        self.0.insert(key.name, setting);
+        self.keys.insert(key.name, setting);
     }
 }
 

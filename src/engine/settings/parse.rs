@@ -5,7 +5,13 @@ use std::time::Duration;
 use jiff::{SpanRelativeTo, Unit};
 use toml_edit::{Document, DocumentMut, Item};
 
-use super::{Files, KEYS, Key, Kind, Origin, Setting, Settings, Value, find, nearest};
+use super::super::tiers::Tier;
+use super::{Files, KEYS, Key, Kind, Origin, Setting, Settings, TierSetting, Value, find, nearest};
+
+/// The name of the list of tiers.
+pub const TIERS: &str = "tiers";
+/// Tiers of one file.
+const TIERS_MAX: usize = 64;
 
 /// What is wrong with a file, where, and what may have been meant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +43,10 @@ pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
         for (name, item) in table.iter() {
             let at = table.get_key_value(name).and_then(|(key, _)| key.span()).or_else(|| item.span());
             let name = format!("{prefix}{name}");
+            if name == TIERS {
+                settings.tiers = tiers(item, origin, at.clone(), &line)?;
+                continue;
+            }
             match item.as_table_like() {
                 Some(inner) if is_table(&name) => open.push((format!("{name}."), inner)),
                 _ => found.push((line(at), name, item)),
@@ -55,6 +65,72 @@ pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
         settings.insert(key, Setting { value, origin, line });
     }
     Ok(settings)
+}
+
+/// The tables `[[tiers]]` of a file.
+fn tiers(
+    item: &Item,
+    origin: Origin,
+    at: Option<std::ops::Range<usize>>,
+    line: &impl Fn(Option<std::ops::Range<usize>>) -> usize,
+) -> Result<Vec<TierSetting>, ConfigError> {
+    let tables: Vec<(&dyn toml_edit::TableLike, Option<std::ops::Range<usize>>)> = match item {
+        Item::ArrayOfTables(tables) => tables.iter().map(|table| (table as &dyn toml_edit::TableLike, table.span())).collect(),
+        Item::Value(toml_edit::Value::Array(array)) => {
+            let inline = |value: &toml_edit::Value| value.as_inline_table().is_some();
+            if !array.iter().all(inline) {
+                return Err(tier_error(line(at), "tiers: an item is no table".into()));
+            }
+            array.iter().filter_map(|value| value.as_inline_table()).map(|table| (table as &dyn toml_edit::TableLike, table.span())).collect()
+        }
+        other => return Err(tier_error(line(at), format!("tiers is {}", article(other.type_name())))),
+    };
+    if tables.len() > TIERS_MAX {
+        return Err(tier_error(line(at), format!("there are more than {TIERS_MAX} tiers")));
+    }
+    tables.into_iter().map(|(table, span)| tier(table, origin, line(span.or_else(|| at.clone())), line)).collect()
+}
+
+fn tier_error(line: usize, message: String) -> ConfigError {
+    let hint = "for example: [[tiers]] paths = [\"node_modules\", \"*.tmp\"] keep = \"1h\", each in a line of its own".to_owned();
+    ConfigError { line, message, hint: Some(hint) }
+}
+
+fn tier(
+    table: &dyn toml_edit::TableLike,
+    origin: Origin,
+    begin: usize,
+    line: &impl Fn(Option<std::ops::Range<usize>>) -> usize,
+) -> Result<TierSetting, ConfigError> {
+    let (mut paths, mut keep) = (None, None);
+    for (name, item) in table.iter() {
+        let at = line(table.get_key_value(name).and_then(|(key, _)| key.span()).or_else(|| item.span()));
+        let wrong = |why: String| tier_error(at, format!("tiers.{name}: {why}"));
+        match name {
+            "paths" => {
+                let array = item.as_array().ok_or_else(|| wrong(format!("it is {}, not a list of names or patterns", item.type_name())))?;
+                let texts: Option<Vec<String>> = array.iter().map(|value| value.as_str().map(str::to_owned)).collect();
+                paths = Some(texts.ok_or_else(|| wrong("one of them is no text".into()))?);
+            }
+            "keep" => {
+                let text = item.as_str().ok_or_else(|| wrong(format!("it is {}", article(item.type_name()))))?;
+                let parsed = span(text).ok_or_else(|| wrong(format!("{text:?} is not {}", Kind::Span.wanted())))?;
+                keep = Some((parsed, text.to_owned()));
+            }
+            _ => {
+                let near = super::super::error::nearest(name, &["paths".to_owned(), "keep".to_owned()]).cloned();
+                let hint = near.map_or("a tier has paths and keep".to_owned(), |near| format!("did you mean {near}?"));
+                return Err(ConfigError { line: at, message: format!("there is no key tiers.{name}"), hint: Some(hint) });
+            }
+        }
+    }
+    let (Some(paths), Some((kept, text))) = (paths, keep) else {
+        return Err(tier_error(begin, "a tier needs paths and keep".into()));
+    };
+    let keep_ms = u64::try_from(kept.as_millis()).unwrap_or(u64::MAX);
+    let tier = Tier { paths, keep_ms };
+    tier.matcher().map_err(|why| tier_error(begin, format!("tiers.paths: {why}")))?;
+    Ok(TierSetting { tier, keep: text, origin, line: begin })
 }
 
 /// Some key begins with this table's name.

@@ -55,6 +55,8 @@ pub struct Batch {
     by: Option<Actor>,
     /// Where checkpoints come from, if that is not the one before.
     lineage: Lineage,
+    /// The first and the last checkpoint of each record of dropped versions.
+    dropped: Vec<(CheckpointId, CheckpointId)>,
 }
 
 impl Batch {
@@ -131,6 +133,11 @@ impl Batch {
             Record::Sealed { epoch, whole, .. } => {
                 self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));
             }
+            Record::Dropped { epoch, objects, .. } => {
+                let (first, last) = crate::store::record::range_of(objects);
+                self.dropped.push((first, last));
+                self.changes.insert(keys::dropped_key(*epoch, at), Change::Put(keys::dropped_value(first, last)));
+            }
             Record::Mounted { at_ns, stopped_ns } => {
                 if let Some(stopped_ns) = stopped_ns {
                     self.changes.insert(keys::absence_key(*at_ns), Change::Put(stopped_ns.to_le_bytes().to_vec()));
@@ -166,7 +173,12 @@ impl Batch {
         });
         let kept: BTreeMap<CheckpointId, Kept> = whole.collect();
         let ids: BTreeSet<CheckpointId> = kept.keys().copied().collect();
-        kept.into_values().map(|kept| Kept { parent: self.lineage.parent(kept.id, |id| ids.contains(&id)), ..kept }).collect()
+        let whole = |kept: Kept| Kept {
+            parent: self.lineage.parent(kept.id, |id| ids.contains(&id)),
+            has_dropped: self.dropped.iter().any(|(first, last)| (*first..=*last).contains(&kept.id)),
+            ..kept
+        };
+        kept.into_values().map(whole).collect()
     }
 
     /// What was taken ahead of a key last counts, and where an inode was then is where it was seen last.

@@ -18,6 +18,7 @@ pub(super) const META_AHEAD: &[u8] = b"mh";
 const TAG_ATTR: u8 = b'A';
 const TAG_CHECKPOINT: u8 = b'C';
 const TAG_DATA: u8 = b'D';
+const TAG_DROPPED: u8 = b'T';
 const TAG_ABSENCE: u8 = b'B';
 const TAG_ENTRY: u8 = b'E';
 const TAG_HOME: u8 = b'H';
@@ -163,6 +164,32 @@ pub(super) fn parse_seal(key: &[u8]) -> Option<Address> {
     let (_, rest) = key.split_first_chunk::<9>()?;
     let (segment, offset) = rest.split_first_chunk::<4>()?;
     Some(Address { segment: u32::from_be_bytes(*segment), offset: u32::from_be_bytes(offset.try_into().ok()?) })
+}
+
+/// The key of a record of dropped versions, by the layer that they are in and where it is.
+pub(super) fn dropped_key(epoch: Epoch, at: Address) -> Vec<u8> {
+    let mut key = tagged(TAG_DROPPED, epoch.0);
+    key.extend_from_slice(&at.segment.to_be_bytes());
+    key.extend_from_slice(&at.offset.to_be_bytes());
+    key
+}
+
+/// All keys of dropped versions begin with this.
+pub(super) fn dropped_prefix() -> [u8; 1] {
+    [TAG_DROPPED]
+}
+
+/// The first and the last checkpoint that show something of it.
+pub(super) fn dropped_value(first: CheckpointId, last: CheckpointId) -> Vec<u8> {
+    [first.0.to_le_bytes(), last.0.to_le_bytes()].concat()
+}
+
+/// Layer, place of the record, first and last checkpoint; the value is unsealed.
+pub(super) fn parse_dropped(key: &[u8], value: &[u8]) -> Option<(Epoch, Address, CheckpointId, CheckpointId)> {
+    let epoch: [u8; 8] = key.get(1..9)?.try_into().ok()?;
+    let (first, last) = value.split_first_chunk::<8>()?;
+    let last = u64::from_le_bytes(last.try_into().ok()?);
+    Some((Epoch(u64::from_be_bytes(epoch)), parse_seal(key)?, CheckpointId(u64::from_le_bytes(*first)), CheckpointId(last)))
 }
 
 /// All keys of checkpoints begin with this.

@@ -322,6 +322,19 @@ impl Index {
         })
     }
 
+    /// The records of dropped versions: the layer, where it is, the first and the last checkpoint that show something of it.
+    pub fn dropped(&self) -> StoreResult<Vec<(Epoch, Address, CheckpointId, CheckpointId)>> {
+        self.with("list", |db| {
+            let mut found = Vec::new();
+            for entry in db.scan_prefix(keys::dropped_prefix()) {
+                let (key, value) = entry?;
+                let parsed = keys::unseal(&key, &value).and_then(|value| keys::parse_dropped(&key, value));
+                found.push(parsed.ok_or(StoreError::IndexDamaged)?);
+            }
+            Ok(found)
+        })
+    }
+
     /// Where everything is that was captured ahead: frame, and number in its list. It may be superseded.
     pub fn ahead(&self) -> StoreResult<Vec<(Address, u16)>> {
         self.with("list", |db| {

@@ -38,11 +38,11 @@
 //!                   5 Pinned   uint id, option text before, option text after
 //!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
 //! ```
-//! 18 and 19: see `codec_who`.
+//! 18 and 19: see `codec_who`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial, u8 origin, uint size, uint first, uint last)`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Kept, Place, Reason, Record, Sealed, Trigger, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, Kept, Place, Reason, Record, Sealed, Trigger, Undo};
 use crate::sys::{Kind, Stat, Time, Xattrs};
 
 /// Most bytes of a name in a directory.
@@ -57,6 +57,12 @@ pub const TAGS_MAX: usize = 64;
 pub const UNDO_ITEMS_MAX: usize = 65_535;
 /// Most objects in one record of hashes.
 pub const SEALED_MAX: usize = 4096;
+/// Most versions in one record of what was dropped.
+pub const DROPPED_MAX: usize = 4096;
+/// Most patterns of a tier, ...
+pub const TIER_PATHS_MAX: usize = 256;
+/// ... and bytes of one.
+pub const TIER_PATH_MAX: usize = 1024;
 /// Most bytes of the name of a process (Linux has 15).
 pub const PROCESS_MAX: usize = 64;
 /// Most bytes of a link target or a path.
@@ -69,7 +75,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 19;
+pub(super) const KIND_MAX: u16 = 20;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -130,6 +136,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             17
         }
         Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => w.who(record)?,
+        Record::Dropped { epoch, paths, objects } => w.dropped(*epoch, paths, objects)?,
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
         return Err(CodecError::Limit);
@@ -203,6 +210,7 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
         17 => Record::Operation(r.operation()?),
         16 => Record::Hidden { id: CheckpointId(r.uint()?), hidden: r.bool()? },
         18 => r.who()?,
+        20 => r.dropped()?,
         19 => Record::RestoreOnly { paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? },
         _ => return Err(CodecError::Unknown),
     };
@@ -380,6 +388,20 @@ impl Writer<'_> {
         })?;
         self.byte(u8::from(whole));
         Ok(())
+    }
+
+    fn dropped(&mut self, epoch: Epoch, paths: &[String], objects: &[Dropped]) -> Coded<u16> {
+        self.uint(epoch.0);
+        self.list(paths, TIER_PATHS_MAX, |w, path| w.bytes(path.as_bytes(), TIER_PATH_MAX))?;
+        self.list(objects, DROPPED_MAX, |w, dropped| {
+            if dropped.object.epoch != epoch {
+                return Err(CodecError::Range);
+            }
+            w.object_in_epoch(dropped.object);
+            w.uints([dropped.size, dropped.first.0, dropped.last.0]);
+            Ok(())
+        })?;
+        Ok(20)
     }
 
     fn time(&mut self, time: &Time) -> Coded<()> {
@@ -604,6 +626,16 @@ impl<'a> Reader<'a> {
         let (hash, rest) = self.0.split_first_chunk::<32>().ok_or(CodecError::Short)?;
         self.0 = rest;
         Ok(Sealed { object, size, hash: *hash })
+    }
+
+    fn dropped(&mut self) -> Coded<Record> {
+        let epoch = Epoch(self.uint()?);
+        let paths = self.list(TIER_PATHS_MAX, |r| r.text(TIER_PATH_MAX))?;
+        let objects = self.list(DROPPED_MAX, |r| {
+            let (object, size) = (r.object_in_epoch(epoch)?, r.uint()?);
+            Ok(Dropped { object, size, first: CheckpointId(r.uint()?), last: CheckpointId(r.uint()?) })
+        })?;
+        Ok(Record::Dropped { epoch, paths, objects })
     }
 
     fn object_in_epoch(&mut self, epoch: Epoch) -> Coded<ObjectId> {

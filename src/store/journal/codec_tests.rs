@@ -3,7 +3,7 @@
 use super::*;
 use crate::store::error::CodecError;
 use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{NameTouch, Process, Touch};
+use crate::store::record::{Dropped, NameTouch, Process, Touch};
 
 fn time(sec: i64, nsec: u32) -> Time {
     Time { sec, nsec }
@@ -119,6 +119,7 @@ fn records() -> Vec<Record> {
         Record::Unmounted { at_ns: i64::MAX },
         Record::By { at_ns: -7, actor: Actor { uid: 0, gid: u32::MAX, pid: 4711, process: "größe".into() } },
         Record::Sealed { epoch: Epoch(7), objects: vec![], whole: true },
+        Record::Dropped { epoch: Epoch(7), paths: vec!["target".into(), "*.tmp".into()], objects: dropped() },
         Record::Touched { processes: vec![(0, Process::default()), (u32::MAX, process())], touches: touches() },
         Record::OpenAt { id: CheckpointId(7), open: vec![(b"a\xff".to_vec(), process())], more: u64::MAX },
         Record::RestoreOnly { paths: vec![b"a/b".to_vec(), vec![]] },
@@ -231,6 +232,7 @@ fn limits_hold_at_n_and_not_at_n_plus_one() {
 
 #[test]
 fn a_hash_is_of_an_object_of_the_epoch_that_the_record_names() {
+    assert_eq!(encode(&Record::Dropped { epoch: Epoch(8), paths: vec![], objects: dropped() }, &mut Vec::new()), Err(CodecError::Range));
     let objects = vec![Sealed { object: object(ObjectOrigin::Cloned), size: 1, hash: [0; 32] }];
     assert_eq!(encode(&Record::Sealed { epoch: Epoch(8), objects, whole: true }, &mut Vec::new()), Err(CodecError::Range));
 }
@@ -241,4 +243,9 @@ fn a_time_that_cannot_be_read_back_is_not_written() {
     wrong.mtime.nsec = 1_000_000_000;
     let undo = vec![Undo::Attr { slot: Slot(1), before: AttrState { stat: wrong, target: None } }];
     assert_eq!(encode(&Record::Undo { epoch: Epoch(1), undo }, &mut Vec::new()), Err(CodecError::Range));
+}
+
+fn dropped() -> Vec<Dropped> {
+    let of = |origin| Dropped { object: object(origin), size: 1 << 40, first: CheckpointId(1), last: CheckpointId(6) };
+    [ObjectOrigin::Cloned, ObjectOrigin::Moved].map(of).into()
 }

@@ -8,7 +8,9 @@ use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
 use super::frame::{self, HEADER, Header, Link, Seen};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Trigger, Undo};
+use crate::store::record::{
+    Actor, AttrState, Checkpoint, Child, DataState, Dropped, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Trigger, Undo,
+};
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Stat, Time};
 
@@ -116,6 +118,19 @@ fn sealed() -> impl Strategy<Value = Record> {
     })
 }
 
+fn dropped() -> impl Strategy<Value = Record> {
+    let objects = vec((object(), number(), number(), number()), 0..5);
+    (number(), vec("[a-z*/]{0,20}", 0..3), objects).prop_map(|(epoch, paths, objects)| {
+        let of = |(object, size, first, last)| Dropped {
+            object: ObjectId { epoch: Epoch(epoch), ..object },
+            size,
+            first: CheckpointId(first),
+            last: CheckpointId(last),
+        };
+        Record::Dropped { epoch: Epoch(epoch), paths, objects: objects.into_iter().map(of).collect() }
+    })
+}
+
 fn operation(by: impl Strategy<Value = Actor>) -> impl Strategy<Value = Operation> {
     let id = || number().prop_map(CheckpointId);
     let reason = || option::of("[a-z]{0,20}");
@@ -194,6 +209,7 @@ fn record() -> impl Strategy<Value = Record> {
         2 => (vec((any::<u32>(), process()), 0..3), vec(touch(), 0..5)).prop_map(|(processes, touches)| Record::Touched { processes, touches }),
         1 => (id(), vec((vec(any::<u8>(), 0..30), process()), 0..3), any::<u64>()).prop_map(|(id, open, more)| Record::OpenAt { id, open, more }),
         1 => vec(vec(any::<u8>(), 0..30), 0..5).prop_map(|paths| Record::RestoreOnly { paths }),
+        1 => dropped(),
     ]
 }
 

@@ -27,7 +27,7 @@ pub use mount::{fuse_abort, fusermount_unmount, mounts, mounts_of_all, unmount};
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
-pub use probe::{allocation, dirty_pages, lease_free, shares_extents};
+pub use probe::{allocation, dirty_pages, lease_free, shares_extents, truncate_unshared};
 pub use process::{
     drop_cap_fsetid_for, facts_of, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_session, process_starttime,
     release_memory, set_thread_idle, set_thread_normal, waits_of_thread,

@@ -48,6 +48,15 @@ pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
     }
 }
 
+/// Somebody who opens a file while we hold a lease on it makes the kernel send SIGIO, which would end the process.
+fn ignore_sigio_once() {
+    static SIGIO_IGNORED: Once = Once::new();
+    SIGIO_IGNORED.call_once(|| {
+        // It cannot fail: the signal's number is valid.
+        let _ = ignore_sigio();
+    });
+}
+
 /// Whether no writable open and no writable mapping of the file is left, this process's own included.
 ///
 /// It takes a read lease and gives it back (fcntl(2), `F_SETLEASE`): exact also for mappings that outlive their
@@ -56,11 +65,7 @@ pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
 /// ignores SIGIO for the process.
 pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
     fault::check(Call::Probe)?;
-    static SIGIO_IGNORED: Once = Once::new();
-    SIGIO_IGNORED.call_once(|| {
-        // It cannot fail: the signal's number is valid.
-        let _ = ignore_sigio();
-    });
+    ignore_sigio_once();
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the descriptor is borrowed through the call, and the argument is an integer.
     match check_retry(|| unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) }) {
@@ -70,6 +75,27 @@ pub fn lease_free(file: impl AsFd) -> SysResult<bool> {
     }
     // SAFETY: as above.
     check_retry(|| unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) }).map(|_| true)
+}
+
+/// Empties a file that nobody else has open or mapped, for reading or writing, other descriptors of this process included; `false`: somebody has, and
+/// nothing was done.
+///
+/// It holds a write lease (fcntl(2), `F_SETLEASE`) meanwhile, so who opens the file then waits, and finds it empty. Errors: as [`lease_free`], and those of
+/// ftruncate(2).
+pub fn truncate_unshared(file: impl AsFd) -> SysResult<bool> {
+    fault::check(Call::Probe)?;
+    ignore_sigio_once();
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is borrowed through the call, and the argument is an integer.
+    match check_retry(|| unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) }) {
+        Ok(_) => {}
+        Err(Errno::EAGAIN | Errno::EBUSY) => return Ok(false),
+        Err(errno) => return Err(errno),
+    }
+    let truncated = super::super::data::truncate(&file, 0);
+    // SAFETY: as above.
+    let released = check_retry(|| unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) });
+    truncated.and(released).map(|_| true)
 }
 
 /// `FS_IOC_FIEMAP` of linux/fs.h: `_IOWR('f', 11, struct fiemap)`, with the 32 bytes before the extents.

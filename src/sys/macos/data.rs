@@ -111,6 +111,11 @@ pub fn allocation(_file: impl AsFd) -> SysResult<Allocation> {
     Err(Errno::EOPNOTSUPP)
 }
 
+/// `false`: nothing tells whether somebody else has a file open here.
+pub fn truncate_unshared(_file: impl AsFd) -> SysResult<bool> {
+    Ok(false)
+}
+
 /// ENOSYS: there are no leases here.
 pub fn lease_free(_file: impl AsFd) -> SysResult<bool> {
     Err(Errno::ENOSYS)

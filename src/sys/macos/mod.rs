@@ -17,7 +17,7 @@ mod xattr;
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, read_dir, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use data::{
     allocation, clone_file, clone_to, copy_file_range, dirty_pages, drop_cached, fallocate, finish_writeback, lease_free, shares_extents,
-    start_writeback, syncfs,
+    start_writeback, syncfs, truncate_unshared,
 };
 pub use handover::{
     SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,

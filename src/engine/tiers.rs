@@ -1,0 +1,140 @@
+//! Tiers: paths of which less is kept of the past than of the rest.
+//!
+//! A **pattern** is one of `globset`: `*` and `?` match no `/`, `**` matches any directories, `[a-z]` and `{a,b}` as in a shell, `\` takes the next
+//! character as it is. One without a `/` matches a name at any depth, one with a `/` the path from the root of the tree; a `/` at its end says that only
+//! a directory is meant. What matches is meant with everything below it: the topmost path that matches is the **unit** of a file.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use serde::{Deserialize, Serialize};
+
+/// Patterns of one tier, ...
+const PATHS_MAX: usize = 256;
+/// ... and bytes of each.
+const PATH_BYTES_MAX: usize = 1024;
+
+/// A tier of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tier {
+    /// Which paths.
+    pub paths: Vec<String>,
+    /// How long everything is kept of them, milliseconds.
+    pub keep_ms: u64,
+}
+
+/// A tier's patterns, made ready. See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Matcher {
+    /// Of names, and of paths from the root.
+    any: [GlobSet; 2],
+    /// The same, of directories only.
+    dirs: [GlobSet; 2],
+}
+
+impl Tier {
+    pub(super) fn matcher(&self) -> Result<Matcher, String> {
+        Matcher::new(&self.paths)
+    }
+}
+
+impl Matcher {
+    /// Makes patterns ready; says what is wrong with one.
+    pub(super) fn new(paths: &[String]) -> Result<Matcher, String> {
+        if paths.is_empty() || paths.len() > PATHS_MAX {
+            return Err(format!("there are {} of 1 to {PATHS_MAX} patterns", paths.len()));
+        }
+        let mut sets = [const { Vec::new() }; 4];
+        for pattern in paths {
+            let (inner, only_dirs) = pattern.strip_suffix('/').map_or((pattern.as_str(), false), |inner| (inner, true));
+            let anchored = inner.contains('/');
+            let inner = inner.strip_prefix('/').unwrap_or(inner);
+            let strange = inner.split('/').any(|name| name.is_empty() || name == "." || name == "..");
+            if strange || pattern.len() > PATH_BYTES_MAX {
+                return Err(format!("{pattern:?} names no path below the root of the tree"));
+            }
+            let glob = GlobBuilder::new(inner).literal_separator(true).backslash_escape(true).build();
+            let glob = glob.map_err(|error| format!("{pattern:?}: {}", error.kind()))?;
+            if let Some(set) = sets.get_mut(usize::from(anchored) + 2 * usize::from(only_dirs)) {
+                set.push(glob);
+            }
+        }
+        let [names, rooted, name_dirs, rooted_dirs] = sets.map(|globs| {
+            let mut builder = GlobSetBuilder::new();
+            for glob in globs {
+                builder.add(glob);
+            }
+            builder.build().map_err(|error| error.to_string())
+        });
+        Ok(Matcher { any: [names?, rooted?], dirs: [name_dirs?, rooted_dirs?] })
+    }
+
+    /// The unit that a file belongs to; `None`: the tier does not speak of it.
+    pub(super) fn unit<'p>(&self, path: &'p [u8]) -> Option<&'p [u8]> {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end).chain([path.len()]);
+        let mut begin = 0;
+        for end in ends {
+            let (above, name) = (path.get(..end)?, path.get(begin..end)?);
+            let (above_text, name) = (OsStr::from_bytes(above), OsStr::from_bytes(name));
+            let matches = |[names, rooted]: &[GlobSet; 2]| names.is_match(name) || rooted.is_match(above_text);
+            if matches(&self.any) || (end < path.len() && matches(&self.dirs)) {
+                return Some(above);
+            }
+            begin = end + 1;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit<'p>(patterns: &[&str], path: &'p str) -> Option<&'p str> {
+        let paths: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+        Matcher::new(&paths).unwrap().unit(path.as_bytes()).map(|unit| std::str::from_utf8(unit).unwrap())
+    }
+
+    #[test]
+    fn a_name_matches_at_any_depth_and_a_path_from_the_root() {
+        assert_eq!(unit(&["node_modules"], "a/node_modules/b/node_modules/c"), Some("a/node_modules"), "the topmost");
+        assert_eq!(unit(&["node_modules"], "a/node_modules.old/b"), None);
+        assert_eq!(unit(&["*.tmp"], "a/b.tmp"), Some("a/b.tmp"));
+        assert_eq!(unit(&["*.tmp"], "a.tmp.d/b"), None, "a whole name");
+        assert_eq!(unit(&["/target"], "target/x"), Some("target"));
+        assert_eq!(unit(&["/target"], "a/target/x"), None);
+        assert_eq!(unit(&["a/*/x"], "a/b/x/y"), Some("a/b/x"));
+        assert_eq!(unit(&["a/*/x"], "a/b/c/x"), None, "a star matches no slash");
+        assert_eq!(unit(&["a/**/x"], "a/b/c/x"), Some("a/b/c/x"));
+        assert_eq!(unit(&["{dist,out}"], "b/out/x"), Some("b/out"));
+        assert_eq!(unit(&["\\*"], "a/b"), None);
+        assert_eq!(unit(&["\\*"], "a/*"), Some("a/*"));
+    }
+
+    #[test]
+    fn a_slash_at_the_end_means_a_directory() {
+        assert_eq!(unit(&["target/"], "target"), None);
+        assert_eq!(unit(&["target/"], "a/target/b"), Some("a/target"));
+        assert_eq!(unit(&["a/b/"], "a/b"), None);
+        assert_eq!(unit(&["a/b/"], "a/b/c"), Some("a/b"));
+    }
+
+    #[test]
+    fn any_bytes_are_a_name() {
+        let matcher = Matcher::new(&["*.o".to_owned()]).unwrap();
+        assert_eq!(matcher.unit(b"a/\xff.o"), Some(b"a/\xff.o".as_slice()));
+        assert_eq!(matcher.unit(b"a/\xff.c"), None);
+    }
+
+    #[test]
+    fn what_names_no_path_is_refused() {
+        for wrong in ["", "/", "a//b", "../a", "./a", "a/..", "[", "{a"] {
+            assert!(Matcher::new(&[wrong.to_owned()]).is_err(), "{wrong:?}");
+        }
+        assert!(Matcher::new(&[]).is_err());
+        assert!(Matcher::new(&vec!["a".to_owned(); PATHS_MAX]).is_ok());
+        assert!(Matcher::new(&vec!["a".to_owned(); PATHS_MAX + 1]).is_err());
+        assert!(Matcher::new(&["a".repeat(PATH_BYTES_MAX + 1)]).is_err());
+    }
+}

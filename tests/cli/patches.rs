@@ -1,0 +1,79 @@
+//! `diff --patch` of renamed directories, taken by a real git.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use super::support::Sandbox;
+
+fn git(sandbox: &Sandbox, dir: &Path, arguments: &[&str]) {
+    let mut command = sandbox.hermetic("git", "");
+    command.arg("-C").arg(dir).args(arguments);
+    let ran = sandbox.run(command);
+    assert_eq!(ran.code, 0, "git {arguments:?}: {}", ran.err());
+}
+
+/// Names, kinds, contents and executable bits: what git knows of a tree.
+fn known(dir: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut open = vec![dir.to_owned()];
+    while let Some(at) = open.pop() {
+        for entry in fs::read_dir(&at).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let meta = fs::symlink_metadata(&path).expect("stat");
+            let name = path.strip_prefix(dir).expect("below").display().to_string();
+            if meta.is_dir() {
+                open.push(path);
+            } else if meta.is_symlink() {
+                found.push(format!("{name} -> {}", fs::read_link(&path).expect("a link").display()));
+            } else {
+                let content = fs::read(&path).expect("content");
+                found.push(format!("{name} {} {}", meta.permissions().mode() & 0o100, content.escape_ascii()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// What only moved along with its directory was left out: the patch made a tree without it.
+#[test]
+fn a_renamed_directory_takes_all_that_is_in_it_along() {
+    let sandbox = Sandbox::new();
+    let p = |name: &str| sandbox.path.join("p").join(name);
+    let lines = |from: u32, to: u32| (from..to).map(|line| format!("line {line}\n")).collect::<String>();
+    for name in ["unchanged", "changed", "run", "sub/deep/unchanged", "sub/deep/changed", "gone", "moves out", "sub/é \"x\"", "other/stays"] {
+        let below = if name.starts_with("other") { name.to_owned() } else { format!("dir/{name}") };
+        sandbox.file(format!("p/{below}"), &lines(0, 40));
+    }
+    fs::write(p("dir/binary"), b"\0\x01\x02").expect("write");
+    fs::set_permissions(p("dir/run"), fs::Permissions::from_mode(0o755)).expect("chmod");
+    symlink("unchanged", p("dir/link")).expect("link");
+    symlink("nowhere", p("dir/sub/link")).expect("link");
+    sandbox.ckptfs(&["mount", "p"]).ok();
+    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "1\n", "");
+    fs::rename(p("dir"), p("new name")).expect("mv");
+    fs::write(p("new name/changed"), lines(1, 42)).expect("write");
+    fs::write(p("new name/sub/deep/changed"), lines(3, 40)).expect("write");
+    fs::write(p("new name/made"), "made\n").expect("write");
+    fs::remove_file(p("new name/gone")).expect("rm");
+    fs::rename(p("new name/moves out"), p("moved out")).expect("mv");
+    fs::rename(p("other"), p("new name/moved in")).expect("mv");
+    fs::rename(p("new name/sub/deep"), p("new name/deeper")).expect("mv");
+    sandbox.ckptfs_in("p", &["checkpoint"]).is(0, "2\n", "");
+    for (from, to) in [("1", "2"), ("2", "1")] {
+        let copy = sandbox.path.join(format!("copy{from}"));
+        let mut cp = sandbox.hermetic("cp", "");
+        cp.arg("-a").arg(p(&format!(".snapshots/{from}"))).arg(&copy);
+        sandbox.run(cp).ok();
+        let patch = sandbox.ckptfs_in("p", &["diff", "--patch", from, to]).ok();
+        assert_eq!(patch.err(), "");
+        let file = sandbox.path.join(format!("{from}.patch"));
+        fs::write(&file, &patch.stdout).expect("write");
+        git(&sandbox, &copy, &["apply", "-p1", file.to_str().expect("a name")]);
+        assert_eq!(known(&copy), known(&p(&format!(".snapshots/{to}"))), "{from} to {to}\n{}", patch.out());
+    }
+    // What moved along is told as moved, and not with its content.
+    let patch = sandbox.ckptfs_in("p", &["diff", "--patch", "1", "2"]).ok().out();
+    assert!(patch.contains("similarity index 100%\nrename from dir/unchanged\nrename to new name/unchanged\n"), "{patch}");
+}
