@@ -7,7 +7,7 @@ use super::absence::Absence;
 use super::indexer::{self, Wake};
 use super::timeline::{Aftermath, Inner, Moved, Timeline, fault};
 use crate::store::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Actor, DataState, Kept, Place, Record, Undo};
+use crate::store::record::{Actor, DataState, Dropped, Kept, Place, Record, Undo};
 use crate::store::{Address, Batch, Store, is_of_checkpoints};
 use crate::sys::SysResult;
 use crate::sys::lock::{Mutex, Rank, RwLock};
@@ -174,6 +174,7 @@ impl Replay {
             match record {
                 Record::Undo { epoch, undo } => self.note_unsure(epoch, &undo, beyond),
                 Record::Void { epoch, slot } => drop(self.unsure.remove(&(epoch, slot))),
+                Record::Dropped { objects, .. } => self.note_dropped(&objects),
                 Record::Moved { places } if beyond => places.into_iter().for_each(|(slot, place)| self.note_moved(slot, place, None)),
                 _ => {}
             }
@@ -278,7 +279,10 @@ impl Replay {
                 }
                 self.inner.note_ahead(address, upto);
             }
-            Record::Dropped { epoch, objects, .. } => self.inner.note_dropped(epoch, address, &objects),
+            Record::Dropped { epoch, objects, .. } => {
+                self.note_dropped(&objects);
+                self.inner.note_dropped(epoch, address, &objects);
+            }
             Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
             Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
@@ -312,6 +316,13 @@ impl Replay {
                 let size = (!moved).then_some(*size);
                 self.unsure.entry((epoch, *slot)).or_insert(Unsure { object: *object, size });
             }
+        }
+    }
+
+    /// What a tier has dropped is missing for that reason.
+    fn note_dropped(&mut self, objects: &[Dropped]) {
+        for Dropped { object, .. } in objects {
+            self.unsure.remove(&(object.epoch, object.slot));
         }
     }
 
