@@ -1,6 +1,6 @@
 //! ckptfs: a filesystem that lays itself over a directory and gives it instant checkpoints.
 //!
-//! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `control`, `fuse`, `transfer`, `engine`, `live`, `history`, `store`, `sys`.
+//! The layers, top to bottom; nothing imports upward (docs/design.md): `cli`, `volumes`, `control`, `fuse`, `transfer`, `engine`, `live`, `history`, `store`, `sys`.
 
 #[cfg(all(feature = "cli", feature = "fuse"))]
 pub mod cli;
@@ -13,3 +13,5 @@ pub mod live;
 pub mod store;
 pub mod sys;
 pub mod transfer;
+#[cfg(all(feature = "cli", feature = "fuse"))]
+pub mod volumes;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The layers, bottom to top. A layer may import itself and those below; those of one rank know nothing of each other.
-const LAYERS: [&[&str]; 7] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "plugin", "transfer"], &["cli"]];
+const LAYERS: [&[&str]; 8] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 10] = [
+const HOMES: [(&str, &[&str]); 11] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
@@ -20,6 +20,7 @@ const HOMES: [(&str, &[&str]); 10] = [
     ("indicatif", &["src/cli", "src/main.rs"]),
     ("toml_edit", &["src/engine"]),
     ("globset", &["src/engine"]),
+    ("httparse", &["src/volumes"]),
     ("unsafe", &["src/sys"]),
 ];
 

@@ -222,7 +222,7 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         source: mounts::source(&args.backing),
         passthrough: engine.wants_passthrough(),
         allow_other: args.allow_other,
-        read_only: false,
+        read_only: args.serving.read_only(),
         dev: args.serving.dev(),
         suid: args.serving.suid(),
         exec: args.serving.exec(),

@@ -62,6 +62,7 @@ mod undo;
 mod unpin;
 mod untag;
 mod verify;
+mod volumes;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -89,6 +90,9 @@ struct Global {
     /// Act as if started in DIR
     #[arg(short = 'C', value_name = "DIR", global = true)]
     change_dir: Option<PathBuf>,
+    /// Act on this container volume, as with -C and the place where it is mounted; it is mounted meanwhile if it is not
+    #[arg(long, value_name = "NAME", global = true, conflicts_with = "change_dir")]
+    volume: Option<String>,
     /// Print JSON: data on stdout, an error as one line on stderr
     #[arg(long, global = true)]
     json: bool,
@@ -128,6 +132,7 @@ enum Verb {
     Fork(fork::Args),
     Import(import::Args),
     Verify(verify::Args),
+    Volumes(volumes::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
     Doctor(doctor::Args),
@@ -156,10 +161,14 @@ pub fn main() -> ExitCode {
     let Cli { global, verb } = Cli::parse();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
-        log_to_stderr(None);
+        log_to_stderr(if volumes::is_driver(&verb) { Some("info") } else { None });
     }
     let mut context = Context { dir: global.change_dir, out: Out::new(global.json, global.color) };
-    let result = run(verb, &mut context).and_then(|()| context.out.flush().map_err(Failure::Output));
+    let result = match &global.volume {
+        Some(name) => volumes::with(name, &mut context, |context| run(verb, context)),
+        None => run(verb, &mut context),
+    };
+    let result = result.and_then(|()| context.out.flush().map_err(Failure::Output));
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(&context.out),
@@ -197,6 +206,7 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Fork(args) => fork::run(args, context),
         Verb::Import(args) => import::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
+        Verb::Volumes(args) => volumes::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),
         Verb::Doctor(args) => doctor::run(args, context),

@@ -112,6 +112,10 @@ pub enum MountFlag {
     Exec,
     /// They cannot
     Noexec,
+    /// Nobody can write; checkpoints are made all the same
+    Ro,
+    /// Whoever may can
+    Rw,
 }
 
 /// `--tripwire`.
@@ -277,6 +281,11 @@ impl Serving {
     /// Set-id bits count.
     pub fn suid(&self) -> bool {
         self.flag(MountFlag::Suid, MountFlag::Nosuid, false)
+    }
+
+    /// Nobody can write.
+    pub fn read_only(&self) -> bool {
+        self.flag(MountFlag::Ro, MountFlag::Rw, false)
     }
 
     /// Programs can be run.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{error, hinted, io_error};
 use crate::engine::api::VerbResult;
-use crate::fuse::escape_source;
+use crate::fuse::{SOURCE_PREFIX, escape_source};
 use crate::sys::host;
 use crate::sys::{self, Errno, MountPoint, SysResult};
 
@@ -14,9 +14,6 @@ use crate::sys::{self, Errno, MountPoint, SysResult};
 const BUSY_PATIENCE: Duration = Duration::from_millis(500);
 /// Time between two tries.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-
-/// How the source of our mounts begins; the backing directory's path follows.
-const SOURCE_PREFIX: &str = "ckptfs#";
 
 /// Dead mounts at one place are taken away one by one, up to so many.
 const STACKED_MAX: usize = 64;

@@ -70,6 +70,9 @@ impl MountConfig {
     }
 }
 
+/// How the source of our mounts begins; the backing directory's path follows.
+pub const SOURCE_PREFIX: &str = "ckptfs#";
+
 /// Writes a source so that it passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent,
 /// control characters and bytes that are not UTF-8 become `%2C` and the like; no two sources become one.
 pub fn escape_source(source: &OsStr) -> String {

@@ -140,3 +140,23 @@ pub fn kernel_release() -> String {
     let read = std::fs::read_to_string("/proc/sys/kernel/osrelease");
     read.map(|release| release.trim().to_owned()).unwrap_or_default()
 }
+
+/// The listening socket that a service manager has handed to this process (sd_listen_fds(3)): the first one, once.
+pub fn activated_listener() -> Option<std::os::unix::net::UnixListener> {
+    use std::os::fd::FromRawFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const FIRST: i32 = 3;
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    let ours = number("LISTEN_PID") == Some(std::process::id()) && number("LISTEN_FDS").is_some_and(|count| count > 0);
+    if !ours || TAKEN.swap(true, Ordering::SeqCst) {
+        return None;
+    }
+    // SAFETY: fcntl(2) with F_SETFD takes integers only; a number that is no descriptor is EBADF.
+    if unsafe { libc::fcntl(FIRST, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
+        return None;
+    }
+    // SAFETY: whoever set these variables for this very process has put the descriptor there for it; it is taken once, so nothing else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(FIRST) };
+    Some(fd.into())
+}

@@ -54,12 +54,14 @@ fn mount_options_become_arguments() {
         "mount /data /mnt -o suid --io daemon --snapdir visible --writes daemon --snapdir-mode 700"
     );
     assert_eq!(mount_helper(&["-o", "rw", "-f", "/data", "/mnt"]), "");
+    assert_eq!(mount_helper(&["/data", "/mnt", "-r"]), "mount /data /mnt -o ro");
+    assert_eq!(mount_helper(&["/data", "/mnt", "-o", "noexec,ro"]), "mount /data /mnt -o noexec -o ro");
 }
 
 #[test]
 fn mount_options_that_cannot_be_kept_are_refused() {
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("mount/mount.ckptfs");
-    for option in ["ro", "dirsync", "colour=blue"] {
+    for option in ["sync", "dirsync", "colour=blue"] {
         let said =
             fails(tool("sh", &[helper.as_os_str(), "/data".as_ref(), "/mnt".as_ref(), "-o".as_ref(), option.as_ref()]).env("CKPTFS", "echo"), 10);
         assert!(said.contains(option), "{said}");

@@ -102,6 +102,11 @@ pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
+/// The one of some names that is most like this one, if one is.
+pub fn nearest_of<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
+    super::error::nearest(name, known).map(String::as_str)
+}
+
 /// The key whose name is most like this one, if one is.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let names: Vec<String> = KEYS.iter().map(|key| key.name.to_owned()).collect();

@@ -23,7 +23,7 @@ pub use dir::{list_dir, read_dir};
 pub use handover::{
     SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,
 };
-pub use mount::{fuse_abort, fusermount_unmount, mounts, unmount};
+pub use mount::{fuse_abort, fusermount_unmount, mounts, mounts_of_all, unmount};
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};

@@ -21,6 +21,26 @@ pub fn mounts() -> SysResult<Vec<MountPoint>> {
     text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(|line| parse_mount(line).ok_or(Errno::EIO)).collect()
 }
 
+/// The mounts that `wanted` takes, of all processes that may be looked at, each with a process that sees it. Processes that share a table count once.
+pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32, MountPoint)>> {
+    let mut seen = std::collections::HashSet::new();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.map_while(Result::ok) {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // A table is of a namespace, seen from a root directory. A process that ends meanwhile has none.
+        let at = |name: &str| std::fs::read_link(entry.path().join(name)).ok();
+        if let Some(table) = at("ns/mnt").zip(at("root"))
+            && !seen.insert(table)
+        {
+            continue;
+        }
+        let Ok(text) = std::fs::read(entry.path().join("mountinfo")) else { continue };
+        let lines = text.split(|&byte| byte == b'\n').filter_map(parse_mount);
+        found.extend(lines.filter(|mount| wanted(mount)).map(|mount| (pid, mount)));
+    }
+    Ok(found)
+}
+
 /// One line: `id parent major:minor root at options [optional ...] - type source options`.
 fn parse_mount(line: &[u8]) -> Option<MountPoint> {
     let mut fields = line.split(|&byte| byte == b' ');

@@ -1,0 +1,303 @@
+//! `ckptfs volumes`, and `--volume` of every other verb.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Subcommand, ValueEnum};
+use serde_json::json;
+
+use super::error::{Failure, Outcome, error, hinted, io_error};
+use super::output::Role;
+use super::{Context, Verb, launch};
+use crate::engine::api::VerbResult;
+use crate::engine::settings::{self, Value as Setting};
+use crate::volumes::name::Named;
+use crate::volumes::options::{OPTIONS, OnRemove};
+use crate::volumes::serve::{PoolImage, mount_image, serve};
+use crate::volumes::{Own, Pool, name, own_id, protocol};
+
+/// Where volumes are unless told otherwise.
+const ROOT: &str = "/var/lib/ckptfs/volumes";
+/// Where engines look for plugins.
+const SOCKET: &str = "/run/docker/plugins/ckptfs.sock";
+/// Names the pool for every verb.
+const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
+
+/// Container volumes: a driver for Docker and Podman, and what there is to do with its volumes
+///
+/// Any other verb acts on a volume with --volume NAME, while containers use it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// The directory that has the volumes
+    #[arg(long, value_name = "DIR", env = ROOT_VARIABLE, default_value = ROOT, global = true)]
+    root: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Answer container engines, until a signal ends it; mounted volumes stay mounted
+    Serve(Serve),
+    /// List the volumes
+    Ls {
+        /// What was removed with on-remove=trash instead
+        #[arg(long)]
+        trash: bool,
+    },
+    /// Make a volume
+    #[command(after_help = options_help())]
+    Create {
+        /// Letters, digits, _ . and -
+        name: String,
+        /// An option, as of `docker volume create`
+        #[arg(short, value_name = "OPTION[=VALUE]")]
+        options: Vec<String>,
+    },
+    /// Remove a volume that nobody uses, with its history
+    Rm {
+        /// The volume
+        name: String,
+        /// Only tell what would be removed
+        #[arg(short = 'n', long)]
+        dry_run: bool,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// Make a volume again out of what is in the trash, with its history
+    Recover {
+        /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
+        name: String,
+    },
+    /// Delete something in the trash for good
+    Purge {
+        /// The volume (the newest of this name), or NAME@TIME as `ls --trash` has it
+        name: String,
+    },
+    /// Tell what is known of a volume
+    Inspect {
+        /// The volume, or VOLUME@CHECKPOINT
+        name: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Serve {
+    /// The socket to answer on, unless the service manager hands one over
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    socket: PathBuf,
+    /// Where volumes are mounted; in the pool if not given
+    #[arg(long, value_name = "DIR")]
+    mounts: Option<PathBuf>,
+    /// Keep the pool in a filesystem of its own (XFS), in this file
+    #[arg(long, value_name = "FILE")]
+    pool_image: Option<PathBuf>,
+    /// How large to make that file, if it is not there; it takes the space that is used
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "pool_image")]
+    pool_size: Option<u64>,
+    /// What becomes of a removed volume that does not say it by itself
+    #[arg(long, value_enum, value_name = "HOW", default_value = "delete")]
+    on_remove: Removal,
+}
+
+/// `--on-remove`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Removal {
+    /// It is set aside in the pool's trash
+    Trash,
+    /// It is gone
+    Delete,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let key = settings::find("retention.max-size").ok_or_else(String::new)?;
+    match settings::parse_value(key, text)? {
+        Setting::Number(bytes) => Ok(bytes),
+        _ => Err("a size such as 10G is needed".to_owned()),
+    }
+}
+
+/// Whether this is the driver, which has a log to write.
+pub fn is_driver(verb: &Verb) -> bool {
+    matches!(verb, Verb::Volumes(Args { what: What::Serve(_), .. }))
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let root = args.root;
+    match args.what {
+        What::Serve(serve) => driver(serve, &root, context),
+        What::Ls { trash: false } => list(&pool(&root)?, context),
+        What::Ls { trash: true } => list_trash(&pool(&root)?, context),
+        What::Recover { name } => recover(&pool(&root)?, &name, context),
+        What::Purge { name } => purge(&pool(&root)?, &name, context),
+        What::Create { name, options } => create(&pool(&root)?, &name, &options, context),
+        What::Rm { name, dry_run, yes } => remove(&pool(&root)?, &name, dry_run, yes, context),
+        What::Inspect { name } => inspect(&pool(&root)?, &name, context),
+    }
+}
+
+fn own() -> Own {
+    Own::new(launch::program())
+}
+
+/// The pool, which a driver or `create` has made before.
+fn pool(root: &Path) -> VerbResult<Pool> {
+    Pool::open(root, None, own())
+}
+
+fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
+    if let Some(file) = args.pool_image {
+        let file = std::path::absolute(&file).map_err(|cause| io_error(file.display(), cause))?;
+        mount_image(&PoolImage { file, bytes: args.pool_size }, root)?;
+    }
+    let on_remove = match args.on_remove {
+        Removal::Trash => OnRemove::Trash,
+        Removal::Delete => OnRemove::Delete,
+    };
+    let pool = Pool::open(root, args.mounts.as_deref(), own())?.with_on_remove(on_remove);
+    let socket = std::path::absolute(&args.socket).map_err(|cause| io_error(args.socket.display(), cause))?;
+    let shown = pool.root().display().to_string();
+    let out = &context.out;
+    serve(pool, &socket, |warnings| {
+        warnings.iter().for_each(|warning| out.warn(warning));
+        out.talk(&format!("serving the volumes in {shown} at {}", socket.display()));
+    })?;
+    Ok(())
+}
+
+fn list(pool: &Pool, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    let mut all = Vec::new();
+    for record in pool.list()? {
+        let point = pool.mountpoint(&record)?;
+        let parent = record.parent.as_ref().map(|parent| format!("{}@{}", parent.volume, parent.checkpoint));
+        if out.json {
+            let point = point.as_ref().map(|point| point.to_string_lossy().into_owned());
+            all.push(json!({"name": record.name, "created": record.created, "mountpoint": point, "mounts": record.mounts.len(), "parent": parent, "options": record.options}));
+            continue;
+        }
+        let state = if point.is_some() { out.paint(Role::Good, "mounted") } else { out.paint(Role::Faint, "-") };
+        let parent = parent.map_or(String::new(), |parent| format!("  from {parent}"));
+        out.line(&format!("{}  {}  {state}{parent}", record.name, record.created))?;
+    }
+    if out.json {
+        out.json(&all)?;
+    }
+    Ok(())
+}
+
+fn list_trash(pool: &Pool, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    let all = pool.thrown()?;
+    if out.json {
+        let all: Vec<_> = all.iter().map(|thrown| json!({"name": thrown.name, "volume": thrown.volume})).collect();
+        return Ok(out.json(&all)?);
+    }
+    all.iter().try_for_each(|thrown| out.line(&thrown.name)).map_err(Failure::Output)
+}
+
+fn recover(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
+    let name = pool.recover(text)?;
+    if context.out.json {
+        return Ok(context.out.json(&json!({"recovered": name}))?);
+    }
+    Ok(context.out.line(&name)?)
+}
+
+fn purge(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
+    pool.purge(text)?;
+    if context.out.json {
+        return Ok(context.out.json(&json!({"purged": text}))?);
+    }
+    context.out.talk(&format!("{text} is deleted"));
+    Ok(())
+}
+
+fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) -> Outcome {
+    let mut given = BTreeMap::new();
+    for option in options {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        if given.insert(name.to_owned(), value.to_owned()).is_some() {
+            return Err(error("bad-option", format!("the option {name} is given twice")).into());
+        }
+    }
+    let record = pool.create(name, &given)?;
+    if context.out.json {
+        return Ok(context.out.json(&json!({"created": record.name}))?);
+    }
+    Ok(context.out.line(&record.name)?)
+}
+
+fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Context) -> Outcome {
+    let record = pool.get(name)?;
+    let checkpoints = pool.checkpoints(&record).map_or(0, |list| list.len());
+    let out = &mut context.out;
+    let trash = pool.keeps(&record)?;
+    let how = if trash { "set aside in the trash" } else { "deleted" };
+    if dry_run {
+        if out.json {
+            return Ok(out.json(&json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": true}))?);
+        }
+        return Ok(out.line(&format!("volume {name} with {checkpoints} checkpoints would be {how}"))?);
+    }
+    let ask = !yes && io::stdin().is_terminal() && io::stderr().is_terminal();
+    if ask && !confirmed(&format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on? [y/N] ")) {
+        return Err(Failure::No);
+    }
+    if let Some(gone) = pool.remove(name)? {
+        std::fs::remove_dir_all(&gone).map_err(|cause| io_error(gone.display(), cause))?;
+    }
+    if out.json {
+        return Ok(out.json(&json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": false}))?);
+    }
+    out.talk(&format!("volume {name} is {how}"));
+    Ok(())
+}
+
+fn confirmed(question: &str) -> bool {
+    let mut answer = String::new();
+    // Whoever cannot be asked, or does not answer, has not agreed.
+    let asked = io::stderr().write_all(question.as_bytes()).and_then(|()| io::stdin().read_line(&mut answer));
+    asked.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}
+
+fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
+    let value = protocol::inspect(pool, text)?;
+    if context.out.json {
+        return Ok(context.out.json(&value)?);
+    }
+    let text = serde_json::to_string_pretty(&value).map_err(|cause| error("internal", cause.to_string()))?;
+    Ok(context.out.line(&text)?)
+}
+
+/// Lets a verb act on a volume; one that is not mounted is for so long.
+pub fn with(text: &str, context: &mut Context, verb: impl FnOnce(&mut Context) -> Outcome) -> Outcome {
+    let named = name::parse(text)?;
+    if named.checkpoint.is_some() {
+        let hint = format!("name the volume, and the checkpoint as the verb wants it: --volume {}", named.volume);
+        return Err(hinted("bad-name", format!("{text} is a past state of a volume"), hint).into());
+    }
+    let root = std::env::var_os(ROOT_VARIABLE).map_or_else(|| PathBuf::from(ROOT), PathBuf::from);
+    if !root.is_dir() {
+        return Err(hinted("not-found", format!("there are no volumes in {}", root.display()), format!("{ROOT_VARIABLE} names another pool")).into());
+    }
+    let pool = pool(&root)?;
+    pool.get(&named.volume)?;
+    used(&pool, &named, context, verb)
+}
+
+fn used(pool: &Pool, named: &Named, context: &mut Context, verb: impl FnOnce(&mut Context) -> Outcome) -> Outcome {
+    let id = own_id(&named.volume);
+    context.dir = Some(pool.mount(named, &id)?);
+    let done = verb(context);
+    pool.unmount(named, &id)?;
+    done
+}
+
+/// Every option, for `--help`.
+fn options_help() -> String {
+    let lines = OPTIONS.iter().map(|(name, wanted)| format!("  {name:<12} {wanted}\n"));
+    format!("Options:\n{}", lines.collect::<String>())
+}

@@ -1,0 +1,115 @@
+//! What is really mounted, as the kernel's tables say.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::error::error;
+use super::pool::Place;
+use crate::engine::api::VerbResult;
+use crate::fuse::{SOURCE_PREFIX, escape_source};
+use crate::sys::{self, Errno, MountPoint, host};
+
+/// A place where a tree is mounted besides the one where we put it, and a process that sees it there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// The process.
+    pub pid: u32,
+    /// The place, as that process sees it.
+    pub at: PathBuf,
+}
+
+/// All mounts that this process sees.
+///
+/// # Errors
+/// The table cannot be read.
+pub fn table() -> VerbResult<Vec<MountPoint>> {
+    sys::mounts().map_err(|cause| error("io", format!("the table of mounts: {cause}")))
+}
+
+/// What is on top at `at`, if that is a mount of ours.
+pub fn ours<'a>(table: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
+    let top = table.iter().rev().find(|mount| mount.at == at)?;
+    (top.fs_type.contains("fuse") && top.source.starts_with(SOURCE_PREFIX)).then_some(top)
+}
+
+/// Whether something is mounted at `at`.
+///
+/// # Errors
+/// The table cannot be read.
+pub fn is_mounted(at: &Path) -> VerbResult<bool> {
+    Ok(table()?.iter().any(|mount| mount.at == at))
+}
+
+/// Whether a mount of ours at `at` serves. One whose daemon is gone does not; one that is waiting for the next daemon is waited for.
+pub fn serves(table: &[MountPoint], at: &Path) -> bool {
+    let dead = || host::open_dir_path(at).and_then(sys::statfs_fd).is_err_and(|cause| matches!(cause, Errno::ENOTCONN | Errno::ECONNABORTED));
+    ours(table, at).is_some() && !dead()
+}
+
+/// Where a tree is mounted besides where we put it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// In containers, mostly: in use.
+    pub used: Vec<Elsewhere>,
+    /// In copies of the table of mounts that this process goes by: nobody has asked for it there, but the filesystem lives as long as they do.
+    pub copies: Vec<Elsewhere>,
+}
+
+/// Where the tree in `place` is mounted besides its own place there. It is a copy
+/// - at the same place below the same root directory: the namespace was copied from ours;
+/// - at the same place below another directory, of a place that we have chosen: somebody has the whole host below that directory (`-v /:/host`).
+pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
+    let mut source = std::ffi::OsString::from(SOURCE_PREFIX);
+    source.push(&place.backing);
+    let source = escape_source(&source);
+    let all = sys::mounts_of_all(|mount| mount.fs_type.contains("fuse") && mount.source == source);
+    let all = all.map_err(|cause| error("io", format!("the tables of mounts: {cause}")))?;
+    // A mount has one number, in whichever process's table it is; its copies have others.
+    let ours: Vec<u64> = table()?.iter().map(|mount| mount.id).collect();
+    let root = root_of("self");
+    let below_chosen = place.point.strip_prefix("/").ok().filter(|_| place.point != place.backing);
+    let mut seen = Seen::default();
+    for (pid, mount) in all {
+        let same_place = mount.at == place.point;
+        if same_place && ours.contains(&mount.id) {
+            continue;
+        }
+        // Whose root directory may not be looked at is a process of the system, and no container.
+        let copied = same_place && root_of(&pid.to_string()).is_none_or(|theirs| Some(theirs) == root);
+        let with_host = !same_place && below_chosen.is_some_and(|below| mount.at.ends_with(below));
+        let list = if copied || with_host { &mut seen.copies } else { &mut seen.used };
+        list.push(Elsewhere { pid, at: mount.at });
+    }
+    Ok(seen)
+}
+
+/// A process's root directory.
+fn root_of(pid: &str) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(format!("/proc/{pid}/root/")).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+/// What a pool at `root` costs, if its filesystem cannot share data between files.
+pub fn lacks(root: &Path) -> Option<String> {
+    let file = || tempfile_in(root);
+    let tried = file().and_then(|from| {
+        use std::io::Write;
+        (&from).write_all(&[1; 4096])?;
+        Ok(sys::clone_file(&from, &file()?)?)
+    });
+    let cause = tried.err()?;
+    Some(format!(
+        "{} cannot share data between files ({cause}): a volume from another is a copy of all its data, what is changed is copied before, and reads and writes pass \
+         a daemon; --pool-image makes a pool that can",
+        root.display()
+    ))
+}
+
+/// A file that is gone when it is closed.
+fn tempfile_in(root: &Path) -> std::io::Result<std::fs::File> {
+    let path =
+        root.join(format!("staging/.try-{}-{:?}", std::process::id(), std::time::Instant::now()).replace(|char: char| char.is_whitespace(), ""));
+    let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}

@@ -1,0 +1,67 @@
+//! Filesystems in files: a pool where there is no reflink-capable filesystem, and volumes of a certain size (docs/adr/0018-volumes.md).
+//!
+//! The file is sparse: it takes what was written. An image is formatted under another name and renamed when that is done.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::Duration;
+
+use super::error::failed;
+use super::facts;
+use super::own::tool;
+use super::record::sync_parent;
+use crate::engine::api::VerbResult;
+
+/// How often a loop device is asked for, and how long after each other.
+const LOOP_TRIES: u32 = 8;
+const LOOP_PAUSE: Duration = Duration::from_millis(50);
+
+/// Makes an image of `bytes` with an empty XFS, if there is none.
+///
+/// # Errors
+/// No room, no mkfs.xfs.
+pub fn make(image: &Path, bytes: u64) -> VerbResult<()> {
+    if image.exists() {
+        return Ok(());
+    }
+    let new = image.with_extension("new");
+    let made = File::create(&new).and_then(|file| file.set_len(bytes)).map_err(|cause| failed(&new, cause));
+    let options = ["-q", "-f", "-K", "-m", "reflink=1"].map(OsStr::new);
+    let formatted = made.and_then(|()| tool("mkfs.xfs", &[&options[..], &[new.as_os_str()]].concat()));
+    let in_place = formatted.and_then(|()| {
+        let renamed = File::open(&new).and_then(|file| file.sync_all()).and_then(|()| fs::rename(&new, image)).and_then(|()| sync_parent(image));
+        renamed.map_err(|cause| failed(image, cause))
+    });
+    if in_place.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    in_place
+}
+
+/// Mounts an image at a directory, if nothing is mounted there.
+///
+/// # Errors
+/// No loop device, no permission, a damaged filesystem.
+pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
+    if facts::is_mounted(at)? {
+        return Ok(());
+    }
+    let arguments = [OsStr::new("-t"), OsStr::new("xfs"), OsStr::new("-o"), OsStr::new("loop,nodev"), image.as_os_str(), at.as_os_str()];
+    for _ in 1..LOOP_TRIES {
+        match tool("mount", &arguments) {
+            // Somebody else was faster to take the device that was free.
+            Err(error) if error.message.contains("loop device") => std::thread::sleep(LOOP_PAUSE),
+            done => return done,
+        }
+    }
+    tool("mount", &arguments)
+}
+
+/// Unmounts what [`mount`] has mounted; the loop device goes with it.
+///
+/// # Errors
+/// It is in use.
+pub fn unmount(at: &Path) -> VerbResult<()> {
+    if facts::is_mounted(at)? { tool("umount", &[at.as_os_str()]) } else { Ok(()) }
+}

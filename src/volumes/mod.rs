@@ -1,0 +1,39 @@
+//! Container volumes: a pool of trees, each with a history of its own, and the volume driver that serves them to a container engine.
+//!
+//! ```text
+//! ROOT/volumes/NAME/      a volume's tree, with its history in .ckptfs; ROOT/images/NAME.img is mounted there if the volume has a size
+//! ROOT/mnt/NAME/          where it is mounted while somebody uses it
+//! ROOT/meta/NAME.json     what is known of it; written whole (new file, fsync, rename), so that it is the old or the new one
+//! ROOT/locks/NAME         locked (flock(2)) while somebody works on it: the driver's threads and programs of the command line alike
+//! ROOT/staging/           trees that are being made, and such that are being removed
+//! ROOT/trash/             volumes that were removed with on-remove=trash
+//! ```
+//!
+//! **Nothing is done here that a verb does.** Mounting, unmounting, forking and configuring is done by this program's own verbs, started as processes:
+//! so a volume is served as any directory is, by a holder and a daemon that do not depend on the driver and outlive it (docs/adr/0009).
+//!
+//! **Facts before records.** Which mounts a container engine has asked for is recorded, as a set; whether a volume is really in use is what the
+//! kernel's tables of mounts say, of all processes ([`facts`]). Records are what unmounting goes by, for a container may be about to be started;
+//! facts are what removal and the start of the driver go by.
+//!
+//! **Locking.** One flock(2) for each volume, taken by whoever changes something of it, and never two at a time but for a volume that is made from another:
+//! then first the new one's, whose name nobody else can have got yet. No locks in memory.
+
+mod error;
+pub mod facts;
+pub mod http;
+mod image;
+pub mod name;
+pub mod options;
+mod own;
+mod pool;
+pub mod protocol;
+mod record;
+pub mod serve;
+mod sizes;
+mod sweep;
+mod trash;
+
+pub use own::Own;
+pub use pool::{Place, Pool, own_id};
+pub use record::{Parent, Record};

@@ -1,0 +1,86 @@
+//! Names of volumes. An engine hands on whatever somebody typed, also `../../etc`: what is no name gets nowhere near a path.
+
+use super::error::{error, hinted};
+use crate::engine::api::VerbResult;
+
+/// Longest name in bytes: room is left for what is put behind it in names of files.
+pub const NAME_BYTES_MAX: usize = 200;
+
+/// What somebody calls a volume, or a past state of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The volume.
+    pub volume: String,
+    /// The checkpoint, of `volume@checkpoint`: what is meant is that state, read-only.
+    pub checkpoint: Option<String>,
+}
+
+/// Takes `NAME`, or `NAME@CHECKPOINT`.
+///
+/// # Errors
+/// `bad-name`.
+pub fn parse(text: &str) -> VerbResult<Named> {
+    let (volume, checkpoint) = match text.split_once('@') {
+        Some((volume, checkpoint)) => (volume, Some(checkpoint)),
+        None => (text, None),
+    };
+    check(volume)?;
+    if let Some(checkpoint) = checkpoint {
+        check_checkpoint(checkpoint)?;
+    }
+    Ok(Named { volume: volume.to_owned(), checkpoint: checkpoint.map(str::to_owned) })
+}
+
+/// A name is a letter or digit, and then letters, digits, `_`, `.` and `-`; so it is one component of a path, never hidden, never an option.
+///
+/// # Errors
+/// `bad-name`.
+pub fn check(name: &str) -> VerbResult<()> {
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
+    if name.len() > NAME_BYTES_MAX {
+        return Err(error("bad-name", format!("the name of a volume has at most {NAME_BYTES_MAX} bytes, and not {}", name.len())));
+    }
+    if first && rest {
+        return Ok(());
+    }
+    let hint = "a name is a letter or digit, and then letters, digits, _ . and -";
+    Err(hinted("bad-name", format!("{name:?} cannot be the name of a volume"), hint))
+}
+
+/// The name of a checkpoint is asked for as it is; what cannot be one is refused here.
+///
+/// # Errors
+/// `bad-name`.
+pub fn check_checkpoint(name: &str) -> VerbResult<()> {
+    let fits = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.starts_with('-');
+    if fits && !name.chars().any(|char| char.is_control() || matches!(char, '/' | '\\')) {
+        return Ok(());
+    }
+    Err(hinted("bad-name", format!("{name:?} cannot be the name of a checkpoint"), "name it by its number or a tag: VOLUME@3"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_name_is_refused() {
+        let longest = "a".repeat(NAME_BYTES_MAX);
+        for good in ["a", "0", "pg_data-1.2", "A..b", longest.as_str(), "con@1", "v@v1.2~3"] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        let long = "a".repeat(NAME_BYTES_MAX + 1);
+        let bad =
+            ["", ".", "..", "../../etc", "a/b", "/a", "a b", "-a", "_a", ".a", "a\0", "a\n", "ä", "a@", "@1", "a@b/c", "a@-n", "a@\u{1}", &long];
+        for bad in bad {
+            assert_eq!(parse(bad).map_err(|error| error.code), Err("bad-name".to_owned()), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_past_state_is_behind_the_first_at_sign() {
+        assert_eq!(parse("v@a@b").unwrap(), Named { volume: "v".into(), checkpoint: Some("a@b".into()) });
+        assert_eq!(parse("v").unwrap().checkpoint, None);
+    }
+}

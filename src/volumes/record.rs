@@ -1,0 +1,214 @@
+//! What is known of a volume: one file, written whole.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{error, failed};
+use super::options::Options;
+use crate::engine::api::VerbResult;
+
+/// Version of the file.
+const VERSION: u32 = 1;
+/// A file of more bytes is none of ours.
+const RECORD_BYTES_MAX: u64 = 4 << 20;
+
+/// Where a volume's tree comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parent {
+    /// The volume.
+    pub volume: String,
+    /// The number of its checkpoint.
+    pub checkpoint: u64,
+}
+
+/// A mount that an engine, or a program, has asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountId {
+    /// As it was given.
+    pub id: String,
+    /// When: seconds since 1970.
+    pub since: i64,
+    /// In which run of the machine.
+    pub boot: String,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Of this file.
+    pub version: u32,
+    /// Its name.
+    pub name: String,
+    /// When it was made: RFC 3339. An engine drops a volume whose time it cannot read.
+    pub created: String,
+    /// Its options, as they were given.
+    pub options: BTreeMap<String, String>,
+    /// What it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Parent>,
+    /// The mounts that were asked for and not given back.
+    #[serde(default)]
+    pub mounts: Vec<MountId>,
+    /// It was mounted by us, and so is unmounted by us.
+    #[serde(default)]
+    pub mounted: bool,
+    /// The rules of `keep` are in its configuration.
+    #[serde(default)]
+    pub configured: bool,
+    /// Its removal has begun.
+    #[serde(default)]
+    pub removing: bool,
+}
+
+impl Record {
+    /// A volume made now.
+    pub fn new(name: &str, options: BTreeMap<String, String>) -> Record {
+        let (created, mounts) = (now_text(), Vec::new());
+        let name = name.to_owned();
+        Record { version: VERSION, name, created, options, parent: None, mounts, mounted: false, configured: false, removing: false }
+    }
+
+    /// Its options, understood.
+    ///
+    /// # Errors
+    /// The file was written by somebody else.
+    pub fn parsed(&self) -> VerbResult<Options> {
+        Options::parse(&self.options)
+    }
+
+    /// Adds a mount; whether it was not there before. The same one may be asked for again: after a crash of the engine nobody gives it back.
+    pub fn add(&mut self, id: &str, boot: &str) -> bool {
+        let known = self.mounts.iter().any(|mount| mount.id == id);
+        if !known {
+            self.mounts.push(MountId { id: id.to_owned(), since: now_seconds(), boot: boot.to_owned() });
+        }
+        !known
+    }
+
+    /// Takes a mount out; whether it was there.
+    pub fn take(&mut self, id: &str) -> bool {
+        let before = self.mounts.len();
+        self.mounts.retain(|mount| mount.id != id);
+        self.mounts.len() != before
+    }
+
+    /// Reads a file; `None` without one.
+    ///
+    /// # Errors
+    /// It cannot be read, or is none of ours.
+    pub fn load(path: &Path) -> VerbResult<Option<Record>> {
+        let size = match fs::symlink_metadata(path) {
+            Ok(found) => found.len(),
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(cause) => return Err(failed(path, cause)),
+        };
+        let damaged = |why: String| error("bad-volume", format!("{}: {why}", path.display()));
+        if size > RECORD_BYTES_MAX {
+            return Err(damaged(format!("it has {size} bytes")));
+        }
+        let text = match fs::read(path) {
+            Ok(text) => text,
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(cause) => return Err(failed(path, cause)),
+        };
+        let record: Record = serde_json::from_slice(&text).map_err(|cause| damaged(cause.to_string()))?;
+        match record.version {
+            VERSION => Ok(Some(record)),
+            other => Err(damaged(format!("it is of version {other}, and this ckptfs knows {VERSION}"))),
+        }
+    }
+
+    /// Writes it, in place of what was there; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// The old one is there then.
+    pub fn save(&self, path: &Path) -> VerbResult<()> {
+        let mut text = serde_json::to_vec_pretty(self).map_err(|cause| error("internal", cause.to_string()))?;
+        text.push(b'\n');
+        write_whole(path, &text).map_err(|cause| failed(path, cause))
+    }
+}
+
+/// Writes a file whole: under another name, synced, renamed, and the directory synced.
+pub(super) fn write_whole(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = Path::new(&new);
+    let written = (|| {
+        let mut file = File::create(new)?;
+        file.write_all(text)?;
+        file.sync_all()?;
+        fs::rename(new, path)?;
+        sync_parent(path)
+    })();
+    if written.is_err() {
+        // What stays does nothing there, and the next one takes its place.
+        let _ = fs::remove_file(new);
+    }
+    written
+}
+
+/// Brings a change of names to the disk.
+pub fn sync_parent(path: &Path) -> std::io::Result<()> {
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+fn now_seconds() -> i64 {
+    jiff::Timestamp::now().as_second()
+}
+
+/// Now, in whole seconds.
+pub fn now_text() -> String {
+    jiff::Timestamp::from_second(now_seconds()).map(|now| now.to_string()).unwrap_or_default()
+}
+
+/// The age of a mount in seconds; 0 if the clock was set back.
+pub fn age(mount: &MountId) -> u64 {
+    u64::try_from(now_seconds() - mount.since).unwrap_or(0)
+}
+
+/// This run of the machine.
+pub fn boot() -> String {
+    let read = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    read.map(|boot| boot.trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("v.json");
+        assert_eq!(Record::load(&path).unwrap(), None);
+        let mut record = Record::new("v", BTreeMap::from([("readonly".to_owned(), String::new())]));
+        record.parent = Some(Parent { volume: "w".into(), checkpoint: 3 });
+        assert!(record.add("a", "boot") && !record.add("a", "boot") && record.add("b", "boot"));
+        record.save(&path).unwrap();
+        assert_eq!(Record::load(&path).unwrap(), Some(record.clone()));
+        assert!(record.take("a") && !record.take("a"));
+        record.save(&path).unwrap();
+        assert_eq!(Record::load(&path).unwrap().unwrap().mounts.len(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert!(record.created.parse::<jiff::Timestamp>().is_ok() && !record.created.contains('.'));
+    }
+
+    #[test]
+    fn what_is_none_is_told() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("v.json");
+        for text in ["", "{", "[]", "{\"version\":1}"] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(Record::load(&path).unwrap_err().code, "bad-volume", "{text}");
+        }
+        let mut record = Record::new("v", BTreeMap::new());
+        record.version = 2;
+        record.save(&path).unwrap();
+        assert!(Record::load(&path).unwrap_err().message.contains("version 2"));
+    }
+}

@@ -1,0 +1,79 @@
+//! What the history of a volume takes. To count it costs a look at every version, and engines ask for a volume's state at each turn: so it is counted beside,
+//! when the checkpoints are others than at the last time, and what was found then is told.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{error, failed};
+use super::pool::Pool;
+use super::record::{Record, now_text, write_whole};
+use crate::control::Client;
+use crate::engine::api::{DuOptions, VerbResult};
+use crate::sys::{self, host};
+
+/// What was counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// When.
+    pub at: String,
+    /// What nothing but the history holds.
+    pub history_bytes: u64,
+    /// What would come free with each checkpoint, by number.
+    pub checkpoints: BTreeMap<u64, u64>,
+}
+
+impl Pool {
+    fn sizes_path(&self, name: &str) -> PathBuf {
+        self.root().join("meta").join(format!("{name}.sizes"))
+    }
+
+    /// What was counted last, if anything was.
+    pub fn sizes(&self, name: &str) -> Option<Sizes> {
+        serde_json::from_slice(&fs::read(self.sizes_path(name)).ok()?).ok()
+    }
+
+    pub(super) fn forget_sizes(&self, name: &str) {
+        // What is left says nothing of a volume that is not there, and is written over by the next one of its name.
+        let _ = fs::remove_file(self.sizes_path(name));
+    }
+
+    /// Counts again, if the volume is mounted and has other checkpoints than when it was counted last.
+    pub(super) fn count(&self, name: &str) -> VerbResult<()> {
+        let Ok(record) = self.get(name) else { return Ok(()) };
+        let Some(mut client) = self.daemon(&record)? else { return Ok(()) };
+        let kept: Vec<u64> = client.log()?.iter().map(|checkpoint| checkpoint.id.0).rev().collect();
+        let known = self.sizes(name).map(|sizes| sizes.checkpoints.into_keys().collect::<Vec<u64>>());
+        if known.unwrap_or_default() == kept {
+            return Ok(());
+        }
+        let sizes = counted(&mut client)?;
+        let text = serde_json::to_vec(&sizes).map_err(|cause| error("internal", cause.to_string()))?;
+        let path = self.sizes_path(name);
+        write_whole(&path, &text).map_err(|cause| failed(&path, cause))
+    }
+
+    /// The bytes that a volume with a size takes now; `None`: it has none, or is not mounted.
+    pub fn used(&self, record: &Record) -> Option<u64> {
+        let options = record.parsed().ok().filter(|options| options.size.is_some())?;
+        let place = self.place(&record.name, &options);
+        super::facts::is_mounted(&place.backing).ok().filter(|mounted| *mounted)?;
+        let info = host::open_dir_path(&place.backing).and_then(sys::statfs_fd).ok()?;
+        Some(info.blocks.saturating_sub(info.bfree).saturating_mul(info.frsize.into()))
+    }
+}
+
+fn counted(client: &mut Client) -> VerbResult<Sizes> {
+    let mut options = DuOptions::default();
+    loop {
+        let report = client.du(options.clone())?;
+        if report.finished {
+            let shown = report.checkpoints.iter().filter(|one| !one.hidden);
+            let checkpoints = shown.map(|one| (one.id.0, one.exclusive_bytes)).collect();
+            return Ok(Sizes { at: now_text(), history_bytes: report.history_bytes, checkpoints });
+        }
+        options.run = Some(report.run);
+    }
+}

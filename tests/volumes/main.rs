@@ -1,0 +1,12 @@
+//! Container volumes without a container engine: the calls as engines send them, what is mounted by them, and what survives kills.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod support;
+
+mod cli;
+mod names;
+mod options;
+mod survival;
+mod transcript;
+mod uses;
