@@ -15,7 +15,7 @@ use super::tiers::{assert_whole_but_dropped, configure, dropped};
 
 for_each_variant! { one => random_work_under_tiers }
 
-const STEPS: usize = 160;
+const STEPS: usize = 120;
 const STEPS_LONG: usize = 4000;
 const DIRS: [&str; 5] = ["src", "node_modules", "a", "a/node_modules", "a/out"];
 const NAMES: [&str; 4] = ["one", "two", "three.tmp", "four"];
