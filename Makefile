@@ -8,18 +8,20 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH):/usr/sbin:/sbin
 PREFIX ?= /usr/local
 SBINDIR ?= /sbin
 UNITDIR ?= /etc/systemd/system
+UNITS := $(notdir $(wildcard mount/*.service mount/*.socket))
 DESTDIR ?=
 BASE ?=
 ARGS ?=
 DIR ?=
 SOAK_SECONDS ?= 1800
 IMAGE ?= ckptfs
+PLUGIN ?= ckptfs:local
 
 # Those of the named test targets that exist.
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-export bench-compare check-macos deny install uninstall image
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-export bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -40,8 +42,8 @@ test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
 	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-5400} BOUND_TOTAL=$${BOUND_TOTAL:-7200} tests/run.sh deps tools build $(call present,posix mounted)
 
 test-crash: ## The kill, power-cut and failing-call tests in their long form
-	@CKPTFS_LONG=1 BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
-		tests/run.sh deps build $(call present,crash cut faults takeover)
+	@CKPTFS_LONG=1 BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_engine=$${BOUND_engine:-3600} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
+		tests/run.sh deps build $(call present,crash cut faults takeover engine)
 
 soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and limits in their long form, with a random seed (printed)
 	@CKPTFS_LONG=1 CKPTFS_FUZZ_CASES=$$(($(SOAK_SECONDS) * 20)) CKPTFS_ROUNDS=$$(($(SOAK_SECONDS) / 10 + 1)) CKPTFS_SEED=$$RANDOM BOUND_unit=$$(($(SOAK_SECONDS) + 1800)) \
@@ -84,19 +86,29 @@ deny: ## Check dependencies: licences, sources, bans, known vulnerabilities (ins
 check-macos: ## Type-check the library for aarch64-apple-darwin
 	@tests/check-macos.sh
 
-install: build ## Install the binary, mount.ckptfs and the systemd unit
+install: build ## Install the binary, mount.ckptfs and the systemd units
 	install -D -m 755 target/release/ckptfs $(DESTDIR)$(PREFIX)/bin/ckptfs
 	install -D -m 755 mount/mount.ckptfs $(DESTDIR)$(PREFIX)/lib/ckptfs/mount.ckptfs
 	install -d $(DESTDIR)$(SBINDIR)
 	ln -sfn $(PREFIX)/lib/ckptfs/mount.ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs
 	install -d $(DESTDIR)$(UNITDIR)
-	sed 's|@PREFIX@|$(PREFIX)|g' mount/ckptfs@.service >$(DESTDIR)$(UNITDIR)/ckptfs@.service
-	sed 's|@PREFIX@|$(PREFIX)|g' mount/ckptfs-volumes.service >$(DESTDIR)$(UNITDIR)/ckptfs-volumes.service
-	cp mount/ckptfs-volumes.socket $(DESTDIR)$(UNITDIR)/ckptfs-volumes.socket
+	for unit in $(UNITS); do sed 's|@PREFIX@|$(PREFIX)|g' mount/$$unit >$(DESTDIR)$(UNITDIR)/$$unit || exit 1; done
 
 uninstall: ## Remove what `make install` installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(DESTDIR)$(UNITDIR)/ckptfs@.service $(DESTDIR)$(UNITDIR)/ckptfs-volumes.*
+	rm -f $(DESTDIR)$(PREFIX)/bin/ckptfs $(DESTDIR)$(SBINDIR)/mount.ckptfs $(addprefix $(DESTDIR)$(UNITDIR)/,$(UNITS))
 	rm -rf $(DESTDIR)$(PREFIX)/lib/ckptfs
 
-image: ## Build the container image: docker/README.md
-	docker build -f docker/Dockerfile -t $(IMAGE) .
+image: ## Build the container image from a static binary, without a registry: docker/README.md
+	docker/image.sh "$$(docker/static.sh)" $(IMAGE)
+
+plugin: ## Make the managed Docker plugin from a static binary: docker/README.md
+	docker/plugin.sh "$$(docker/static.sh)" $(PLUGIN)
+
+deb: build deb-files ## Build the Debian package: target/debian/ (needs `cargo install cargo-deb`)
+	cargo deb --no-build --strip
+
+# What the package has besides the binary, as it is to lie in /usr.
+deb-files:
+	rm -rf target/deb
+	mkdir -p target/deb/units
+	for unit in $(UNITS); do sed 's|@PREFIX@|/usr|g' mount/$$unit >target/deb/units/$$unit || exit 1; done

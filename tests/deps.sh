@@ -13,6 +13,8 @@ if [ "$(id -u)" != 0 ]; then SUDO=(sudo); fi
 NEEDED=(cc:gcc git:git fusermount3:fuse3 mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs losetup:util-linux
     setfacl:acl setfattr:attr rsync:rsync)
 USEFUL=(sqlite3:sqlite3 inotifywait:inotify-tools strace:strace fio:fio stress-ng:stress-ng modprobe:kmod)
+# Container engines and what is run in them; installed, never started.
+USEFUL+=(dockerd:docker.io podman:podman tini:tini busybox:busybox-static curl:curl docker-compose:docker-compose pg_createcluster:postgresql)
 
 # A library has no command: its header tells.
 LIBFUSE=/usr/include/fuse3/fuse.h
@@ -36,6 +38,7 @@ install_packages() {
     fi
     echo "deps: installing ${packages[*]}"
     local -a apt=("${SUDO[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3)
+    start_no_services
     "${apt[@]}" update -q || echo "deps: apt-get update failed; trying with the lists there are" >&2
     "${apt[@]}" install -q -y --no-install-recommends "${packages[@]}" && return 0
     # One package that cannot be had must not keep the others away.
@@ -43,6 +46,16 @@ install_packages() {
     for package in "${packages[@]}"; do
         "${apt[@]}" install -q -y --no-install-recommends "$package" || echo "deps: could not install $package" >&2
     done
+}
+
+# Packages of daemons start them when they are installed, unless this file says no.
+start_no_services() {
+    local policy=/usr/sbin/policy-rc.d
+    [ ! -e $policy ] || return 0
+    printf '#!/bin/sh\nexit 101\n' | "${SUDO[@]}" tee $policy >/dev/null
+    "${SUDO[@]}" chmod 755 $policy
+    # shellcheck disable=SC2064
+    trap "${SUDO[*]} rm -f $policy" EXIT
 }
 
 ready_fuse() {

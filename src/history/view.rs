@@ -291,6 +291,12 @@ impl<'a> View<'a> {
                     // closed between a record and its move: of a closed one there is nothing to wait for.
                     let moving = object.origin == ObjectOrigin::Moved && object.epoch == self.timeline.epoch();
                     if self.source(node.slot)? == Source::Object(object) && !self.timeline.is_dropped(object)? {
+                        // Its checkpoint was freed since somebody asked for the view: versions go after that is on record.
+                        if let State::At(id) = self.state
+                            && !self.timeline.is_stored(id)
+                        {
+                            return Err(Errno::ESTALE);
+                        }
                         if !moving || waits == MOVE_WAITS_MAX {
                             tracing::error!(?object, "a version is missing from the store");
                             return Err(Errno::EIO);

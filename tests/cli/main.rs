@@ -4,6 +4,8 @@ mod config;
 mod guide;
 mod history;
 mod mounted;
+#[path = "../common/page.rs"]
+mod page;
 mod patches;
 mod pins;
 mod plain;

@@ -21,6 +21,7 @@
 pub mod command;
 pub mod image;
 pub mod mount;
+pub mod page;
 pub mod process;
 pub mod run_dir;
 pub mod sample;

@@ -16,9 +16,9 @@ use super::process;
 use super::run_dir::RunDir;
 
 /// Seconds for one verb of the command line.
-pub const VERB_SECONDS: u64 = 60;
+pub const VERB_SECONDS: u64 = 180;
 /// Seconds for an unmount before the connection is aborted.
-const UMOUNT_SECONDS: u64 = 30;
+const UMOUNT_SECONDS: u64 = 180;
 /// How often an unmount is tried again that was refused for being in use by nobody.
 const BUSY_TRIES: u32 = 20;
 /// How long a mount may live before it is aborted, so that a test stuck inside it fails instead of hanging.

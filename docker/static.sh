@@ -1,0 +1,15 @@
+#!/bin/sh
+# Builds the release binary without libraries that it would need elsewhere, and prints where it is: with musl where rustup has that target, else with
+# glibc's static libraries.
+set -eu
+
+cd "$(dirname "$0")/.."
+machine=$(uname -m)
+if rustup target list --installed 2>/dev/null | grep -qx "$machine-unknown-linux-musl"; then
+    target=$machine-unknown-linux-musl
+else
+    target=$machine-unknown-linux-gnu
+    export RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static"
+fi
+cargo build --release --locked --bin ckptfs --target "$target" >&2
+echo "${CARGO_TARGET_DIR:-target}/$target/release/ckptfs"
