@@ -507,11 +507,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Unmounts. Where copies of the mount keep the filesystem, its daemon ends all the same: it would for nobody.
+    /// Unmounts. Copies of the mount may keep the filesystem, and come at any moment (whoever makes a namespace has one): its daemon ends all the same.
     fn stop(&self, place: &Place) -> VerbResult<()> {
         let store = host::open_dir_path(&place.backing.join(STORE_NAME));
         let client = store.ok().and_then(|store| Client::connect(store).ok());
-        if let (Some(mut client), false) = (client, facts::elsewhere(place)?.copies.is_empty()) {
+        if let Some(mut client) = client {
             client.unmount(false, true)?;
             return if client.wait_ended(END_TIMEOUT) { Ok(()) } else { Err(hinted("daemon-busy", "the daemon does not end", "try again later")) };
         }
