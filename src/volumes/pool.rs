@@ -30,6 +30,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(60);
 const ENDING_PATIENCE: Duration = Duration::from_millis(500);
 const ENDING_PAUSE: Duration = Duration::from_millis(20);
 
+/// How long a verb that a killed driver has left may take.
+const STARTING_PATIENCE: Duration = Duration::from_secs(3);
+
 /// How uses by this program begin; an engine's are hexadecimal.
 const OWN_ID: &str = "verb-";
 
@@ -376,7 +379,7 @@ impl Pool {
             // What serves it must be known to be ours before it is there.
             record.mounted = true;
             record.save(&self.meta(&record.name))?;
-            self.own.verb(&mount_arguments(&place, &options))?;
+            self.start(&place, &options)?;
         }
         if record.mounted && !record.configured {
             for (key, value) in &options.keep {
@@ -389,6 +392,22 @@ impl Pool {
             self.mark(record, &place.point, "mounted");
         }
         Ok(place.point)
+    }
+
+    /// Mounts. A driver that was killed may have left a verb that is still about to do the same: then that one's mount is as good.
+    fn start(&self, place: &Place, options: &Options) -> VerbResult<()> {
+        let started = Instant::now();
+        loop {
+            match self.own.verb(&mount_arguments(place, options)) {
+                Err(error) if ["in-use", "already-mounted"].contains(&error.code.as_str()) && started.elapsed() < STARTING_PATIENCE => {
+                    std::thread::sleep(ENDING_PAUSE);
+                    if facts::serves(&facts::table()?, &place.point) {
+                        return Ok(());
+                    }
+                }
+                done => return done.map(drop),
+            }
+        }
     }
 
     /// Ends a use. One that nobody knows, of whatever volume, has ended.
@@ -411,7 +430,7 @@ impl Pool {
     fn rest(&self, record: &mut Record, asked: bool) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.place(&record.name, &options);
-        if record.mounted && facts::ours(&facts::table()?, &place.point).is_some() {
+        if is_ours(record, &options) && facts::ours(&facts::table()?, &place.point).is_some() {
             if let Some(elsewhere) = facts::elsewhere(&place)?.used.first() {
                 tracing::info!(name = record.name, ?elsewhere, "the volume stays mounted: it is in use");
                 return Ok(());
@@ -435,9 +454,10 @@ impl Pool {
     pub(super) fn drop_uses(&self, name: &str, stays: impl Fn(&MountId, Shown) -> bool) -> VerbResult<()> {
         let Some(_locked) = self.try_lock(name)? else { return Ok(()) };
         let Some(mut record) = Record::load(&self.meta(name))? else { return Ok(()) };
-        let place = self.place(name, &record.parsed()?);
-        let here = facts::ours(&facts::table()?, &place.point).is_some();
-        if record.mounts.is_empty() && !record.mounted {
+        let options = record.parsed()?;
+        let place = self.place(name, &options);
+        let here = is_ours(&record, &options) && facts::ours(&facts::table()?, &place.point).is_some();
+        if record.mounts.is_empty() && !record.mounted && !here {
             return Ok(());
         }
         let shown = Shown { here, elsewhere: !facts::elsewhere(&place)?.used.is_empty() };
@@ -487,11 +507,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Unmounts. Where copies of the mount keep the filesystem, its daemon ends all the same: it would for nobody.
+    /// Unmounts. Copies of the mount may keep the filesystem, and come at any moment (whoever makes a namespace has one): its daemon ends all the same.
     fn stop(&self, place: &Place) -> VerbResult<()> {
         let store = host::open_dir_path(&place.backing.join(STORE_NAME));
         let client = store.ok().and_then(|store| Client::connect(store).ok());
-        if let (Some(mut client), false) = (client, facts::elsewhere(place)?.copies.is_empty()) {
+        if let Some(mut client) = client {
             client.unmount(false, true)?;
             return if client.wait_ended(END_TIMEOUT) { Ok(()) } else { Err(hinted("daemon-busy", "the daemon does not end", "try again later")) };
         }
@@ -509,7 +529,7 @@ impl Pool {
         let mut record = Record::load(&self.meta(name))?.ok_or_else(|| no_such(name))?;
         let options = record.parsed()?;
         let place = self.place(name, &options);
-        if record.mounted {
+        if is_ours(&record, &options) {
             if let Some(elsewhere) = self.still_elsewhere(&place)? {
                 let message = format!("volume {name} is mounted at {} of process {}", elsewhere.at.display(), elsewhere.pid);
                 return Err(hinted("in-use", message, "stop what uses it first"));
@@ -676,6 +696,11 @@ fn is_own(id: &str) -> bool {
 /// The use of a past state is another one than that of the volume, though an engine may call both the same.
 fn use_id(named: &Named, id: &str) -> String {
     named.checkpoint.as_ref().map_or_else(|| id.to_owned(), |state| format!("{id}@{state}"))
+}
+
+/// Whether a mount of the volume is one that we have made: in the pool nobody else does, and of a directory that there was it is recorded.
+fn is_ours(record: &Record, options: &Options) -> bool {
+    record.mounted || options.source.is_none()
 }
 
 fn mount_arguments(place: &Place, options: &Options) -> Vec<std::ffi::OsString> {

@@ -231,3 +231,80 @@ fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
     rig.unmount("v", "a");
     assert!(!rig.is_mounted("v"));
 }
+
+/// Makes, uses and removes volumes until the driver is gone; those that are there for certain, and the one of which it is not known.
+fn work_until_killed(rig: &Rig, round: usize) -> (Vec<String>, Option<String>) {
+    let mut there = Vec::new();
+    for number in 0.. {
+        let name = format!("r{round}n{number}");
+        let unknown = Some(name.clone());
+        let done = |call: &str, body: serde_json::Value| match rig.try_call(call, &body) {
+            Some((200, value)) => Some(value),
+            Some(other) => panic!("{call} {body}: {other:?}"),
+            None => None,
+        };
+        if done("Create", json!({"Name": name})).is_none() {
+            return (there, unknown);
+        }
+        let used = done("Mount", json!({"Name": name, "ID": "a"})).map(|value| value["Mountpoint"].as_str().expect("a path").to_owned());
+        let Some(point) = used else { return (there, unknown) };
+        fs::write(format!("{point}/f"), &name).expect("what was acknowledged is mounted");
+        there.push(name.clone());
+        if done("Unmount", json!({"Name": name, "ID": "a"})).is_none() {
+            return (there, None);
+        }
+        if number % 2 == 1 {
+            there.pop();
+            if done("Remove", json!({"Name": name})).is_none() {
+                return (there, unknown);
+            }
+        }
+    }
+    unreachable!("the driver is killed")
+}
+
+#[test]
+fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over() {
+    if unavailable() {
+        return;
+    }
+    let seed: u64 = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()));
+    println!("CKPTFS_SEED={seed}");
+    let mut rig = Rig::start();
+    let (mut there, mut unknown) = (Vec::new(), Vec::new());
+    for round in 0..5_usize {
+        let pause = Duration::from_millis(20 + seed.wrapping_mul(6_364_136_223_846_793_005).rotate_left(7 * round as u32) % 700);
+        let rig_now = &rig;
+        let (more, one) = std::thread::scope(|scope| {
+            let work = scope.spawn(move || work_until_killed(rig_now, round));
+            std::thread::sleep(pause);
+            rig_now.kill_under();
+            work.join().expect("it saw the end")
+        });
+        there.extend(more);
+        unknown.extend(one);
+        rig.kill();
+        rig.serve(&[]);
+    }
+    for name in &there {
+        let point = rig.mount(name, "b");
+        assert_eq!(fs::read_to_string(point.join("f")).unwrap(), *name);
+        rig.unmount(name, "b");
+        rig.unmount(name, "a");
+        rig.done("Remove", &json!({"Name": name}));
+    }
+    for name in unknown {
+        // Either way it can be made, used and removed.
+        rig.create(&name, json!({}));
+        rig.mount(&name, "b");
+        rig.unmount(&name, "b");
+        rig.unmount(&name, "a");
+        rig.done("Remove", &json!({"Name": name}));
+    }
+    // The next driver looks at once, and not half a minute later.
+    rig.kill();
+    rig.serve(&[]);
+    for dir in ["volumes", "meta", "mnt", "images", "gone", "staging"] {
+        wait_until(&format!("{dir} is empty"), SECONDS, || fs::read_dir(rig.root.join(dir)).unwrap().next().is_none());
+    }
+}
