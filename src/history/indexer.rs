@@ -28,13 +28,20 @@ const STUCK: Duration = Duration::from_secs(120);
 const STOP_MAX: Duration = Duration::from_secs(20);
 /// After a failure on a full filesystem, how long until the index is made anew.
 const RETRY: Duration = Duration::from_secs(5);
+/// So many closed epochs in memory cost every look-up: they are taken over at once, with a share of the processor, and at the end of the mount too.
+pub(super) const HURRY_EPOCHS: usize = 64;
+/// How long the end of a mount waits for that; the next one goes on.
+const HURRY_STOP_MAX: Duration = Duration::from_secs(3);
 /// Closed epochs that are kept in memory because there is no room for the index, before checkpoints are refused.
 const BACKLOG_MAX: usize = 256;
 
 #[derive(Default)]
 struct Signals {
     sealed: bool,
-    stop: bool,
+    /// Too much waits.
+    hurry: bool,
+    /// When it was asked to end.
+    stop: Option<Instant>,
     /// The thread, while it runs.
     running: bool,
     thread: Option<i32>,
@@ -42,6 +49,13 @@ struct Signals {
     calling: Option<Instant>,
     /// Why the index cannot be used.
     trouble: Option<Trouble>,
+}
+
+impl Signals {
+    /// It shall end now.
+    fn ends(&self) -> bool {
+        self.stop.is_some_and(|asked| !self.hurry || asked.elapsed() > HURRY_STOP_MAX)
+    }
 }
 
 /// Why the index cannot be used.
@@ -70,7 +84,7 @@ impl Wake {
     /// and an unmount would wait for it so long.
     pub fn stop(&self) {
         let mut signals = self.signals.lock();
-        signals.stop = true;
+        signals.stop.get_or_insert_with(Instant::now);
         if let Some(errno) = signals.thread.and_then(|thread| sys::set_thread_normal(thread).err()) {
             tracing::debug!(%errno, "a thread stays idle");
         }
@@ -119,7 +133,7 @@ impl Wake {
     pub fn pause(&self, limit: Duration) -> bool {
         let mut signals = self.signals.lock();
         let until = Instant::now() + limit;
-        while !signals.stop {
+        while signals.stop.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return true;
@@ -132,27 +146,48 @@ impl Wake {
     /// The thread begins: idle, unless somebody waits for its end already.
     fn begin(&self) {
         let mut signals = self.signals.lock();
-        if !signals.stop && sys::set_thread_idle().is_ok() {
+        if signals.stop.is_none() && !signals.hurry && sys::set_thread_idle().is_ok() {
             signals.thread = Some(sys::own_thread());
         }
     }
 
     /// It was asked to end.
     pub fn stopping(&self) -> bool {
-        self.signals.lock().stop
+        self.signals.lock().ends()
+    }
+
+    /// Too much waits: it is done at once, even if the thread is to end.
+    pub(super) fn hurry(&self) {
+        let mut signals = self.signals.lock();
+        if std::mem::replace(&mut signals.hurry, true) {
+            return;
+        }
+        if let Some(errno) = signals.thread.take().and_then(|thread| sys::set_thread_normal(thread).err()) {
+            tracing::debug!(%errno, "a thread stays idle");
+        }
+        signals.sealed = true;
+        self.changed.notify_all();
+    }
+
+    /// Nothing waits any more.
+    fn caught_up(&self) {
+        let mut signals = self.signals.lock();
+        if std::mem::take(&mut signals.hurry) && signals.stop.is_none() && sys::set_thread_idle().is_ok() {
+            signals.thread = Some(sys::own_thread());
+        }
     }
 
     /// Waits for work; `false`: the thread shall end.
     pub fn wait(&self) -> bool {
         let mut signals = self.signals.lock();
-        while !signals.sealed && !signals.stop {
+        while !signals.sealed && signals.stop.is_none() {
             self.changed.wait(&mut signals);
         }
-        if !signals.stop {
+        if signals.stop.is_none() && !signals.hurry {
             self.changed.wait_for(&mut signals, SETTLE);
         }
         signals.sealed = false;
-        !signals.stop
+        !signals.ends()
     }
 }
 
@@ -210,6 +245,7 @@ pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<()> {
             while timeline.wake.wait() {
                 let indexed = timeline.index_closed();
                 timeline.wake.calls(None);
+                timeline.wake.caught_up();
                 if let Err(error) = indexed
                     && !timeline.index_failed(&error)
                 {

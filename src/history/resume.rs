@@ -65,12 +65,16 @@ impl Timeline {
             store.index.apply(&mut Batch::voids(&replay.inner.struck)).map_err(fault)?;
         }
         let Replay { inner, aftermath, .. } = replay;
+        let wake = Wake::default();
+        if inner.sealed.len() >= indexer::HURRY_EPOCHS {
+            wake.hurry();
+        }
         let owed = Mutex::ranked(Rank::Owed, Vec::new());
         let timeline = Timeline {
             store,
             inner: RwLock::ranked(Rank::Timeline, inner),
             owed,
-            wake: Wake::default(),
+            wake,
             numbers: Mutex::default(),
             distrusted: Mutex::default(),
             met: Mutex::default(),

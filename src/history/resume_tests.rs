@@ -85,3 +85,20 @@ fn the_daemon_lived_when_a_checkpoint_was_made_that_the_index_has() {
     let (_, aftermath) = open(dir.path());
     assert_eq!((aftermath.unclean, aftermath.recorded_ns), (true, Some(4_000_000_000_000_000_002)));
 }
+
+/// Each ends before the thread would begin by itself.
+#[test]
+fn short_mounts_do_not_pile_up_what_the_index_does_not_have() {
+    const OF_EACH: u64 = 20;
+    let dir = tempfile::tempdir().unwrap();
+    for mount in 0..6 {
+        let timeline = Arc::new(open(dir.path()).0);
+        timeline.start_indexer().unwrap();
+        for number in 1..=OF_EACH {
+            checkpoint(&timeline, mount * OF_EACH + number);
+        }
+        timeline.stop();
+    }
+    let waiting = open(dir.path()).0.inner.read().sealed.len();
+    assert!(waiting < indexer::HURRY_EPOCHS + OF_EACH as usize, "{waiting} closed epochs are not in the index");
+}

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::absence::{Absence, Clock};
 use super::dropped::{DroppedList, Spans};
+use super::indexer::HURRY_EPOCHS;
 use super::operations::Operations;
 use super::select::{Known, Unselected, select};
 use super::table::Table;
@@ -467,8 +468,12 @@ impl Timeline {
         if let (Some(Record::Operation(done)), Some(at)) = (operation, addresses.get(made + 1)) {
             inner.operations.note(done.number, *at, done.undoes);
         }
+        let many = inner.sealed.len() >= HURRY_EPOCHS;
         drop(inner);
         self.wake.sealed();
+        if many {
+            self.wake.hurry();
+        }
         Ok(())
     }
 
