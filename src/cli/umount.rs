@@ -1,7 +1,7 @@
 //! `ckptfs umount`.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -12,10 +12,14 @@ use super::tree_path::{beyond_links, normal};
 use super::{Context, locate, mounts};
 use crate::control::Client;
 use crate::engine::api::{VerbError, VerbResult, host_path};
-use crate::sys::MountPoint;
+use crate::sys::{self, MountPoint};
 
 /// How long a daemon may take to put its store in order.
 const END_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How often to see whether somebody else has the filesystem mounted, for whom the daemon goes on. Many have it for a moment only: whoever makes a
+/// table of mounts of its own copies all there are.
+const LOOK_EVERY: Duration = Duration::from_secs(8);
 
 /// How long to see whether a lazily unmounted daemon ends at once.
 const LAZY_TIMEOUT: Duration = Duration::from_millis(500);
@@ -42,6 +46,20 @@ struct Unmounted<'a> {
     #[serde(serialize_with = "host_path::serialize")]
     unmounted: &'a Path,
     daemon_ended: bool,
+    /// A process that has the filesystem mounted elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mounted_for: Option<u32>,
+}
+
+/// How a mount was taken away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The daemon has ended.
+    All,
+    /// It ends when the last open file is closed.
+    Lazily,
+    /// It goes on for this process, in whose table of mounts the filesystem is.
+    Elsewhere(u32, PathBuf),
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -58,13 +76,18 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     // Dead mounts may have been below it.
     mounts::repair(&mount.at)?;
     if context.out.json {
-        return Ok(context.out.json(&Unmounted { unmounted: &mount.at, daemon_ended: ended })?);
+        let mounted_for = if let Ended::Elsewhere(pid, _) = &ended { Some(*pid) } else { None };
+        return Ok(context.out.json(&Unmounted { unmounted: &mount.at, daemon_ended: ended == Ended::All, mounted_for })?);
     }
-    if ended {
-        context.out.talk(&format!("{} is unmounted", mount.at.display()));
-    } else {
-        context.out.talk(&format!("{} is unmounted; the daemon ends when the last open file is closed", mount.at.display()));
-    }
+    let at = mount.at.display();
+    context.out.talk(&match ended {
+        Ended::All => format!("{at} is unmounted"),
+        Ended::Lazily => format!("{at} is unmounted; the daemon ends when the last open file is closed"),
+        Ended::Elsewhere(pid, place) => {
+            let place = place.display();
+            format!("{at} is unmounted here; process {pid} has it mounted too, at {place}, and the daemon goes on until nobody does")
+        }
+    });
     if shell.is_ok_and(|shell| shell.starts_with(&mount.at)) {
         context.out.talk("this shell is still in what was the mount; enter the ordinary directory: cd .");
     }
@@ -107,11 +130,11 @@ fn real(path: &Path) -> PathBuf {
     })
 }
 
-/// Unmounts; whether the daemon has ended.
-fn take_away(mount: &MountPoint, lazy: bool, context: &Context) -> VerbResult<bool> {
+/// Unmounts.
+fn take_away(mount: &MountPoint, lazy: bool, context: &Context) -> VerbResult<Ended> {
     let at = &mount.at;
     if mounts::is_dead(at) {
-        return mounts::repair(at).map(|_| true);
+        return mounts::repair(at).map(|_| Ended::All);
     }
     let client = match locate::locate(at.clone()) {
         Ok(Located::Served(served)) if served.root == *at => Some(served.client),
@@ -120,30 +143,44 @@ fn take_away(mount: &MountPoint, lazy: bool, context: &Context) -> VerbResult<bo
     let Some(mut client) = client else {
         // Nobody to ask: another user's, seen by root; or a daemon that does not listen.
         mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
-        return Ok(!lazy);
+        return Ok(if lazy { Ended::Lazily } else { Ended::All });
     };
     match client.unmount(lazy, false) {
-        Ok(()) => wait(&mut client, lazy),
+        Ok(()) => wait(&mut client, mount, lazy),
         Err(error) if error.code == "busy" && !lazy && only_ours(&users(mount)) => {
             client.unmount(true, true)?;
-            wait(&mut client, false)
+            wait(&mut client, mount, false)
         }
         Err(error) if error.code == "protocol-version" || error.code == "protocol" => {
             context.out.warn(&error.message);
             mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
-            wait(&mut client, lazy)
+            wait(&mut client, mount, lazy)
         }
         Err(error) => Err(busy(mount, error)),
     }
 }
 
-fn wait(client: &mut Client, lazy: bool) -> VerbResult<bool> {
-    let ended = client.wait_ended(if lazy { LAZY_TIMEOUT } else { END_TIMEOUT });
-    if !ended && !lazy {
-        let message = format!("the directory is unmounted, but the daemon has not ended within {} s", END_TIMEOUT.as_secs());
-        return Err(hinted("daemon-busy", message, "it may still be writing its store; .ckptfs/daemon.log may say more"));
+fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended> {
+    if lazy {
+        return Ok(if client.wait_ended(LAZY_TIMEOUT) { Ended::All } else { Ended::Lazily });
     }
-    Ok(ended)
+    let began = Instant::now();
+    while began.elapsed() < END_TIMEOUT {
+        if client.wait_ended(LOOK_EVERY) {
+            return Ok(Ended::All);
+        }
+        if let Some((pid, at)) = elsewhere(mount) {
+            return Ok(Ended::Elsewhere(pid, at));
+        }
+    }
+    let message = format!("the directory is unmounted, but the daemon has not ended within {} s", END_TIMEOUT.as_secs());
+    Err(hinted("daemon-busy", message, "it may still be writing its store; .ckptfs/daemon.log may say more"))
+}
+
+/// A process that has the filesystem of `mount` in its table of mounts: in a namespace that was copied, in a container, or at another place.
+fn elsewhere(mount: &MountPoint) -> Option<(u32, PathBuf)> {
+    let same = |other: &MountPoint| other.dev == mount.dev && other.source == mount.source;
+    sys::mounts_of_all(same).ok()?.into_iter().next().map(|(pid, other)| (pid, other.at))
 }
 
 fn users(mount: &MountPoint) -> Vec<Holder> {

@@ -277,6 +277,30 @@ fn a_busy_mount_is_kept_and_its_user_named_until_lazy() {
     }
 }
 
+/// At another place here, and not in a copied table of mounts: that one would have the mounts of all other tests in it.
+#[test]
+fn an_unmount_tells_for_whom_the_daemon_goes_on() {
+    let sandbox = mounted();
+    fs::create_dir(sandbox.path.join("q")).expect("mkdir");
+    let mut bind = sandbox.hermetic("mount", "");
+    bind.args(["--bind", "p", "q"]);
+    sandbox.run(bind).ok();
+    let ran = sandbox.ckptfs(&["umount", "p"]);
+    let while_mounted = sandbox.daemons().len();
+    let mut other = sandbox.hermetic("umount", "");
+    other.arg("q");
+    sandbox.run(other).ok();
+    assert_eq!(ran.code, 0, "{}", ran.err());
+    let told = ran.err().contains("[DIR]/p is unmounted here; process ") && ran.err().contains(" has it mounted too, at [DIR]/q, and");
+    assert!(told, "{}", ran.err());
+    assert_eq!(while_mounted, 2, "the daemon and its holder");
+    let began = Instant::now();
+    while !sandbox.daemons().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(120), "the daemon ends when nobody has it mounted");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_signal_unmounts_in_an_orderly_way() {
     let sandbox = mounted();
