@@ -120,7 +120,7 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     let (last_begin, end) = *frames.last().unwrap();
     let mut random = Random::new("flips");
     // Header, payload and hash of some frames, and anywhere; the segment's own header; and what follows the last frame.
-    let mut offsets: Vec<u64> = (0..64).step_by(7).chain([end, end + 8, end + 4096]).collect();
+    let mut offsets: Vec<u64> = (0..64).step_by(7).chain([last_begin, last_begin + 2, end - 1, end, end + 8, end + 4096]).collect();
     for _ in 0..12 {
         let (begin, end) = frames[random.below(frames.len())];
         let inside = begin + 56 + random.below((end - begin - 88).max(1) as usize) as u64;
@@ -129,8 +129,8 @@ fn a_changed_bit_of_the_journal_or_of_format_is_found() {
     offsets.extend((0..40).map(|_| random.below(end as usize) as u64));
     for offset in offsets {
         let flip = Flip::new(&segment, offset, random.below(8) as u8);
-        // A broken frame with nothing after it is what a power cut leaves.
-        let expected = if offset >= last_begin { DamageKind::JournalTorn } else { DamageKind::JournalDamaged };
+        // What follows the last frame is what a power cut leaves. The last frame itself was there when the tree was unmounted.
+        let expected = if offset >= end { DamageKind::JournalTorn } else { DamageKind::JournalDamaged };
         let found = look(&dir, false, None);
         assert!(
             !found.is_empty() && found.iter().all(|damage| damage.kind == expected && damage.on == "journal/00000001"),
