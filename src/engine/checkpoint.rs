@@ -174,14 +174,15 @@ impl Engine {
             timeline.operate(by, None, Deed::Deleted { id, freed: true }, vec![Record::Deleted { id }])
         };
         freed.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
-        for object in unneeded {
-            match timeline.store().layers.remove(object) {
+        for object in &unneeded {
+            match timeline.store().layers.remove(*object) {
                 // It went with a checkpoint that was deleted before.
                 Err(error) if error.errno() == Errno::ENOENT => {}
                 Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
                 Ok(()) => {}
             }
         }
+        self.remove_empty_layers(&unneeded.iter().map(|object| object.epoch).collect());
         let deleted = CheckpointInfo::new(&kept);
         self.forget_view(&deleted);
         Ok(deleted)

@@ -338,15 +338,19 @@ impl Engine {
         if epochs.is_empty() {
             return;
         }
-        let (open, store) = (self.timeline().epoch(), self.timeline().store());
-        for epoch in epochs.range(..open) {
-            if let Err(error) = store.layers.remove_epoch_if_empty(*epoch) {
-                tracing::debug!(%error, "an empty layer was not removed");
-            }
-        }
+        self.remove_empty_layers(epochs);
         // Filesystems free what was removed when they write it down.
         if let Err(errno) = sys::syncfs(&self.store_dir) {
             tracing::debug!(%errno, "the filesystem was not synced after a gc");
+        }
+    }
+
+    /// Removes the directories of these epochs in which nothing is left; never that of the open one.
+    pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
+        for epoch in epochs.range(..self.timeline().epoch()) {
+            if let Err(error) = self.timeline().store().layers.remove_epoch_if_empty(*epoch) {
+                tracing::debug!(%error, "an empty layer was not removed");
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use super::support::{noise, put, said, sh};
 
 for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
 for_each_variant! { one => unchanged_files_take_no_blocks_in_the_store }
+for_each_variant! { one => what_is_freed_leaves_no_empty_layer }
 
 /// The objects in the store of a directory that is served, found past the mount.
 fn objects(backing: &Path) -> Vec<PathBuf> {
@@ -41,6 +42,23 @@ fn unchanged_files_take_no_blocks_in_the_store(v: Variant) {
     }
     OpenOptions::new().write(true).open(root.join("f5")).unwrap().write_all_at(b"x", 0).unwrap();
     assert_eq!(objects(root).len(), 1, "one changed file, one object");
+}
+
+fn what_is_freed_leaves_no_empty_layer(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| put(dir.join("f"), noise(100, 1)));
+    let root = rig.path();
+    for round in 1..=4 {
+        rig.mount.checkpoint();
+        put(root.join("f"), noise(100, round));
+    }
+    for id in ["1", "2", "3"] {
+        rig.mount.ok(&["delete", "--now", id]);
+    }
+    // The layer of the open epoch is made ahead, and those of earlier ones that were never used go within a second.
+    super::common::mount::wait_until("no closed layer is empty", 60, || {
+        sh(root, "cd .ckptfs/layers; for layer in *; do test $layer -ge 5 || test -n \"$(ls $layer/objects)\" || echo $layer; done").is_empty()
+    });
+    assert_eq!(objects(root).len(), 1, "checkpoint 4 needs one");
 }
 
 fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
