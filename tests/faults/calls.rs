@@ -1,5 +1,7 @@
 //! Every call of every operation fails once: what was kept stays, what is live is what it was, and the operation works once the fault is gone.
 
+use std::path::Path;
+
 use ckptfs::engine::request::SetAttr;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{self, Call, Plan, Seen};
@@ -46,6 +48,9 @@ fn each_call_fails_once(v: Variant) {
             run.operation(&op, |first| Plan::nth(n + first - 1, Errno::EIO));
             continue;
         }
+        if long() {
+            run.anew(&image.dir(&format!("project{index}")));
+        }
         // The short form takes two of four.
         let turn = run.turn();
         let others = [Plan::nth(1, Errno::ENOSPC), Plan::nth(1, Errno::EIO).lasting(), Plan::nth(1, Errno::ENOSPC).lasting()];
@@ -75,6 +80,7 @@ fn takes(v: Variant, index: usize) -> bool {
 
 struct Run {
     served: Served,
+    passthrough: bool,
     number: u64,
     plans: u64,
     turns: usize,
@@ -84,10 +90,19 @@ struct Run {
 
 impl Run {
     fn new(image: &Image, v: Variant) -> Run {
-        let served = Served::new(&image.dir("project"), v.io == Io::Passthrough);
+        let passthrough = v.io == Io::Passthrough;
+        let served = Served::new(&image.dir("project"), passthrough);
         let remount_every = if long() { 1 } else { 8 };
         assert_eq!(image.fs() == Fs::Xfs, v.fs == Fs::Xfs);
-        Run { served, number: 0, plans: 0, turns: 0, remount_every, tally: Tally::default() }
+        Run { served, passthrough, number: 0, plans: 0, turns: 0, remount_every, tally: Tally::default() }
+    }
+
+    /// Goes on in another directory: a journal of a thousand cases would be read at each remount.
+    fn anew(&mut self, dir: &Path) {
+        let done = std::mem::replace(&mut self.served, Served::new(dir, self.passthrough));
+        let dir = done.dir().to_owned();
+        drop(done);
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     /// A number that goes round: 0, 1, 2.

@@ -90,6 +90,11 @@ impl Served {
         }
     }
 
+    /// What is served.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Ends and begins.
     pub fn remount(&mut self) {
         self.close();
