@@ -73,6 +73,14 @@ impl Baseline {
         self.problems.is_empty()
     }
 
+    /// Leaves the problems that the other sessions have found too, with whatever number.
+    fn only_found_each_time(&mut self, others: &[Baseline]) {
+        let about =
+            |line: &str| line.rsplit_once(" instead of ").and_then(|(counted, _)| counted.rsplit_once(' ')).map(|(about, _)| about.to_owned());
+        let same = |one: &str, other: &str| one == other || (about(one).is_some() && about(one) == about(other));
+        self.problems.retain(|line| others.iter().all(|other| other.problems.iter().any(|found| same(line, found))));
+    }
+
     /// Takes the median of this and the other sessions.
     fn take_median(&mut self, others: &[Baseline]) {
         for (index, (_, row)) in self.counted.iter_mut().enumerate() {
@@ -140,6 +148,7 @@ pub fn compare(name: &str, session: impl Fn(Baseline) -> Result<Baseline, String
             counted.take_median(&before);
         }
         if last || (counted.complete() && !blesses()) {
+            counted.only_found_each_time(&before);
             counted.finish();
             return Ok(());
         }
@@ -158,4 +167,19 @@ fn more_is_a_problem_less_is_a_hint_and_slack_is_neither() {
     assert_eq!(baseline.problems, ["w: write 1 instead of 0"]);
     assert_eq!(baseline.lower, ["w: read 0 instead of 5"]);
     assert_eq!(parse(baseline.text().lines().nth(2).unwrap_or_default()), Some(("w".to_owned(), row(&[("open", 10.0), ("write", 1.0)]))));
+}
+
+#[test]
+fn only_what_each_session_finds_is_a_problem() {
+    let with = |problems: &[&str]| Baseline {
+        name: "none".to_owned(),
+        known: Default::default(),
+        counted: Vec::new(),
+        problems: problems.iter().map(|line| (*line).to_owned()).collect(),
+        lower: Vec::new(),
+    };
+    let others = [with(&["w: open 12 instead of 10", "w: read 6 instead of 5"]), with(&["w: open 13 instead of 10", "v: open 6 instead of 5"])];
+    let mut last = with(&["w: open 11 instead of 10", "w: read 6 instead of 5", "v: open 6 instead of 5"]);
+    last.only_found_each_time(&others);
+    assert_eq!(last.problems, ["w: open 11 instead of 10"]);
 }
