@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-export bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +70,9 @@ bench-latency: deps ## How long the verbs take: make bench-latency [ARGS="--only
 bench-native: ## Real work beside a plain directory and the floor: make bench-native [ARGS="--only small,git --write-docs"]
 	@tests/deps.sh bench
 	cargo bench --bench native -- $(ARGS)
+
+bench-seeds: deps ## The tables of Spike 2, JVS, VRift and sy made again: make bench-seeds [ARGS="--only jvs --quick --write-docs"]
+	cargo bench --bench seeds -- $(ARGS)
 
 bench-export: build ## Export and fork beside cp --reflink and rsync, as root: make bench-export [ARGS="ROUNDS FILES"]
 	@benches/export.sh $(ARGS)

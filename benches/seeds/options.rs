@@ -1,0 +1,76 @@
+//! What the command line asks for.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::common::Fs;
+use crate::shared::options::chosen;
+
+/// A seed whose table is made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seed {
+    Platform,
+    Spike2,
+    Jvs,
+    Sy,
+    Vrift,
+}
+
+const SEEDS: [(&str, Seed); 5] =
+    [("platform", Seed::Platform), ("spike2", Seed::Spike2), ("jvs", Seed::Jvs), ("sy", Seed::Sy), ("vrift", Seed::Vrift)];
+const FILESYSTEMS: [(&str, Fs); 4] = [("xfs", Fs::Xfs), ("btrfs", Fs::Btrfs), ("ext4", Fs::Ext4), ("tmpfs", Fs::Tmpfs)];
+
+impl Seed {
+    pub fn name(self) -> &'static str {
+        SEEDS.iter().find(|(_, seed)| *seed == self).map_or("", |(name, _)| name)
+    }
+}
+
+/// See the module documentation of the benchmark.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub work: Option<PathBuf>,
+    pub filesystems: Vec<Fs>,
+    pub seeds: Vec<Seed>,
+    /// Few rounds and small trees.
+    pub quick: bool,
+    /// Also what takes very long: 300,000 files.
+    pub long: bool,
+    pub write_docs: bool,
+}
+
+impl Options {
+    pub fn parse() -> Result<Options, String> {
+        let mut options = Options {
+            work: None,
+            filesystems: FILESYSTEMS.map(|(_, fs)| fs).to_vec(),
+            seeds: SEEDS.map(|(_, seed)| seed).to_vec(),
+            quick: false,
+            long: false,
+            write_docs: false,
+        };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| format!("{argument} wants a value"));
+            match argument.as_str() {
+                "--work" => options.work = Some(PathBuf::from(value()?)),
+                "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,
+                "--only" => options.seeds = chosen(&value()?, &SEEDS)?,
+                "--quick" => options.quick = true,
+                "--long" => options.long = true,
+                "--write-docs" => options.write_docs = true,
+                // cargo bench says so to every benchmark.
+                "--bench" => {}
+                other => return Err(format!("unknown option {other}")),
+            }
+        }
+        Ok(options)
+    }
+
+    /// Rounds of which none begins when the time is up, but at least one is done: a slow machine measures less often, and says so.
+    pub fn rounds(&self, most: usize, seconds: u64) -> impl Iterator<Item = usize> + use<> {
+        let (most, seconds) = if self.quick { (most.min(3), seconds.div_ceil(4)) } else { (most, seconds) };
+        let began = Instant::now();
+        (0..most).take_while(move |round| *round == 0 || began.elapsed() < Duration::from_secs(seconds))
+    }
+}
