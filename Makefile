@@ -80,8 +80,8 @@ bench-export: build ## Export and fork beside cp --reflink and rsync, as root: m
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
 	cargo bench --bench store --bench history
 
-bench-compare: ## The same on two revisions, with the change of each: make bench-compare BASE=REV
-	@benches/compare.sh "$(BASE)"
+bench-compare: ## The same on two revisions, with the change of each, and the seeds' JVS rows: make bench-compare BASE=REV [ARGS=seeds]
+	@benches/compare.sh "$(BASE)" $(ARGS)
 
 deny: ## Check dependencies: licences, sources, bans, known vulnerabilities (installs cargo-deny: minutes)
 	@tests/deny.sh

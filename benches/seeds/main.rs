@@ -2,7 +2,8 @@
 //! runs it; root only.
 //!
 //! ```text
-//! cargo bench --bench seeds -- [--work DIR] [--fs xfs,btrfs,ext4,tmpfs] [--only platform,spike2,jvs,sy,vrift] [--quick] [--long] [--write-docs]
+//! cargo bench --bench seeds -- [--work DIR] [--fs xfs,btrfs,ext4,tmpfs] [--only platform,spike2,jvs,sy,vrift] [--quick] [--long] [--json FILE] [--write-docs]
+//! cargo bench --bench seeds -- --compare BEFORE NOW      two files that --json wrote
 //! ```
 //! It prints Markdown; `--write-docs` writes docs/benchmarks/seeds.md and, with every sample, docs/benchmarks/seeds.json.
 //!
@@ -12,6 +13,7 @@
 mod alloc;
 #[path = "../../tests/common/mod.rs"]
 mod common;
+mod compare;
 mod jvs;
 mod options;
 mod platform;
@@ -39,6 +41,9 @@ fn main() {
         eprintln!("seeds: {problem}");
         std::process::exit(2)
     });
+    if let Some([before, now]) = &options.compare {
+        return compare::print(before, now);
+    }
     enter_work(options.work.as_deref());
     let mut report = Report::new(&options);
     let began = Instant::now();
@@ -62,6 +67,9 @@ fn main() {
     }
     eprintln!("== done after {} s", began.elapsed().as_secs());
     report.print(&texts::SEEDS);
+    if let Some(path) = &options.json {
+        std::fs::write(path, report.json()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
     if options.write_docs {
         report.write_docs(texts::INTRODUCTION, &texts::SEEDS);
     }

@@ -20,6 +20,9 @@ const SEEDS: [(&str, Seed); 5] =
     [("platform", Seed::Platform), ("spike2", Seed::Spike2), ("jvs", Seed::Jvs), ("sy", Seed::Sy), ("vrift", Seed::Vrift)];
 const FILESYSTEMS: [(&str, Fs); 4] = [("xfs", Fs::Xfs), ("btrfs", Fs::Btrfs), ("ext4", Fs::Ext4), ("tmpfs", Fs::Tmpfs)];
 
+/// Of the time that the rounds of a row may take: the whole suite takes a quarter of an hour at most.
+const DEFAULT_SHARE: f64 = 0.35;
+
 impl Seed {
     pub fn name(self) -> &'static str {
         SEEDS.iter().find(|(_, seed)| *seed == self).map_or("", |(name, _)| name)
@@ -34,8 +37,12 @@ pub struct Options {
     pub seeds: Vec<Seed>,
     /// Few rounds and small trees.
     pub quick: bool,
-    /// Also what takes very long: 300,000 files.
+    /// Also what takes very long (300,000 files), and more rounds.
     pub long: bool,
+    /// Where every sample is to be written.
+    pub json: Option<PathBuf>,
+    /// Two such files that are to be compared, and nothing measured.
+    pub compare: Option<[PathBuf; 2]>,
     pub write_docs: bool,
 }
 
@@ -47,6 +54,8 @@ impl Options {
             seeds: SEEDS.map(|(_, seed)| seed).to_vec(),
             quick: false,
             long: false,
+            json: None,
+            compare: None,
             write_docs: false,
         };
         let mut arguments = std::env::args().skip(1);
@@ -56,6 +65,8 @@ impl Options {
                 "--work" => options.work = Some(PathBuf::from(value()?)),
                 "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,
                 "--only" => options.seeds = chosen(&value()?, &SEEDS)?,
+                "--json" => options.json = Some(PathBuf::from(value()?)),
+                "--compare" => options.compare = Some([PathBuf::from(value()?), PathBuf::from(value()?)]),
                 "--quick" => options.quick = true,
                 "--long" => options.long = true,
                 "--write-docs" => options.write_docs = true,
@@ -69,8 +80,12 @@ impl Options {
 
     /// Rounds of which none begins when the time is up, but at least one is done: a slow machine measures less often, and says so.
     pub fn rounds(&self, most: usize, seconds: u64) -> impl Iterator<Item = usize> + use<> {
-        let (most, seconds) = if self.quick { (most.min(3), seconds.div_ceil(4)) } else { (most, seconds) };
-        let began = Instant::now();
-        (0..most).take_while(move |round| *round == 0 || began.elapsed() < Duration::from_secs(seconds))
+        let (most, share) = match (self.quick, self.long) {
+            (true, _) => (most.min(3), 0.2),
+            (_, true) => (most, 1.0),
+            _ => (most, DEFAULT_SHARE),
+        };
+        let (limit, began) = (Duration::from_secs(seconds).mul_f64(share), Instant::now());
+        (0..most).take_while(move |round| *round == 0 || began.elapsed() < limit)
     }
 }

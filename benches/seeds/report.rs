@@ -231,10 +231,15 @@ impl Report {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/benchmarks");
         let put = |name: &str, text: String| fs::write(dir.join(name), text).unwrap_or_else(|error| panic!("{name}: {error}"));
         put("seeds.md", format!("{introduction}\n{}\n{}", self.machine(), self.markdown(seeds)));
+        put("seeds.json", self.json());
+    }
+
+    /// Everything, with every sample.
+    pub fn json(&self) -> String {
         let tables: Vec<Json> = self.tables.iter().map(|table| json!({ "table": table.title, "rows": rows_json(&table.rows) })).collect();
         let missing: Vec<&String> = self.missing.iter().map(|(_, what)| what).collect();
         let all = json!({ "machine": self.machine(), "tables": tables, "missing": missing });
-        put("seeds.json", serde_json::to_string_pretty(&all).expect("numbers and texts") + "\n");
+        serde_json::to_string_pretty(&all).expect("numbers and texts") + "\n"
     }
 }
 

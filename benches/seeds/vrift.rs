@@ -51,29 +51,44 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
         world.sync();
         tier(world, &program, (name, files, seed), &dir, report);
     }
-    if let Err(why) = &program.0 {
+    if let Some(why) = program.lacks() {
         report.missing(Seed::Vrift, format!("{}: {why}", world.fs()));
-    } else {
-        scenarios(world, &program, &tiers.iter().map(|(index, _)| *index).collect::<Vec<_>>(), report);
     }
+    scenarios(world, &program, &tiers.iter().map(|(index, _)| *index).collect::<Vec<_>>(), report);
     tiers.iter().for_each(|(index, _)| remove(&world.path().join(format!("vrift-{index}"))));
 }
 
-/// `ckptfs import`, if it can bring trees in.
-struct Program(Result<PathBuf, String>);
+/// `ckptfs import`, and what its help says that it can.
+struct Program {
+    help: String,
+}
 
 impl Program {
     fn find() -> Program {
-        let path = PathBuf::from(env!("CARGO_BIN_EXE_ckptfs"));
-        let help = run_limited(tool(&path.to_string_lossy(), &["import"]).arg("--help"), SECONDS);
-        let help = String::from_utf8_lossy(&help.stdout).into_owned();
-        let has = ["--hash", "--threads", "--into"].iter().all(|option| help.contains(option));
-        Program(has.then_some(path).ok_or_else(|| "this build's `ckptfs import` has no --hash and --threads".to_owned()))
+        let help = run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &["import"]).arg("--help"), SECONDS);
+        Program { help: String::from_utf8_lossy(&help.stdout).into_owned() }
     }
 
+    /// Why it cannot be measured, if so.
+    fn lacks(&self) -> Option<String> {
+        let missing: Vec<&str> = ["--threads", "--hash", "--with"].into_iter().filter(|option| !self.has(option)).collect();
+        (!missing.is_empty()).then(|| format!("this build's `ckptfs import` has no {}", missing.join(", ")))
+    }
+
+    fn has(&self, option: &str) -> bool {
+        self.help.contains(option)
+    }
+
+    /// The command, if it knows all of these options.
     fn import(&self, dir: &Path, into: &Path, threads: usize, more: &[&str]) -> Option<Command> {
-        let mut command = tool(&self.0.as_ref().ok()?.to_string_lossy(), &["import"]);
+        let known = more.iter().filter(|option| option.starts_with("--")).all(|option| self.has(option));
+        if !known || !self.has("--threads") {
+            return None;
+        }
+        let mut command = tool(env!("CARGO_BIN_EXE_ckptfs"), &["import"]);
         command.arg(dir).arg("--into").arg(into).args(["--threads", &threads.to_string(), "--json"]).args(more);
+        // The directory holds directories, and is no series of snapshots.
+        command.args(self.has("--tree").then_some("--tree"));
         Some(command)
     }
 }
@@ -114,7 +129,10 @@ impl Source {
 
 fn tier(world: &World<'_>, program: &Program, (name, files, seed): (&str, usize, &str), dir: &Path, report: &mut Report) {
     let into = world.path().join("vrift-into");
-    let mut fresh = THREADS.map(|threads| (threads, Samples::default(), Samples::default(), Samples::default()));
+    // How it speeds up is told by the smallest tier on each filesystem, and by all of them on the first.
+    let first = world.options.filesystems.first().is_some_and(|fs| fs.name() == world.fs());
+    let threads = THREADS.into_iter().filter(|threads| *threads == 4 || name == TIER[0].0 || first);
+    let mut fresh: Vec<_> = threads.map(|threads| (threads, Samples::default(), Samples::default(), Samples::default())).collect();
     let (mut copied, mut walked) = (Samples::default(), Samples::default());
     for _ in world.options.rounds(3, 45) {
         for (threads, plain, hashed, again) in &mut fresh {
@@ -124,7 +142,7 @@ fn tier(world: &World<'_>, program: &Program, (name, files, seed): (&str, usize,
                 world.sync();
                 timed(samples, &mut import);
             }
-            if let Some(mut import) = program.import(dir, &into, *threads, &["--hash"]) {
+            if let Some(mut import) = program.import(dir, &into, *threads, &[]) {
                 timed(again, &mut import);
             }
         }
@@ -194,9 +212,15 @@ fn scenarios(world: &World<'_>, program: &Program, tiers: &[usize], report: &mut
     tiers.iter().for_each(|tier| remove(&into(*tier)));
 }
 
-/// The numbers of an answer in a few words.
+/// The numbers of the last checkpoint of an answer in a few words.
 fn told(answer: &Json) -> String {
-    let Some(fields) = answer.as_object() else { return "-".to_owned() };
-    let numbers = fields.iter().filter_map(|(name, value)| Some(format!("{} {}", name.replace('_', " "), grouped(value.as_i64()?))));
+    let made = answer["checkpoints"].as_array().and_then(|all| all.last()).unwrap_or(answer);
+    let Some(fields) = made.as_object() else { return "-".to_owned() };
+    let wanted = |name: &str| name.ends_with("bytes") || name.ends_with("files") || name == "made";
+    let numbers = fields.iter().filter(|(name, _)| wanted(name)).filter_map(|(name, value)| {
+        let value = value.as_i64()?;
+        let shown = if name.ends_with("bytes") { size(value) } else { grouped(value) };
+        Some(format!("{} {shown}", name.replace('_', " ")))
+    });
     numbers.collect::<Vec<_>>().join(", ")
 }
