@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::shared::stats::Samples;
 
@@ -42,6 +43,17 @@ unsafe impl GlobalAlloc for Counting {
         count(new_size);
         // SAFETY: the caller keeps the contract of `realloc`, and the memory came from the system's allocator.
         unsafe { System.realloc(pointer, layout, new_size) }
+    }
+}
+
+/// Waits until no thread allocates: what came before is done then. At most two seconds.
+pub fn settle() {
+    for _ in 0..40 {
+        let before = CALLS.load(Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(50));
+        if CALLS.load(Ordering::Relaxed) == before {
+            return;
+        }
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Row {
     what: String,
     cells: Vec<Cell>,
     why: &'static str,
+    /// What the seed measured, microseconds, and why ours may take longer.
+    seed: Option<(f64, &'static str)>,
 }
 
 #[derive(Clone, Debug)]
@@ -45,7 +47,7 @@ struct Cell {
 
 impl Row {
     pub fn new(fs: &'static str, what: impl Into<String>) -> Row {
-        Row { fs, what: what.into(), cells: Vec::new(), why: "" }
+        Row { fs, what: what.into(), cells: Vec::new(), why: "", seed: None }
     }
 
     pub fn cell(mut self, head: &'static str, value: Value) -> Row {
@@ -75,6 +77,22 @@ impl Row {
     pub fn why(mut self, why: &'static str) -> Row {
         self.why = why;
         self
+    }
+
+    /// What the seed measured on its machine, microseconds, and why ours takes longer if it does.
+    pub fn seed(mut self, us: f64, why: &'static str) -> Row {
+        self.seed = Some((us, why));
+        self
+    }
+
+    /// The seed's figure and ours, if its is lower.
+    fn below_seed(&self) -> Option<(f64, f64, &'static str)> {
+        let (seed, why) = self.seed?;
+        let ours = self.cells.iter().find_map(|cell| match &cell.value {
+            Value::Time(samples) if cell.head == OURS && samples.len() > 0 => Some(samples.p50()),
+            _ => None,
+        })?;
+        (seed < ours).then_some((seed, ours, why))
     }
 
     /// The rival that is fastest, if it is faster than ours by more than the noise of a busy machine.
@@ -302,6 +320,16 @@ impl Table {
             }
             let why = if row.why.is_empty() { "not explained yet" } else { row.why };
             let _ = writeln!(text, "- {}, {}: {rival} {}, ckptfs {} ({:.1}x): {why}.", row.what, row.fs, time(best), time(ours), ours / best);
+        }
+        let mut begun = false;
+        for row in &self.rows {
+            let Some((seed, ours, why)) = row.below_seed() else { continue };
+            if !begun {
+                text.push_str("\nWhere the seed's own figure is lower, of its machine:\n");
+                begun = true;
+            }
+            let why = if why.is_empty() { "not explained yet" } else { why };
+            let _ = writeln!(text, "- {}, {}: {}, ckptfs {}: {why}.", row.what, row.fs, time(seed), time(ours));
         }
         text
     }

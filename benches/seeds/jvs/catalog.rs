@@ -9,7 +9,7 @@ use ckptfs::store::record::{Checkpoint, Reason, Record};
 use super::served::Served;
 use super::snapshot::{EACH_BYTES, project};
 use super::tell;
-use crate::alloc::Op;
+use crate::alloc::{self, Op};
 use crate::report::Report;
 use crate::world::{World, remove};
 
@@ -87,6 +87,7 @@ fn verify(world: &World<'_>, report: &mut Report) {
     let id = served.checkpoint().id.0;
     served.write(nodes[0], 1);
     let (mut plain, mut deep) = (Op::default(), Op::default());
+    alloc::settle();
     for _ in world.options.rounds(100, 4) {
         plain.run(|| served.verify(id, false));
         deep.run(|| served.verify(id, true));
@@ -108,6 +109,7 @@ fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) 
     let tag = Query { tag: Some("tag-*0".into()), ..Query::default() };
     let one = Query { tag: Some("tag-20".into()), ..Query::default() };
     let worktree = Query { labels: vec![("worktree".into(), "main".into())], ..Query::default() };
+    alloc::settle();
     for _ in world.options.rounds(100, 4) {
         let times = if checkpoints < 1000 { TOO_QUICK } else { 1 };
         all.run_many(times, || (0..times).for_each(|_| assert_eq!(served.engine().log().expect("a list").len(), checkpoints)));

@@ -5,7 +5,7 @@ use ckptfs::engine::api::{GcOptions, Retention, StateName, Verbs};
 use super::served::Served;
 use super::snapshot::{EACH_BYTES, project};
 use super::tell;
-use crate::alloc::Op;
+use crate::alloc::{self, Op};
 use crate::report::Report;
 use crate::world::World;
 
@@ -43,6 +43,7 @@ fn options(keep_last: Option<u64>, dry_run: bool) -> GcOptions {
 }
 
 fn plan(world: &World<'_>, served: &Served, name: (&str, &str), keep_last: Option<u64>, gone: usize, report: &mut Report) {
+    alloc::settle();
     let mut op = Op::default();
     for _ in world.options.rounds(50, 2) {
         assert_eq!(op.run(|| served.gc(options(keep_last, true))).gone.len(), gone);
