@@ -22,6 +22,12 @@ const FILESYSTEMS: [(&str, Fs); 4] = [("xfs", Fs::Xfs), ("btrfs", Fs::Btrfs), ("
 
 /// Of the time that the rounds of a row may take: the whole suite takes a quarter of an hour at most.
 const DEFAULT_SHARE: f64 = 0.35;
+/// After this, rows get less time, ...
+const HURRY: Duration = Duration::from_secs(8 * 60);
+/// ... and after this, those that take longest are left out.
+const LATE: Duration = Duration::from_secs(11 * 60);
+/// What stands in their place.
+pub const NO_TIME: &str = "left out: no time for it in a run of a quarter of an hour (`--long` has)";
 
 impl Seed {
     pub fn name(self) -> &'static str {
@@ -44,6 +50,7 @@ pub struct Options {
     /// Two such files that are to be compared, and nothing measured.
     pub compare: Option<[PathBuf; 2]>,
     pub write_docs: bool,
+    began: Instant,
 }
 
 impl Options {
@@ -56,6 +63,7 @@ impl Options {
             long: false,
             json: None,
             compare: None,
+            began: Instant::now(),
             write_docs: false,
         };
         let mut arguments = std::env::args().skip(1);
@@ -78,11 +86,17 @@ impl Options {
         Ok(options)
     }
 
+    /// There is no time for a row that takes long.
+    pub fn is_late(&self) -> bool {
+        !self.long && self.began.elapsed() > LATE
+    }
+
     /// Rounds of which none begins when the time is up, but at least one is done: a slow machine measures less often, and says so.
     pub fn rounds(&self, most: usize, seconds: u64) -> impl Iterator<Item = usize> + use<> {
         let (most, share) = match (self.quick, self.long) {
             (true, _) => (most.min(3), 0.2),
             (_, true) => (most, 1.0),
+            _ if self.began.elapsed() > HURRY => (most, DEFAULT_SHARE / 3.0),
             _ => (most, DEFAULT_SHARE),
         };
         let (limit, began) = (Duration::from_secs(seconds).mul_f64(share), Instant::now());

@@ -8,8 +8,8 @@ use std::process::Command;
 use serde_json::Value as Json;
 
 use crate::common::command::{run_limited, tool};
-use crate::options::Seed;
-use crate::report::{Report, Row, Value, grouped, size, time};
+use crate::options::{NO_TIME, Seed};
+use crate::report::{OURS, Report, Row, Value, grouped, size, time};
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
 use crate::world::{SECONDS, World, cp, remove, timed};
@@ -45,6 +45,10 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let count = if world.options.quick || !world.has_reflink() { 1 } else { large };
     let tiers: Vec<_> = TIER.iter().take(count).enumerate().collect();
     for (index, (name, files, seed)) in &tiers {
+        if *index > 0 && world.options.is_late() {
+            report.add(Seed::Vrift, TIERS, Row::new(world.fs(), format!("{name} ({} files), 4 threads", grouped(*files as i64))).text(OURS, NO_TIME));
+            continue;
+        }
         let files = if world.options.quick { QUICK } else { *files };
         let dir = world.path().join(format!("vrift-{index}"));
         source.make(&dir, files);
@@ -54,7 +58,8 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     if let Some(why) = program.lacks() {
         report.missing(Seed::Vrift, format!("{}: {why}", world.fs()));
     }
-    scenarios(world, &program, &tiers.iter().map(|(index, _)| *index).collect::<Vec<_>>(), report);
+    let made = tiers.iter().map(|(index, _)| *index).filter(|index| world.path().join(format!("vrift-{index}")).exists());
+    scenarios(world, &program, &made.collect::<Vec<_>>(), report);
     tiers.iter().for_each(|(index, _)| remove(&world.path().join(format!("vrift-{index}"))));
 }
 
@@ -129,9 +134,8 @@ impl Source {
 
 fn tier(world: &World<'_>, program: &Program, (name, files, seed): (&str, usize, &str), dir: &Path, report: &mut Report) {
     let into = world.path().join("vrift-into");
-    // How it speeds up is told by the smallest tier on each filesystem, and by all of them on the first.
-    let first = world.options.filesystems.first().is_some_and(|fs| fs.name() == world.fs());
-    let threads = THREADS.into_iter().filter(|threads| *threads == 4 || name == TIER[0].0 || first);
+    // How it speeds up is told by the smallest tier; by all of them where there is time.
+    let threads = THREADS.into_iter().filter(|threads| *threads == 4 || name == TIER[0].0 || world.options.long);
     let mut fresh: Vec<_> = threads.map(|threads| (threads, Samples::default(), Samples::default(), Samples::default())).collect();
     let (mut copied, mut walked) = (Samples::default(), Samples::default());
     for _ in world.options.rounds(3, 45) {

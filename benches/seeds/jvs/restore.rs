@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::served::Served;
-use super::snapshot::{EACH_BYTES, MEDIUM_BYTES, SLOWLY, SMALL_BYTES, SOME, project};
+use super::snapshot::{EACH_BYTES, MEDIUM_BYTES, SMALL_BYTES, SOME, no_time_for_all, project};
 use super::{by_engine, tell};
 use crate::alloc::Op;
 use crate::common::command::tool;
@@ -100,8 +100,8 @@ fn whole_tree(world: &mut World<'_>, report: &mut Report) {
     let served = Served::open(&tree);
     for (which, changed) in [(format!("{SOME} changed"), SOME.min(files.len())), ("all changed".to_owned(), files.len())] {
         let what = format!("{} files, {which}", world.files());
-        if changed > SOME && world.captures_slowly() {
-            report.add(Seed::Jvs, TITLE, Row::new(world.fs(), format!("{what}, to the latest")).text(OURS, SLOWLY));
+        if let Some(why) = no_time_for_all(world).filter(|_| changed > SOME) {
+            report.add(Seed::Jvs, TITLE, Row::new(world.fs(), format!("{what}, to the latest")).text(OURS, why));
             continue;
         }
         let mut ops = [Op::default(), Op::default()];

@@ -5,7 +5,7 @@ use ckptfs::engine::request::NodeId;
 use super::served::Served;
 use super::{by_engine, tell};
 use crate::alloc::Op;
-use crate::options::Seed;
+use crate::options::{NO_TIME, Seed};
 use crate::report::{OURS, Report, Row, Value};
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
@@ -18,9 +18,19 @@ pub const MEDIUM_BYTES: usize = 1 << 20;
 /// Files of the tree that are changed where all would take too long.
 pub const SOME: usize = 1000;
 /// Why all are not.
-pub const SLOWLY: &str = "left out: each capture is a copy that is on disk before the change, minutes in all";
+const SLOWLY: &str = "left out: each capture is a copy that is on disk before the change, minutes in all";
 /// Of each of many files.
 pub const EACH_BYTES: usize = 1 << 10;
+
+/// Why not every file of the tree can be changed here, if so. btrfs says what XFS says.
+pub fn no_time_for_all(world: &World<'_>) -> Option<&'static str> {
+    if world.captures_slowly() {
+        return Some(SLOWLY);
+    }
+    let options = world.options;
+    let said_already = world.fs() == "btrfs" && options.filesystems.len() > 1 && !options.long;
+    (said_already || options.is_late()).then_some(NO_TIME)
+}
 
 /// So many files of so many bytes, served.
 pub fn project(world: &World<'_>, files: usize, bytes: usize) -> (Served, Vec<NodeId>) {
@@ -51,8 +61,8 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
     let nodes: Vec<NodeId> = files.iter().filter(|path| !path.starts_with(".ckptfs")).map(|path| served.node(path)).collect();
     snapshots(world, &served, &nodes[..SOME.min(nodes.len())], ("", &format!("{count} files, {SOME} changed")), report);
     let what = format!("{count} files, all changed");
-    if world.captures_slowly() {
-        report.add(Seed::Jvs, TITLE, Row::new(world.fs(), what).text(OURS, SLOWLY));
+    if let Some(why) = no_time_for_all(world) {
+        report.add(Seed::Jvs, TITLE, Row::new(world.fs(), what).text(OURS, why));
     } else {
         snapshots(world, &served, &nodes, ("", &what), report);
     }
