@@ -43,6 +43,8 @@ fn options(keep_last: Option<u64>, dry_run: bool) -> GcOptions {
 }
 
 fn plan(world: &World<'_>, served: &Served, name: (&str, &str), keep_last: Option<u64>, gone: usize, report: &mut Report) {
+    // To ask for the extents of what is not on disk yet is to wait for that.
+    world.sync();
     alloc::settle();
     let mut op = Op::default();
     for _ in world.options.rounds(50, 2) {
