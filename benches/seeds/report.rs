@@ -126,8 +126,8 @@ impl Value {
 
     fn json(&self) -> Json {
         match self {
-            Value::Time(samples) => json!({ "us": samples.all() }),
-            Value::Count(samples) => json!(samples.all()),
+            Value::Time(samples) => json!({ "us": rounded(samples) }),
+            Value::Count(samples) => json!(rounded(samples)),
             Value::Bytes(bytes) => json!({ "bytes": bytes }),
             Value::Text(text) => json!(text),
         }
@@ -252,17 +252,29 @@ impl Report {
         put("seeds.json", self.json());
     }
 
-    /// Everything, with every sample.
+    /// Everything, with every sample; a row a line.
     pub fn json(&self) -> String {
-        let tables: Vec<Json> = self.tables.iter().map(|table| json!({ "table": table.title, "rows": rows_json(&table.rows) })).collect();
+        let tables = self.tables.iter().map(|table| {
+            let rows: Vec<String> = table.rows.iter().map(|row| format!("  {}", row.json())).collect();
+            format!("{{ \"table\": {}, \"rows\": [\n{}\n]}}", json!(table.title), rows.join(",\n"))
+        });
         let missing: Vec<&String> = self.missing.iter().map(|(_, what)| what).collect();
-        let all = json!({ "machine": self.machine(), "tables": tables, "missing": missing });
-        serde_json::to_string_pretty(&all).expect("numbers and texts") + "\n"
+        let tables = tables.collect::<Vec<_>>().join(",\n");
+        format!("{{\n\"machine\": {},\n\"missing\": {},\n\"tables\": [\n{tables}\n]\n}}\n", json!(self.machine()), json!(missing))
     }
 }
 
-fn rows_json(rows: &[Row]) -> Vec<Json> {
-    rows.iter().map(Row::json).collect()
+/// Samples with the four digits that mean something.
+fn rounded(samples: &Samples) -> Vec<f64> {
+    let digits = |value: &f64| match value.abs() {
+        0.0 => 0.0,
+        size => {
+            let shift = 3 - size.log10().floor() as i32;
+            let unit = 10_f64.powi(shift.abs());
+            if shift < 0 { (value / unit).round() * unit } else { (value * unit).round() / unit }
+        }
+    };
+    samples.all().iter().map(digits).collect()
 }
 
 impl Table {
