@@ -4,9 +4,9 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-use super::mark::MARK_NAME;
+use super::mark::is_mark;
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, XattrMode, Xattrs};
 
@@ -24,6 +24,10 @@ pub struct Inodes {
     pub copied: AtomicU64,
     /// Bytes of both.
     pub bytes: AtomicU64,
+    /// Bytes of those that were copied byte by byte.
+    pub copied_bytes: AtomicU64,
+    /// Why files are not cloned: the error number of trying; 0 as long as they are.
+    pub no_reflink: AtomicI32,
     /// Inodes whose owner could not be set.
     pub owners_lost: AtomicU64,
     /// Extended attributes that could not be set.
@@ -39,6 +43,8 @@ impl Default for Inodes {
             cloned: none(),
             copied: none(),
             bytes: none(),
+            copied_bytes: none(),
+            no_reflink: AtomicI32::new(0),
             owners_lost: none(),
             xattrs_lost: none(),
             root: sys::ids().0 == 0,
@@ -60,13 +66,17 @@ impl Inodes {
                     self.cloned.fetch_add(1, Ordering::Relaxed);
                     return Ok(());
                 }
-                Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL | Errno::ENOTTY | Errno::ENOSYS) => self.reflink.store(false, Ordering::Relaxed),
+                Err(errno @ (Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL | Errno::ENOTTY | Errno::ENOSYS)) => {
+                    self.reflink.store(false, Ordering::Relaxed);
+                    self.no_reflink.store(errno.0, Ordering::Relaxed);
+                }
                 // Two files of one filesystem, one of them not to be cloned (EPERM of an immutable file, ETXTBSY of a swap file).
                 Err(Errno::EPERM | Errno::ETXTBSY) => {}
                 Err(errno) => return Err(errno),
             }
         }
         self.copied.fetch_add(1, Ordering::Relaxed);
+        self.copied_bytes.fetch_add(size, Ordering::Relaxed);
         sys::copy_data(from, out, size)
     }
 
@@ -149,7 +159,7 @@ impl Inodes {
 
     fn replace_xattrs(&self, now: &Xattrs, entry: &ExportEntry, set: impl Fn(&[u8], Option<&[u8]>) -> SysResult<()>) -> SysResult<()> {
         for (name, _) in now {
-            if name != MARK_NAME && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name) && !is_the_systems(name) {
+            if !is_mark(name) && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name) && !is_the_systems(name) {
                 match set(name, None) {
                     Ok(()) | Err(Errno::NO_XATTR) => {}
                     Err(errno) => return Err(errno),
@@ -157,7 +167,7 @@ impl Inodes {
             }
         }
         for (name, value) in &entry.xattrs {
-            if name.0 == MARK_NAME || now.iter().any(|(known, has)| *known == name.0 && *has == value.0) {
+            if is_mark(&name.0) || now.iter().any(|(known, has)| *known == name.0 && *has == value.0) {
                 continue;
             }
             match set(&name.0, Some(&value.0)) {
@@ -203,6 +213,6 @@ pub fn is_as_told(fd: &OwnedFd, entry: &ExportEntry, owners: bool) -> SysResult<
         return Ok(false);
     }
     let mut now = sys::all_xattrs(fd)?;
-    now.retain(|(name, _)| name != MARK_NAME);
+    now.retain(|(name, _)| !is_mark(name));
     Ok(now.len() == entry.xattrs.len() && now.iter().zip(&entry.xattrs).all(|(a, b)| a.0 == b.0.0 && a.1 == b.1.0))
 }

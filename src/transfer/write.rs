@@ -14,7 +14,7 @@ use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
 /// Begins the names of files that are about to replace others.
-const NEW_PREFIX: &str = ".ckptfs-export-";
+const NEW_PREFIX: &str = crate::engine::import::STAGED_PREFIX;
 
 /// What is at the destination before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +27,25 @@ pub enum Before {
     Anything,
 }
 
+/// A place beside a tree that is served, where inodes are made before they are put into it.
+pub trait Stage: Send + Sync {
+    /// The place.
+    fn dir(&self) -> &OwnedFd;
+
+    /// What was made there is to be put at a path, in the place of what is there; it may happen later.
+    ///
+    /// # Errors
+    /// Those of putting there what was to be put before.
+    fn put(&self, name: Vec<u8>, path: &[u8]) -> SysResult<()>;
+
+    /// Everything is to be put in its place now; what could not be.
+    fn flush(&self) -> Vec<Refused>;
+}
+
 /// Writes below a directory.
 pub struct Writer {
     root: OwnedFd,
+    stage: Option<Box<dyn Stage>>,
     before: Before,
     /// How inodes are made.
     pub inodes: Inodes,
@@ -52,6 +68,7 @@ impl Writer {
     pub fn new(root: OwnedFd, before: Before) -> Writer {
         Writer {
             root,
+            stage: None,
             before,
             inodes: Inodes::default(),
             first: Mutex::default(),
@@ -62,6 +79,11 @@ impl Writer {
             made: AtomicU64::new(0),
             removed: AtomicU64::new(0),
         }
+    }
+
+    /// Writes below the mount at `root`, a copy of another state: inodes are made on the stage.
+    pub fn staged(root: OwnedFd, stage: Box<dyn Stage>) -> Writer {
+        Writer { stage: Some(stage), ..Writer::new(root, Before::Copy) }
     }
 
     /// Makes the destination's own directory ready: nothing of what it inherited from above goes to what is made in it.
@@ -91,6 +113,8 @@ impl Writer {
                 refused.push(Refused { path: TreePath(path.to_vec()), errno: errno.0 });
             }
         };
+        let staged = self.stage.as_ref().map_or_else(Vec::new, |stage| stage.flush());
+        staged.into_iter().for_each(|one| refuse(&one.path.0, Err(Errno(one.errno))));
         let mut parent = Parent::default();
         for (path, to) in std::mem::take(&mut *self.links.lock()) {
             refuse(&path, self.link(&mut parent, &path, &to));
@@ -180,6 +204,19 @@ impl Writer {
         Ok(())
     }
 
+    /// Makes an inode on the stage, which replaces what is at its path when it is put there.
+    fn make_on(&self, stage: &dyn Stage, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
+        let new = self.new_name();
+        let made = self.inodes.make(stage.dir(), &new, entry, content);
+        if made.is_err() {
+            let _ = sys::unlink_at(stage.dir(), &new);
+        }
+        made?;
+        stage.put(new, &entry.path.0)?;
+        self.count();
+        Ok(())
+    }
+
     fn is_there(&self, dir: &OwnedFd, name: &[u8], entry: &ExportEntry) -> SysResult<bool> {
         match self.inodes.is_as_told(dir, name, entry) {
             Err(Errno::ENOENT) => Ok(false),
@@ -256,6 +293,20 @@ impl Sink for Writer {
     type Hand = Parent;
 
     fn remove(&self, path: &[u8]) -> SysResult<()> {
+        self.remove_path(path)
+    }
+
+    fn entry(&self, parent: &mut Parent, entry: ExportEntry, file: Option<File>) -> SysResult<()> {
+        self.put(parent, entry, file.as_ref())
+    }
+}
+
+impl Writer {
+    /// A path goes, with everything below.
+    ///
+    /// # Errors
+    /// Those of removing it.
+    pub fn remove_path(&self, path: &[u8]) -> SysResult<()> {
         let (above, name) = split(path).ok_or(Errno::EINVAL)?;
         let dir = match open_below(&self.root, above, OpenKind::Dir) {
             Err(Errno::ENOENT) => return Ok(()),
@@ -266,15 +317,22 @@ impl Sink for Writer {
         remove_tree(dir.as_fd(), name)
     }
 
-    fn entry(&self, parent: &mut Parent, entry: ExportEntry, file: Option<File>) -> SysResult<()> {
+    /// One entry, with its content. `parent`: the directory of the entry before.
+    ///
+    /// # Errors
+    /// What could not be done for this one.
+    pub fn put(&self, parent: &mut Parent, entry: ExportEntry, file: Option<&File>) -> SysResult<()> {
         if self.before == Before::Anything {
             self.seen.lock().insert(entry.path.0.clone());
         }
         if entry.kind == Kind::Dir {
             return self.dir(entry);
         }
+        if let Some(stage) = self.stage.as_deref().filter(|_| entry.again) {
+            return self.make_on(stage, &entry, file);
+        }
         if entry.again {
-            return self.again(parent, &entry, file.as_ref());
+            return self.again(parent, &entry, file);
         }
         let (above, name) = split(&entry.path.0).ok_or(Errno::EINVAL)?;
         match &entry.data {
@@ -291,7 +349,10 @@ impl Sink for Writer {
                 self.links.lock().push((entry.path.0.clone(), first));
                 Ok(())
             }
-            _ => self.make(parent.at(&self.root, above)?, name, &entry, file.as_ref()),
+            _ => match self.stage.as_deref() {
+                Some(stage) => self.make_on(stage, &entry, file),
+                None => self.make(parent.at(&self.root, above)?, name, &entry, file),
+            },
         }
     }
 }
