@@ -3,6 +3,7 @@
 mod items;
 mod one;
 mod target;
+mod with;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -15,9 +16,11 @@ use self::target::{State, Target};
 use super::copies;
 use super::error::{Failure, Outcome, hinted};
 use super::size::human;
+use super::tree_path::beyond_links;
 use super::{Context, locate, time};
 use crate::engine::api::{Query, VerbResult, host_path};
 use crate::sys;
+use crate::transfer::import::contents::Found;
 
 /// Threads if nothing is said: more than these wait for each other in the filesystem.
 const THREADS_MAX: usize = 4;
@@ -40,6 +43,12 @@ pub struct Args {
     /// Give the (last) checkpoint this tag
     #[arg(long, value_name = "NAME")]
     tag: Option<String>,
+    /// Hash every file that is brought in: files with the same content share their data from then on
+    #[arg(long)]
+    hash: bool,
+    /// With --hash: share with the files of this tree too, which was imported with --hash, or is hashed now; on the same filesystem
+    #[arg(long, value_name = "TREE", requires = "hash", num_args = 1..)]
+    with: Vec<PathBuf>,
     /// How many threads read and write; as many as there are cores if not given, but at most 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
@@ -86,7 +95,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Some(target) if !args.dry_run => without_known(&mut items, target)?,
         _ => Vec::new(),
     };
-    let how = How { threads, each: items.len() > 1 || items.iter().any(|item| item.snapshot.is_some()), tag: args.tag };
+    let each = items.len() > 1 || items.iter().any(|item| item.snapshot.is_some());
+    let with = if args.dry_run { Vec::new() } else { with::read(&cwd, &args.with, threads, context)? };
+    let how = How { threads, each, tag: args.tag, hash: args.hash, with };
     let mut checkpoints = Vec::new();
     if args.dry_run {
         for item in &items {
@@ -121,9 +132,8 @@ fn into(args: &Args, cwd: &Path) -> VerbResult<PathBuf> {
 
 /// A tree is not imported into itself.
 fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
-    let real = into.canonicalize().or_else(|_| into.parent().map_or_else(|| Ok(into.to_owned()), Path::canonicalize));
-    let real = real.unwrap_or_else(|_| into.to_owned());
-    let inside = |item: &&Item| real.starts_with(&item.path) && (into.exists() || real != item.path) || item.path.starts_with(&real) && into.exists();
+    let real = into.canonicalize().ok().or_else(|| beyond_links(into)).unwrap_or_else(|| into.to_owned());
+    let inside = |item: &&Item| real.starts_with(&item.path) || item.path.starts_with(&real);
     match items.iter().find(inside) {
         Some(item) => Err(hinted(
             "bad-destination",
@@ -167,8 +177,12 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
         }
         out.flush()?;
         let at = answer.tree.display().to_string();
-        for made in &answer.checkpoints {
-            say(made, answer.dry_run, context);
+        for (made, item) in answer.checkpoints.iter().zip(items) {
+            // Of a series every line would say nearly the same.
+            if item.snapshot.is_none() {
+                say(made, answer.dry_run, context);
+            }
+            warn(made, context);
         }
         let out = &context.out;
         let verb = if answer.dry_run { "would be imported into" } else { "imported into" };
@@ -209,6 +223,28 @@ fn line(made: &Made, dry_run: bool, name: &str) -> String {
     }
 }
 
+/// What was found of contents.
+fn hashed(found: &Found, bytes: u64) -> String {
+    let same = found.duplicate_bytes + found.known_bytes + found.unshared_bytes;
+    let percent = same.saturating_mul(1000).checked_div(bytes.max(1)).unwrap_or(0);
+    let unshared = match found.unshared_files {
+        0 => String::new(),
+        files => format!("; {files} of the same content were copied, for they cannot share ({})", human(found.unshared_bytes)),
+    };
+    format!(
+        "{} files hashed: {} new contents ({}), {} files the same as others here ({}), {} as others known before ({}); {}.{} % of the bytes were there{unshared}",
+        found.hashed_files,
+        found.new_contents,
+        human(found.new_bytes),
+        found.duplicate_files,
+        human(found.duplicate_bytes),
+        found.known_files,
+        human(found.known_bytes),
+        percent / 10,
+        percent % 10,
+    )
+}
+
 /// What there was, how it came there, and what did not.
 fn say(made: &Made, dry_run: bool, context: &Context) {
     let out = &context.out;
@@ -221,9 +257,17 @@ fn say(made: &Made, dry_run: bool, context: &Context) {
         said.push_str(&format!("; {per_second} files/s"));
     }
     out.talk(&said);
+    if let Some(found) = &made.contents {
+        out.talk(&hashed(found, made.count.bytes));
+    }
     if let Some(guard) = made.guard {
         out.talk(&format!("what was in the tree before is checkpoint {guard}"));
     }
+}
+
+/// What is not as it was.
+fn warn(made: &Made, context: &Context) {
+    let out = &context.out;
     if made.owners_lost > 0 {
         out.warn(&format!("the owners of {} could not be kept: only root can set them", made.owners_lost));
     }

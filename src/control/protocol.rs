@@ -140,7 +140,7 @@ impl Request {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
             Request::Find(_) | Request::Operations { .. } | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
             Request::Export(_) => true,
-            Request::Import(ask) => *ask == ImportAsk::Begin,
+            Request::Import(ask) => matches!(ask, ImportAsk::Begin | ImportAsk::Look),
             // Of a takeover the next daemon knows nothing of a run that goes on.
             Request::Du(options) => options.run.is_none(),
             Request::Gc(options) => options.dry_run && options.run.is_none(),

@@ -30,6 +30,8 @@ pub const STAGED_PREFIX: &str = ".ckptfs-export-";
 pub enum ImportAsk {
     /// Two descriptors: of the directory that is served, and of the stage. What an import left there that was killed is gone.
     Begin,
+    /// One descriptor: of the directory that is served, to be read.
+    Look,
     /// Put into the tree what was made on the stage.
     Put {
         /// Name on the stage, and path in the tree, the directory of which is there.
@@ -56,6 +58,11 @@ impl Engine {
                     let fd = fd.try_clone().map_err(|cause| failed(cause.into()))?;
                     files.push(Arc::new(File::from(fd)));
                 }
+                Ok(ImportPart::default())
+            }
+            ImportAsk::Look => {
+                let root = self.live.root().try_clone().map_err(|cause| error::failed("the tree cannot be looked at", cause.into()))?;
+                files.push(Arc::new(File::from(root)));
                 Ok(ImportPart::default())
             }
             ImportAsk::Put { staged } => Ok(ImportPart { refused: self.put_staged(by, staged) }),

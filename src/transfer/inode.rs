@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
+use super::import::contents::Contents;
 use super::mark::is_mark;
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, XattrMode, Xattrs};
@@ -32,6 +33,8 @@ pub struct Inodes {
     pub owners_lost: AtomicU64,
     /// Extended attributes that could not be set.
     pub xattrs_lost: AtomicU64,
+    /// Contents that are known: a file that holds one gets its extents.
+    pub contents: Option<Contents>,
     root: bool,
 }
 
@@ -47,17 +50,35 @@ impl Default for Inodes {
             no_reflink: AtomicI32::new(0),
             owners_lost: none(),
             xattrs_lost: none(),
+            contents: None,
             root: sys::ids().0 == 0,
         }
     }
 }
 
 impl Inodes {
-    /// Gives an empty file the content of another.
+    /// Gives an empty file the content of another, which is at `path` in what is copied.
     ///
     /// # Errors
     /// Those of reading and writing.
-    pub fn fill(&self, out: &File, from: &File) -> SysResult<()> {
+    pub fn fill(&self, out: &File, from: &File, path: &[u8]) -> SysResult<()> {
+        match &self.contents {
+            Some(contents) => contents.fill(self, out, from, path),
+            None => self.fill_plain(out, from, None),
+        }
+    }
+
+    /// A file was given the extents of another by somebody else.
+    pub fn count_shared(&self, size: u64) {
+        self.bytes.fetch_add(size, Ordering::Relaxed);
+        self.cloned.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// As [`Inodes::fill`], whatever is known; `whole`: what the other file holds, if it was read.
+    ///
+    /// # Errors
+    /// Those of reading and writing.
+    pub fn fill_plain(&self, out: &File, from: &File, whole: Option<&[u8]>) -> SysResult<()> {
         let size = sys::stat_fd(from)?.size;
         self.bytes.fetch_add(size, Ordering::Relaxed);
         if self.reflink.load(Ordering::Relaxed) {
@@ -77,7 +98,10 @@ impl Inodes {
         }
         self.copied.fetch_add(1, Ordering::Relaxed);
         self.copied_bytes.fetch_add(size, Ordering::Relaxed);
-        sys::copy_data(from, out, size)
+        match whole {
+            Some(bytes) => sys::write_all_at(out, bytes, 0),
+            None => sys::copy_data(from, out, size),
+        }
     }
 
     /// Makes an inode that is no directory, as `name` in `dir`, where nothing is.
@@ -88,7 +112,7 @@ impl Inodes {
         match entry.kind {
             Kind::File => {
                 let out = sys::create_file_at(dir, name, Open::WRITE, 0o600)?;
-                content.map_or(Ok(()), |from| self.fill(&out, from))?;
+                content.map_or(Ok(()), |from| self.fill(&out, from, &entry.path.0))?;
                 return self.dress_file(&out, entry);
             }
             Kind::Symlink => sys::symlink_at(&entry.target.as_ref().ok_or(Errno::EIO)?.0, dir, name)?,
@@ -104,7 +128,7 @@ impl Inodes {
     /// Those of writing.
     pub fn make_again(&self, out: &File, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
         sys::truncate(out, 0)?;
-        content.map_or(Ok(()), |from| self.fill(out, from))?;
+        content.map_or(Ok(()), |from| self.fill(out, from, &entry.path.0))?;
         self.dress_file(out, entry)
     }
 

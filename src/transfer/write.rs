@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Sink;
 use super::inode::Inodes;
@@ -15,6 +15,32 @@ use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
 /// Begins the names of files that are about to replace others.
 const NEW_PREFIX: &str = crate::engine::import::STAGED_PREFIX;
+
+/// As many directories are given their attributes by one thread.
+const DRESSED_ALONE: usize = 64;
+/// Items that a thread takes at once.
+const TAKEN: usize = 16;
+
+/// Does something with each of these, by several threads, in no order but that each thread begins with the first that is left.
+pub fn by_several<T: Sync>(items: &[T], threads: usize, each: &(dyn Fn(&T) + Sync)) {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let at = next.fetch_add(TAKEN, Ordering::Relaxed);
+            match items.get(at..items.len().min(at.saturating_add(TAKEN))) {
+                Some(taken) if !taken.is_empty() => taken.iter().for_each(each),
+                _ => return,
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without another thread this one does it all.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+}
 
 /// What is at the destination before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +131,13 @@ impl Writer {
         if mode == ready { Ok(()) } else { sys::chmod_fd(&self.root, ready) }
     }
 
-    /// When everything was handed over: further names, what does not belong there, the attributes of directories. Says what could not be done.
+    /// As [`Writer::finish_by`], by this thread alone.
     pub fn finish(&self) -> Vec<Refused> {
+        self.finish_by(1)
+    }
+
+    /// When everything was handed over: further names, what does not belong there, the attributes of directories. Says what could not be done.
+    pub fn finish_by(&self, threads: usize) -> Vec<Refused> {
         let mut refused = Vec::new();
         let mut refuse = |path: &[u8], done: SysResult<()>| {
             if let Err(errno) = done {
@@ -125,10 +156,19 @@ impl Writer {
         let mut dirs = std::mem::take(&mut *self.dirs.lock());
         // One that was given again comes later, and is right.
         dirs.sort_by_key(|dir| std::cmp::Reverse(depth(&dir.path.0)));
-        for dir in &dirs {
-            let dressed = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.dress(fd, dir));
-            refuse(&dir.path.0, dressed);
+        let undressed = Mutex::new(Vec::new());
+        // What is below a directory comes before it: with its mode it may be closed to us.
+        for level in dirs.chunk_by(|a, b| depth(&a.path.0) == depth(&b.path.0)) {
+            // One that was given again comes twice, in this order.
+            let level_threads = if level.len() < DRESSED_ALONE { 1 } else { threads };
+            by_several(level, level_threads, &|dir| {
+                let dressed = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.dress(fd, dir));
+                if let Err(errno) = dressed {
+                    undressed.lock().push(Refused { path: dir.path.clone(), errno: errno.0 });
+                }
+            });
         }
+        refused.extend(std::mem::take(&mut *undressed.lock()));
         refused
     }
 
@@ -154,7 +194,12 @@ impl Writer {
                         Err(errno) => return Err(errno),
                     }
                 }
-                Ok(stat) if stat.kind == Kind::Dir => self.open_up(&sys::open_path_at(dir, name)?)?,
+                Ok(stat) if stat.kind == Kind::Dir => {
+                    if self.before == Before::Nothing {
+                        self.count();
+                    }
+                    self.open_up(&sys::open_path_at(dir, name)?)?;
+                }
                 Ok(_) if self.before == Before::Anything => {
                     remove_tree(dir, name)?;
                     sys::mkdir_at(dir, name, 0o700)?;

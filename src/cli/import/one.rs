@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::items::Item;
 use super::target::{State, Target};
+use super::with::Project;
 use crate::cli::Context;
 use crate::cli::error::{Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
@@ -15,9 +16,11 @@ use crate::engine::api::{CheckpointInfo, CheckpointOptions, VerbResult};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, Time, XattrMode};
 use crate::transfer::import::bring::{Bring, Brought};
+use crate::transfer::import::contents::{Contents, Found};
 use crate::transfer::import::keep::{self, Kept};
 use crate::transfer::import::left::Left;
 use crate::transfer::import::plan::{self, Plan, Sides};
+use crate::transfer::import::record::Record;
 use crate::transfer::import::scan::{self, Count, Scan};
 use crate::transfer::mark::IMPORT_NAME;
 use crate::transfer::write::{Before, Writer};
@@ -30,6 +33,10 @@ pub struct How {
     pub each: bool,
     /// Tag of the last.
     pub tag: Option<String>,
+    /// Files are hashed.
+    pub hash: bool,
+    /// Other projects that content is shared with.
+    pub with: Vec<Project>,
 }
 
 /// What was done for one item, for `--json`.
@@ -61,6 +68,9 @@ pub struct Made {
     /// Why they were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copied_because: Option<String>,
+    /// What was found of contents, if files were hashed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Found>,
     /// Inodes whose owner, and extended attributes, that could not be kept.
     pub owners_lost: u64,
     /// See `owners_lost`.
@@ -94,6 +104,7 @@ impl Made {
             _ => "the filesystem cannot share extents",
         };
         self.copied_because = (self.copied_bytes > 0).then(|| why.to_owned());
+        self.contents = writer.inodes.contents.as_ref().map(Contents::found);
         self.left_out.extend(brought.left.iter().cloned());
     }
 }
@@ -149,7 +160,8 @@ fn first(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Opti
         let sides = Sides { source: &source.root, source_scan: &source.scan, there: &dir, there_scan: &there };
         (with_root(sides.plan(plan::everything(&source.scan, &there)), source), Before::Copy)
     };
-    let writer = Writer::new(dir.try_clone().map_err(|cause| io_error("a descriptor", cause))?, before);
+    let mut writer = Writer::new(dir.try_clone().map_err(|cause| io_error("a descriptor", cause))?, before);
+    writer.inodes.contents = contents(source, &dir, how, None)?;
     writer.prepare().map_err(cannot)?;
     let brought = bring(&source.root, &writer, &plan, how, context, || {
         keep::make_store(&dir).map_err(|cause| error("io", format!("the store of {}: {cause}", path.display())))
@@ -163,6 +175,22 @@ fn first(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Opti
     let info = checkpoint(item, target, tag, false)?;
     made.checkpoint = Some(info.id);
     note_checkpoint(target, &bytes, info.id)
+}
+
+/// What is known of contents before anything is read, if files are hashed.
+fn contents(source: &Source, tree: &OwnedFd, how: &How, record: Option<&Record>) -> VerbResult<Option<Contents>> {
+    if !how.hash {
+        return Ok(None);
+    }
+    let dup = |fd: &OwnedFd| fd.try_clone().map_err(|cause| io_error("a descriptor", cause));
+    let mut contents = Contents::new(dup(&source.root)?, dup(tree)?);
+    if let Some(record) = record {
+        contents.learn(None, record);
+    }
+    for project in &how.with {
+        contents.learn(Some(dup(&project.root)?), &project.record);
+    }
+    Ok(Some(contents))
 }
 
 /// Brings in what a plan says. `ready`: called when nothing but attributes of directories is to be done.
@@ -180,7 +208,7 @@ fn bring(
     let bringing = Bring::new(source, writer, &progress);
     bringing.all(plan, how.threads);
     let ready = ready();
-    let brought = bringing.finish();
+    let brought = bringing.finish(how.threads);
     bar.stop();
     ready.map(|()| brought)
 }
@@ -216,7 +244,8 @@ fn again(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Opti
         let mut brought = Brought::default();
         if !plan.is_empty() {
             made.guard = guard(item, target)?;
-            let (writer, staged) = target.writer()?;
+            let (mut writer, staged) = target.writer()?;
+            writer.inodes.contents = contents(source, target.backing()?, how, kept.record.as_ref())?;
             writer.prepare().map_err(cannot)?;
             brought = bring(&source.root, &writer, &with_root(plan, source), how, context, || Ok(()))?;
             made.add(&writer, &brought);
@@ -235,8 +264,8 @@ fn again(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Opti
 /// What is in the tree and in no checkpoint gets one.
 fn guard(item: &Item, target: &mut Target) -> Outcome<Option<CheckpointId>> {
     let client = target.client()?;
-    let status = client.status()?;
-    if status.latest.is_some() && status.dirty.is_empty() {
+    // What cannot be compared may have changed.
+    if client.status().is_ok_and(|status| status.latest.is_some() && status.dirty.is_empty()) {
         return Ok(None);
     }
     let note = format!("before importing {}", item.name);
@@ -254,13 +283,7 @@ fn give_tag(target: &mut Target, id: CheckpointId, tag: &str) -> Outcome {
 }
 
 /// Keeps what was imported; without it the next import compares everything.
-fn write_record(
-    source: &Source,
-    target: &Target,
-    how: &How,
-    brought: &Brought,
-    old: Option<&crate::transfer::import::record::Record>,
-) -> VerbResult<Vec<u8>> {
+fn write_record(source: &Source, target: &Target, how: &How, brought: &Brought, old: Option<&Record>) -> VerbResult<Vec<u8>> {
     let there = scan::scan(target.backing()?, how.threads).map_err(|cause| io_error(target.path.display(), cause))?;
     let record = plan::record(&source.scan, &there, source.begun, brought, old);
     keep::write(target.store()?, &record).map_err(|cause| io_error("the record of the import", cause))

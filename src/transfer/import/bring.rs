@@ -12,7 +12,7 @@ use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
 use crate::transfer::place::{Parent, open_below, split};
-use crate::transfer::write::Writer;
+use crate::transfer::write::{Writer, by_several};
 
 /// Paths that a thread takes at once.
 const TAKEN: usize = 64;
@@ -60,12 +60,11 @@ impl<'a> Bring<'a> {
                 self.leave(path, Why::of(errno));
             }
         }
-        let mut parent = Parent::default();
-        for (path, stat) in &plan.dirs {
-            if let Err(errno) = self.dir(&mut parent, path, stat) {
+        by_several(&plan.dirs, threads, &|(path, stat)| {
+            if let Err(errno) = self.dir(path, stat) {
                 self.leave(path, Why::of(errno));
             }
-        }
+        });
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 1..threads {
@@ -77,8 +76,8 @@ impl<'a> Bring<'a> {
     }
 
     /// Further names, attributes of directories, and what was not done.
-    pub fn finish(self) -> Brought {
-        for Refused { path, errno } in self.writer.finish() {
+    pub fn finish(self, threads: usize) -> Brought {
+        for Refused { path, errno } in self.writer.finish_by(threads) {
             self.leave(&path.0, Why::of(Errno(errno)));
         }
         let mut left = std::mem::take(&mut *self.left.lock());
@@ -107,10 +106,11 @@ impl<'a> Bring<'a> {
         }
     }
 
-    fn dir(&self, parent: &mut Parent, path: &[u8], stat: &Stat) -> SysResult<()> {
+    /// A directory; those above it are made with it, and then found to be there.
+    fn dir(&self, path: &[u8], stat: &Stat) -> SysResult<()> {
         let fd = open_below(self.source, path, OpenKind::Path)?;
         let entry = ExportEntry::new(path.to_vec(), stat, stat.ino, None, sys::all_xattrs(&fd)?);
-        self.writer.put(parent, entry, None)
+        self.writer.put(&mut Parent::default(), entry, None)
     }
 
     fn one(&self, from: &mut Parent, to: &mut Parent, path: &[u8], planned: &Stat) -> Result<(), Why> {
@@ -133,8 +133,9 @@ impl<'a> Bring<'a> {
             self.writer.put(to, entry, Some(&file).filter(|_| stat.size > 0)).map_err(Why::of)?;
             let after = sys::stat_fd(&file).map_err(Why::of)?;
             if (after.ctime, after.size) == (stat.ctime, stat.size) {
-                if (stat.ino, stat.ctime) != (planned.ino, planned.ctime) {
-                    self.seen.lock().insert(path.to_vec(), Seen { stat, hash: None });
+                let hash = self.writer.inodes.contents.as_ref().and_then(|contents| contents.take(path));
+                if hash.is_some() || (stat.ino, stat.ctime) != (planned.ino, planned.ctime) {
+                    self.seen.lock().insert(path.to_vec(), Seen { stat, hash });
                 }
                 return Ok(());
             }

@@ -6,6 +6,7 @@
 //! **Order.** What goes, then directories, then everything else by several threads, then further names, then the attributes of directories.
 
 pub mod bring;
+pub mod contents;
 pub mod keep;
 pub mod left;
 pub mod plan;

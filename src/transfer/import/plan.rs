@@ -31,7 +31,8 @@ impl Plan {
     /// Everything, where nothing is yet.
     pub fn all(source: &Scan) -> Plan {
         let mut plan = Plan { dirs: vec![(Vec::new(), source.root)], ..Plan::default() };
-        for (path, found) in source.paths() {
+        let unread = source.unread();
+        for (path, found) in source.paths().filter(|(path, _)| !unread.contains(path.as_slice())) {
             let list = if found.stat.kind == Kind::Dir { &mut plan.dirs } else { &mut plan.others };
             list.push((path, found.stat));
         }
@@ -128,7 +129,8 @@ impl Sides<'_> {
         suspects.extend(inodes.iter().filter_map(|ino| source.links.get(ino)).flatten().cloned());
         let mut plan = Plan::default();
         let mut touched: BTreeSet<Vec<u8>> = BTreeSet::new();
-        for path in &suspects {
+        let unread = self.source_scan.unread();
+        for path in suspects.iter().filter(|path| !unread.contains(path.as_slice())) {
             let (one, other) = (source.stats.get(path), there.stats.get(path));
             if other.is_some_and(|other| one.is_none_or(|one| one.kind != other.kind)) {
                 if one.is_none() && is_unknown(path, &self.source_scan.left) {
@@ -248,7 +250,7 @@ impl<'a> Names<'a> {
 /// The record of a tree that was made equal to its source. Left out, and so compared the next time, is what was changed since `begun`, and what is not
 /// in the tree as it should be.
 pub fn record(source: &Scan, there: &Scan, begun: Time, brought: &Brought, old: Option<&Record>) -> Record {
-    let left: HashSet<&[u8]> = brought.left.iter().map(|left| left.path.0.as_slice()).collect();
+    let left: HashSet<&[u8]> = brought.left.iter().chain(&source.left).map(|left| left.path.0.as_slice()).collect();
     let mut record = Record { device: source.root.dev, root: (Trace::of(&source.root), Trace::of(&there.root)), ..Record::default() };
     for listing in &source.dirs {
         let Some(there) = there.dir(&listing.path) else { continue };

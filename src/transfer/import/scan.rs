@@ -1,5 +1,6 @@
 //! What is below a directory, read by several threads: names and attributes, no content.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
 use super::left::{Left, Why};
@@ -51,6 +52,11 @@ impl Scan {
     pub fn dir(&self, path: &[u8]) -> Option<&Listing> {
         let at = self.dirs.binary_search_by(|dir| dir.path.as_slice().cmp(path)).ok()?;
         self.dirs.get(at)
+    }
+
+    /// Directories that could not be listed: they stay as they are in the tree, with what is in them.
+    pub fn unread(&self) -> HashSet<&[u8]> {
+        self.left.iter().filter(|left| left.why.is_missed()).map(|left| left.path.0.as_slice()).collect()
     }
 
     /// How much of what there is.
