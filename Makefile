@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -76,6 +76,9 @@ bench-seeds: deps ## The tables of Spike 2, JVS, VRift and sy made again: make b
 
 bench-export: build ## Export and fork beside cp --reflink and rsync, as root: make bench-export [ARGS="ROUNDS FILES"]
 	@benches/export.sh $(ARGS)
+
+bench-import: build ## Import beside cp --reflink: new, hashed, again; as root: make bench-import [ARGS="ROUNDS FILES"]
+	@benches/import.sh $(ARGS)
 
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
 	cargo bench --bench store --bench history

@@ -76,7 +76,8 @@ impl Begun {
     }
 }
 
-fn connect(root: &Path) -> Option<Client> {
+/// One more connection to the daemon of a tree.
+pub fn connect(root: &Path) -> Option<Client> {
     Client::connect(host::open_dir_path(&root.join(STORE_NAME)).ok()?).ok()
 }
 

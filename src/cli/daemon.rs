@@ -23,6 +23,7 @@ use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::*;
 use crate::engine::export::parts::{ExportAsk, ExportPart};
+use crate::engine::import::{ImportAsk, ImportPart};
 use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
 use crate::engine::{Config, Engine, IoChoice, SealMode};
@@ -413,6 +414,9 @@ impl Verbs for Served {
     }
     fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
         self.verbs.export(ask, files)
+    }
+    fn import(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
+        self.verbs.import(by, ask, files)
     }
     fn unmount(&self, lazy: bool) -> VerbResult<()> {
         let at: &Path = &self.mountpoint;

@@ -1,39 +1,64 @@
 //! `ckptfs import`.
 
-use std::os::fd::OwnedFd;
+mod items;
+mod one;
+mod target;
+mod with;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
 
-use super::copies::{self, Copied};
-use super::error::{Outcome, error, hinted, io_error};
-use super::progress::Bar;
+use self::items::{As, Item};
+use self::one::{How, Made};
+use self::target::{State, Target};
+use super::copies;
+use super::error::{Failure, Outcome, hinted};
+use super::size::human;
+use super::tree_path::beyond_links;
 use super::{Context, locate, time};
-use crate::control::Client;
-use crate::engine::api::{CheckpointOptions, VerbResult, host_path};
-use crate::engine::export::parts::{ExportData, Refused};
-use crate::history::diff::same_bytes;
-use crate::store::ids::CheckpointId;
-use crate::sys::{self, Open, OpenKind};
-use crate::transfer::Sink;
-use crate::transfer::place::open_below;
-use crate::transfer::snapshots::{self, Known, Snapshot, Steps};
-use crate::transfer::write::{Before, Writer};
+use crate::engine::api::{Query, VerbResult, host_path};
+use crate::sys;
+use crate::transfer::import::contents::Found;
 
-/// Make a tree with a history out of a directory of plain snapshots
+/// Threads if nothing is said: more than these wait for each other in the filesystem.
+const THREADS_MAX: usize = 4;
+/// Paths that were left out that are told one by one.
+const LEFT_TOLD_MAX: usize = 20;
+
+/// Bring existing directories, and series of snapshots, into a tree with a history
 ///
-/// Snapper's (`.snapshots/N/snapshot`), or one directory beside the other as rsync makes them with hard links: one checkpoint for each, the oldest
-/// first. The snapshots are only read.
+/// Each DIR becomes a checkpoint, in the order given; of a series each snapshot does, the oldest first: snapper's (`.snapshots/N/snapshot`), or one
+/// directory beside the other as rsync makes them. What is imported is only read. The tree may be there already: then only what differs is touched,
+/// and it becomes equal to the last DIR.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The directory that the snapshots are in
-    #[arg(value_name = "DIR")]
-    dir: PathBuf,
-    /// The new tree, which does not exist or is empty; DIR with `-history` behind its name if not given
+    /// A directory that is to be imported, or the directory that snapshots are in
+    #[arg(value_name = "DIR", required = true)]
+    dirs: Vec<PathBuf>,
+    /// The tree: a new one, or one that is there, mounted or not; DIR with `-history` behind its name if not given
     #[arg(long, value_name = "DIR2")]
     into: Option<PathBuf>,
-    /// Only list the snapshots
+    /// Give the (last) checkpoint this tag
+    #[arg(long, value_name = "NAME")]
+    tag: Option<String>,
+    /// Hash every file that is brought in: files with the same content share their data from then on
+    #[arg(long)]
+    hash: bool,
+    /// With --hash: share with the files of this tree too, which was imported with --hash, or is hashed now; on the same filesystem
+    #[arg(long, value_name = "TREE", requires = "hash", num_args = 1..)]
+    with: Vec<PathBuf>,
+    /// How many threads read and write; as many as there are cores if not given, but at most 4
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    threads: Option<u8>,
+    /// Each DIR holds a series of snapshots, whatever it looks like
+    #[arg(long, conflicts_with = "tree")]
+    series: bool,
+    /// Each DIR is one tree, whatever it looks like
+    #[arg(long)]
+    tree: bool,
+    /// Only tell what would be done
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
@@ -43,177 +68,217 @@ struct Answer {
     #[serde(with = "host_path")]
     tree: PathBuf,
     checkpoints: Vec<Made>,
+    /// Snapshots of a series that the tree has already.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    known: Vec<String>,
     dry_run: bool,
     duration_us: u64,
 }
 
-#[derive(Serialize)]
-struct Made {
-    snapshot: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    date: Option<String>,
-    checkpoint: Option<CheckpointId>,
-    /// What was made for it, and removed.
-    made: u64,
-    removed: u64,
-}
-
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let cwd = locate::start(context.dir())?;
-    let dir = copies::destination(&cwd, &args.dir);
-    let found = snapshots::find(&dir)
-        .map_err(|cause| hinted("not-a-directory", io_error(dir.display(), cause).message, "name the directory that the snapshots are in"))?;
-    if found.is_empty() {
-        let hint = "each snapshot is a directory of its own in DIR; snapper's are N/snapshot with N/info.xml";
-        return Err(hinted("not-found", format!("there are no snapshots in {}", dir.display()), hint).into());
-    }
-    let into = args.into.as_ref().map_or_else(|| beside(&dir), |into| copies::destination(&cwd, into));
     let started = Instant::now();
-    let mut made: Vec<Made> = found.iter().map(Made::new).collect();
-    if !args.dry_run {
-        sys::umask0();
-        let root = copies::open_destination(&into)?;
-        if !copies::is_empty(&into, &root)? {
-            return Err(
-                hinted("not-empty", format!("{} is not empty", into.display()), "import into a directory that does not exist or is empty").into()
-            );
+    let cwd = locate::start(context.dir())?;
+    let how = if args.series {
+        As::Series
+    } else if args.tree {
+        As::Trees
+    } else {
+        As::Found
+    };
+    let mut items = items::find(&cwd, &args.dirs, how)?;
+    let into = into(&args, &cwd)?;
+    apart(&items, &into)?;
+    sys::umask0();
+    let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX), usize::from);
+    let mut target = Target::open(&into, args.dry_run)?;
+    let known = match &mut target {
+        Some(target) if !args.dry_run => without_known(&mut items, target)?,
+        _ => Vec::new(),
+    };
+    let each = items.len() > 1 || items.iter().any(|item| item.snapshot.is_some());
+    let with = if args.dry_run { Vec::new() } else { with::read(&cwd, &args.with, threads, context)? };
+    let how = How { threads, each, tag: args.tag, hash: args.hash, with };
+    let mut checkpoints = Vec::new();
+    if args.dry_run {
+        for item in &items {
+            checkpoints.push(one::look(item, target.as_ref(), &how)?);
         }
-        let bar = Bar::start(&context.out, "importing", false);
-        let done = import(&found, &into, root, &mut made, &bar, context);
-        bar.stop();
-        done?;
+    } else if let Some(mut target) = target {
+        let result = items.iter().enumerate().try_for_each(|(number, item)| {
+            checkpoints.push(one::import(item, &mut target, &how, number + 1 == items.len(), context)?);
+            Ok::<(), Failure>(())
+        });
+        let closed = target.close();
+        result?;
+        closed?;
     }
     let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-    tell(Answer { tree: into, checkpoints: made, dry_run: args.dry_run, duration_us }, context)
+    tell(Answer { tree: into, checkpoints, known, dry_run: args.dry_run, duration_us }, &items, context)
 }
 
-fn tell(answer: Answer, context: &mut Context) -> Outcome {
-    let out = &mut context.out;
-    if out.json {
-        return Ok(out.json(&answer)?);
+/// The tree that is meant.
+fn into(args: &Args, cwd: &Path) -> VerbResult<PathBuf> {
+    match (&args.into, args.dirs.as_slice()) {
+        (Some(into), _) => Ok(copies::destination(cwd, into)),
+        (None, [dir]) => {
+            let dir = copies::destination(cwd, dir);
+            let mut name = dir.file_name().unwrap_or_default().to_owned();
+            name.push("-history");
+            Ok(dir.with_file_name(name))
+        }
+        (None, _) => Err(hinted("usage", "several directories are to be imported, and not said where to", "name the tree: --into DIR2")),
     }
-    for made in &answer.checkpoints {
-        let name = out.text(&made.snapshot).into_owned();
-        let date = made.date.as_deref().map_or(String::new(), |date| format!("  {date}"));
-        match made.checkpoint {
-            Some(id) => out.line(&format!("{id}  {name}{date}: {} made, {} removed", made.made, made.removed))?,
-            None => out.line(&format!("{name}{date}"))?,
+}
+
+/// A tree is not imported into itself.
+fn apart(items: &[Item], into: &Path) -> VerbResult<()> {
+    let real = into.canonicalize().ok().or_else(|| beyond_links(into)).unwrap_or_else(|| into.to_owned());
+    let inside = |item: &&Item| real.starts_with(&item.path) || item.path.starts_with(&real);
+    match items.iter().find(inside) {
+        Some(item) => Err(hinted(
+            "bad-destination",
+            format!("{} and {} are one in the other", item.path.display(), into.display()),
+            "name a tree beside it: --into DIR2; to give a directory a history where it is: ckptfs mount",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Snapshots of a series that are in the tree already are not imported again; their names.
+fn without_known(items: &mut Vec<Item>, target: &mut Target) -> Outcome<Vec<String>> {
+    let mut known = Vec::new();
+    if target.state != State::Tree || items.iter().all(|item| item.snapshot.is_none()) {
+        return Ok(known);
+    }
+    let client = target.client()?;
+    let mut rest = Vec::new();
+    for item in items.drain(..) {
+        let label = ("Snapshot".to_owned(), item.name.clone());
+        let query = Query { labels: vec![label], limit: Some(1), ..Query::default() };
+        if item.snapshot.is_some() && !client.find(query)?.is_empty() {
+            known.push(item.name);
+        } else {
+            rest.push(item);
         }
     }
-    let at = answer.tree.display().to_string();
-    let verb = if answer.dry_run { "would be imported into" } else { "imported into" };
-    out.flush()?;
-    out.talk(&format!("{} snapshots {verb} {at} in {}", answer.checkpoints.len(), time::duration(answer.duration_us)));
-    if !answer.dry_run {
-        out.talk(&format!("mount it: ckptfs mount {at}"));
+    *items = rest;
+    Ok(known)
+}
+
+fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    let missed: usize = answer.checkpoints.iter().map(Made::misses).sum();
+    if out.json {
+        out.json(&answer)?;
+    } else {
+        for made in &answer.checkpoints {
+            let line = line(made, answer.dry_run, &out.text(&made.snapshot));
+            out.line(&line)?;
+        }
+        out.flush()?;
+        let at = answer.tree.display().to_string();
+        for (made, item) in answer.checkpoints.iter().zip(items) {
+            // Of a series every line would say nearly the same.
+            if item.snapshot.is_none() {
+                say(made, answer.dry_run, context);
+            }
+            warn(made, context);
+        }
+        let out = &context.out;
+        let verb = if answer.dry_run { "would be imported into" } else { "imported into" };
+        if !answer.known.is_empty() {
+            out.talk(&format!("{} snapshots are in the tree already", answer.known.len()));
+        }
+        out.talk(&format!("{} {verb} {at} in {}", counted(items), time::duration(answer.duration_us)));
+        if !answer.dry_run && matches!(locate::locate(answer.tree.clone()), Ok(locate::Located::Store { .. })) {
+            out.talk(&format!("mount it: ckptfs mount {at}"));
+        }
+    }
+    if missed > 0 {
+        let hint = "what could be imported is there; run the same command again once the cause is gone";
+        return Err(Failure::Verb(hinted("incomplete", format!("{missed} paths could not be imported"), hint)));
     }
     Ok(())
 }
 
-fn beside(dir: &Path) -> PathBuf {
-    let mut name = dir.file_name().unwrap_or_default().to_owned();
-    name.push("-history");
-    dir.with_file_name(name)
-}
-
-impl Made {
-    fn new(snapshot: &Snapshot) -> Made {
-        Made { snapshot: snapshot.name.clone(), date: snapshot.date.clone(), checkpoint: None, made: 0, removed: 0 }
+/// What was taken for what.
+fn counted(items: &[Item]) -> String {
+    let series = items.iter().filter(|item| item.snapshot.is_some()).count();
+    let some = |count: usize, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };
+    match (series, items.len() - series) {
+        (0, trees) => some(trees, "tree"),
+        (series, 0) => some(series, "snapshot"),
+        (series, trees) => format!("{} and {}", some(trees, "tree"), some(series, "snapshot")),
     }
 }
 
-/// The first snapshot is copied before the tree is mounted: its files can share their data. The others come through the mount.
-fn import(found: &[Snapshot], into: &Path, root: OwnedFd, made: &mut [Made], bar: &Bar, context: &Context) -> Outcome {
-    let total = found.len() as u64;
-    let mut old = Known::new();
-    let mut root = Some(root);
-    let mut before: Option<OwnedFd> = None;
-    let mut client = None;
-    for (number, (snapshot, made)) in found.iter().zip(made.iter_mut()).enumerate() {
-        let from = sys::open_root(&snapshot.path).map_err(|cause| io_error(snapshot.path.display(), cause))?;
-        let (new, refused) = snapshots::read(dup(&from)?).map_err(|cause| io_error(snapshot.path.display(), cause))?;
-        let steps = snapshots::steps(&old, &new, &|path| before.as_ref().is_some_and(|before| holds_the_same(before, &from, path)));
-        let (to, there) = match root.take() {
-            Some(root) => (root, Before::Nothing),
-            None => (sys::open_root(into).map_err(|cause| io_error(into.display(), cause))?, Before::Copy),
-        };
-        (made.made, made.removed) = apply(steps, &from, to, there, refused, context)?;
-        let client = match &mut client {
-            Some(client) => client,
-            None => {
-                // One checkpoint for each snapshot, however much goes from one to the next.
-                copies::own_verb("mount", into, &[("CKPTFS_TRIPWIRE", "off")])?;
-                dress_root(&from, into, &new, context)?;
-                client.insert(locate::served(Some(into))?.client)
-            }
-        };
-        made.checkpoint = Some(checkpoint(client, snapshot)?);
-        old = new;
-        before = Some(from);
-        bar.at(number as u64 + 1, total);
+fn line(made: &Made, dry_run: bool, name: &str) -> String {
+    let date = made.date.as_deref().map_or(String::new(), |date| format!("  {date}"));
+    match made.checkpoint {
+        Some(id) if made.unchanged => format!("{id}  {name}{date}: nothing has changed"),
+        Some(id) => format!("{id}  {name}{date}: {} made, {} removed", made.made, made.removed),
+        None if dry_run && made.unchanged => format!("{name}{date}: nothing has changed"),
+        None if dry_run => format!("{name}{date}: {} to make, {} to remove", made.made, made.removed),
+        None => format!("{name}{date}"),
     }
-    drop(client);
-    copies::own_verb("umount", into, &[])
 }
 
-/// A file is the same in two snapshots: its extents are shared, or its bytes are compared. What cannot be read is copied, which tells why.
-fn holds_the_same(a: &OwnedFd, b: &OwnedFd, path: &[u8]) -> bool {
-    let open = |root: &OwnedFd| open_below(root, path, OpenKind::File(Open::READ)).map(std::fs::File::from);
-    open(a).and_then(|a| same_bytes(&a, &open(b)?)).unwrap_or(false)
+/// What was found of contents.
+fn hashed(found: &Found, bytes: u64) -> String {
+    let same = found.duplicate_bytes + found.known_bytes + found.unshared_bytes;
+    let percent = same.saturating_mul(1000).checked_div(bytes.max(1)).unwrap_or(0);
+    let unshared = match found.unshared_files {
+        0 => String::new(),
+        files => format!("; {files} of the same content were copied, for they cannot share ({})", human(found.unshared_bytes)),
+    };
+    format!(
+        "{} files hashed: {} new contents ({}), {} files the same as others here ({}), {} as others known before ({}); {}.{} % of the bytes were there{unshared}",
+        found.hashed_files,
+        found.new_contents,
+        human(found.new_bytes),
+        found.duplicate_files,
+        human(found.duplicate_bytes),
+        found.known_files,
+        human(found.known_bytes),
+        percent / 10,
+        percent % 10,
+    )
 }
 
-/// The store was made in the root directory, which changed its times.
-fn dress_root(from: &OwnedFd, into: &Path, known: &Known, context: &Context) -> Outcome {
-    let root = sys::open_root(into).map_err(|cause| io_error(into.display(), cause))?;
-    let entries = known.get(b"".as_slice()).map(|(entry, _)| entry.clone()).into_iter().collect();
-    apply(Steps { removed: Vec::new(), entries }, from, root, Before::Copy, Vec::new(), context).map(drop)
+/// What there was, how it came there, and what did not.
+fn say(made: &Made, dry_run: bool, context: &Context) {
+    let out = &context.out;
+    let count = made.count;
+    let mut said = format!("{} files, {} directories, {} others, {}", count.files, count.dirs, count.others, human(count.bytes));
+    if !dry_run && !made.unchanged {
+        let per_second = count.files.saturating_mul(1_000_000) / made.duration_us.max(1);
+        said.push_str(&format!("; {} shared, {} copied", human(made.shared_bytes), human(made.copied_bytes)));
+        said.push_str(&made.copied_because.as_ref().map_or(String::new(), |why| format!(" ({why})")));
+        said.push_str(&format!("; {per_second} files/s"));
+    }
+    out.talk(&said);
+    if let Some(found) = &made.contents {
+        out.talk(&hashed(found, made.count.bytes));
+    }
+    if let Some(guard) = made.guard {
+        out.talk(&format!("what was in the tree before is checkpoint {guard}"));
+    }
 }
 
-fn dup(fd: &OwnedFd) -> VerbResult<OwnedFd> {
-    fd.try_clone().map_err(|cause| io_error("a descriptor", cause))
-}
-
-fn apply(
-    steps: Steps,
-    from: &OwnedFd,
-    to: OwnedFd,
-    before: Before,
-    refused: Vec<Refused>,
-    context: &Context,
-) -> Result<(u64, u64), super::error::Failure> {
-    let writer = Writer::new(to, before);
-    writer.prepare().map_err(|cause| io_error("the new tree", cause))?;
-    let mut refused = refused;
-    let mut refuse = |path, errno: sys::Errno| refused.push(Refused { path, errno: errno.0 });
-    let mut hand = <Writer as Sink>::Hand::default();
-    for path in &steps.removed {
-        if let Err(errno) = writer.remove(path) {
-            refuse(crate::engine::api::TreePath(path.clone()), errno);
-        }
+/// What is not as it was.
+fn warn(made: &Made, context: &Context) {
+    let out = &context.out;
+    if made.owners_lost > 0 {
+        out.warn(&format!("the owners of {} could not be kept: only root can set them", made.owners_lost));
     }
-    for entry in steps.entries {
-        let path = entry.path.clone();
-        let content =
-            if entry.data == ExportData::File { open_below(from, &path.0, OpenKind::File(Open::READ)).map(|fd| Some(fd.into())) } else { Ok(None) };
-        if let Err(errno) = content.and_then(|content| writer.entry(&mut hand, entry, content)) {
-            refuse(path, errno);
-        }
+    if made.xattrs_lost > 0 {
+        out.warn(&format!("{} extended attributes could not be set there", made.xattrs_lost));
     }
-    drop(hand);
-    refused.extend(writer.finish());
-    let copied = Copied::new(&writer, &refused, Vec::new());
-    copied.report(&context.out, "remove the new tree, and import again once the cause is gone")?;
-    Ok((copied.made, copied.removed))
-}
-
-fn checkpoint(client: &mut Client, snapshot: &Snapshot) -> VerbResult<CheckpointId> {
-    let mut note = snapshot.description.clone().unwrap_or_else(|| format!("imported {}", snapshot.name));
-    note.push_str(&format!("\n\nSnapshot: {}", snapshot.name));
-    if let Some(date) = &snapshot.date {
-        note.push_str(&format!("\nDate: {date}"));
+    for left in made.left_out.iter().take(LEFT_TOLD_MAX) {
+        let path = if left.path.0.is_empty() { ".".into() } else { String::from_utf8_lossy(&left.path.0) };
+        out.warn(&format!("left out: {path}: {}", left.why.told()));
     }
-    if note.len() > 4096 {
-        return Err(error("bad-note", format!("what is said of snapshot {} is too long", snapshot.name)));
+    if made.left_out.len() > LEFT_TOLD_MAX {
+        out.warn(&format!("and {} more", made.left_out.len() - LEFT_TOLD_MAX));
     }
-    Ok(client.checkpoint(CheckpointOptions { note, ..CheckpointOptions::default() })?.id)
 }

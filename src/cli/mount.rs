@@ -18,6 +18,7 @@ use crate::engine::auto::{AutoConfig, TripwireConfig};
 use crate::engine::hooks::HooksConfig;
 use crate::engine::settings::Settings;
 use crate::sys;
+use crate::transfer::mark::IMPORT_NAME;
 
 /// What trips if nothing else is asked for.
 const TRIPWIRE: TripwireConfig = TripwireConfig { count: 25, within: Duration::from_secs(1) };
@@ -388,6 +389,11 @@ fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> Verb
 
 /// Refuses a store that cannot work, before a daemon is started.
 fn check_store(backing: &Path) -> VerbResult<()> {
+    if let Ok(source) = sys::open_root(backing).and_then(|dir| sys::getxattr(&dir, IMPORT_NAME)) {
+        let (backing, source) = (backing.display(), String::from_utf8_lossy(&source));
+        let hint = format!("finish it: ckptfs import {source} --into {backing}");
+        return Err(hinted("unfinished", format!("the import of {source} into {backing} has not come to its end"), hint));
+    }
     let store = backing.join(STORE_NAME);
     let found = match std::fs::symlink_metadata(&store) {
         Ok(found) => found,

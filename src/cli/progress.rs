@@ -67,6 +67,14 @@ impl Bar {
         Bar { bar: bar.with_style(style).with_message(what), started: Instant::now() }
     }
 
+    /// As [`Bar::start`], of files: with how many there are a second.
+    pub fn files(out: &Out, what: &'static str) -> Bar {
+        let bar = Bar::start(out, what, false);
+        let template = "{spinner} {msg} [{wide_bar}] {pos} of {len} {per_sec} {eta}";
+        bar.bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar
+    }
+
     /// As [`Bar::start`], where nobody knows how much there is.
     pub fn count(out: &Out, what: &'static str) -> Bar {
         let bar = Bar::start(out, what, false);

@@ -14,6 +14,7 @@ use crate::engine::api::{
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions, VersionInfo,
 };
 use crate::engine::export::parts::{ExportAsk, ExportPart};
+use crate::engine::import::{ImportAsk, ImportPart};
 use crate::sys::{self, host};
 
 /// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
@@ -236,6 +237,14 @@ impl Client {
     pub fn export(&mut self, ask: ExportAsk) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
         match self.call(Request::Export(ask))? {
             Response::Export(part) => Ok((*part, std::mem::take(&mut self.stream.get_mut().files))),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A step of an import, and the descriptors that it gives.
+    pub fn import(&mut self, ask: ImportAsk) -> VerbResult<(ImportPart, Vec<OwnedFd>)> {
+        match self.call(Request::Import(ask))? {
+            Response::Import(part) => Ok((part, std::mem::take(&mut self.stream.get_mut().files))),
             other => Err(unexpected(&other)),
         }
     }

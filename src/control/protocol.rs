@@ -10,6 +10,7 @@ use crate::engine::api::{
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
 };
 use crate::engine::export::parts::{ExportAsk, ExportPart};
+use crate::engine::import::{ImportAsk, ImportPart};
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 1;
@@ -113,6 +114,8 @@ pub enum Request {
     Audit,
     /// A checkpoint's tree, in parts.
     Export(ExportAsk),
+    /// A step of an import.
+    Import(ImportAsk),
     /// Unmount and end.
     Unmount {
         /// Although the mount is in use.
@@ -137,6 +140,7 @@ impl Request {
             Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
             Request::Find(_) | Request::Operations { .. } | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
             Request::Export(_) => true,
+            Request::Import(ask) => matches!(ask, ImportAsk::Begin | ImportAsk::Look),
             // Of a takeover the next daemon knows nothing of a run that goes on.
             Request::Du(options) => options.run.is_none(),
             Request::Gc(options) => options.dry_run && options.run.is_none(),
@@ -187,6 +191,8 @@ pub enum Response {
     Audit(Vec<AuditEvent>),
     /// To `export`; descriptors come with it.
     Export(Box<ExportPart>),
+    /// To `import`; descriptors may come with it.
+    Import(ImportPart),
     /// To `unmount`.
     Done,
     /// To `fault`: what had come of the plan before.
@@ -338,6 +344,7 @@ pub fn split(mut response: Response) -> Vec<Response> {
         | Response::Du(_)
         | Response::Gc(_)
         | Response::Export(_)
+        | Response::Import(_)
         | Response::Done => Vec::new(),
         #[cfg(debug_assertions)]
         Response::Faults { .. } => Vec::new(),
@@ -403,6 +410,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         | Response::Du(_)
         | Response::Gc(_)
         | Response::Export(_)
+        | Response::Import(_)
         | Response::Done => None,
         #[cfg(debug_assertions)]
         Response::Faults { .. } => None,

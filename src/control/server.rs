@@ -289,6 +289,7 @@ impl Server {
             Request::Du(options) => verbs.du(&options).map(|report| Response::Du(Box::new(report))),
             Request::Gc(options) => verbs.gc(by, &options).map(|report| Response::Gc(Box::new(report))),
             Request::Audit => verbs.audit().map(Response::Audit),
+            Request::Import(ask) => verbs.import(by, &ask, files).map(Response::Import),
             Request::Export(ask) => verbs.export(&ask, files).map(|part| Response::Export(Box::new(part))),
             #[cfg(debug_assertions)]
             Request::Fault { plan } => {

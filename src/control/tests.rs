@@ -12,6 +12,7 @@ use super::*;
 use crate::engine::api::who::{ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath};
 use crate::engine::api::*;
 use crate::engine::export::parts::{ExportAsk, ExportPart};
+use crate::engine::import::{ImportAsk, ImportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::Kind;
@@ -101,6 +102,9 @@ impl Verbs for Fake {
     }
     fn export(&self, _: &ExportAsk, _: &mut Vec<Arc<std::fs::File>>) -> VerbResult<ExportPart> {
         Err(VerbError { code: "unknown-run".into(), message: String::new(), hint: None })
+    }
+    fn import(&self, _: &Actor, _: &ImportAsk, _: &mut Vec<Arc<std::fs::File>>) -> VerbResult<ImportPart> {
+        Ok(ImportPart::default())
     }
     fn stats(&self) -> VerbResult<Stats> {
         Ok(stats())

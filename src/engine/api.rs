@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::export::parts::{ExportAsk, ExportPart};
+use super::import::{ImportAsk, ImportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
@@ -633,6 +634,8 @@ pub trait Verbs: Send + Sync {
     fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
     /// A checkpoint's tree in parts, and the descriptors of the files in them, in their order; see [`super::export`].
     fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart>;
+    /// A step of an import into the tree, and descriptors that it needs; see [`super::import`].
+    fn import(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart>;
     /// Asks the daemon to unmount and end. `lazy`: although files are open.
     fn unmount(&self, lazy: bool) -> VerbResult<()>;
 }

@@ -19,6 +19,7 @@ mod files;
 mod find;
 pub mod gc;
 pub mod hooks;
+pub mod import;
 mod keeper;
 mod listing;
 pub mod offline;

@@ -11,6 +11,7 @@ use super::api::{
 };
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
+use super::import::{ImportAsk, ImportPart};
 use crate::history::select::{Known, Unselected, select};
 use crate::history::view::State;
 use crate::store;
@@ -158,6 +159,10 @@ impl Verbs for Offline {
     }
 
     fn export(&self, _: &ExportAsk, _: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+        not_mounted()
+    }
+
+    fn import(&self, _: &Actor, _: &ImportAsk, _: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
         not_mounted()
     }
 

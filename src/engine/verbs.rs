@@ -12,6 +12,7 @@ use super::api::{
 };
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
+use super::import::{ImportAsk, ImportPart};
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::select::Unselected;
 use crate::history::touched::Touched;
@@ -341,6 +342,10 @@ impl Verbs for Engine {
 
     fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
         self.export_part(ask, files)
+    }
+
+    fn import(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
+        self.import_part(by, ask, files)
     }
 
     fn unmount(&self, lazy: bool) -> VerbResult<()> {

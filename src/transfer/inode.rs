@@ -4,9 +4,10 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-use super::mark::MARK_NAME;
+use super::import::contents::Contents;
+use super::mark::is_mark;
 use crate::engine::export::parts::ExportEntry;
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, XattrMode, Xattrs};
 
@@ -24,10 +25,16 @@ pub struct Inodes {
     pub copied: AtomicU64,
     /// Bytes of both.
     pub bytes: AtomicU64,
+    /// Bytes of those that were copied byte by byte.
+    pub copied_bytes: AtomicU64,
+    /// Why files are not cloned: the error number of trying; 0 as long as they are.
+    pub no_reflink: AtomicI32,
     /// Inodes whose owner could not be set.
     pub owners_lost: AtomicU64,
     /// Extended attributes that could not be set.
     pub xattrs_lost: AtomicU64,
+    /// Contents that are known: a file that holds one gets its extents.
+    pub contents: Option<Contents>,
     root: bool,
 }
 
@@ -39,19 +46,39 @@ impl Default for Inodes {
             cloned: none(),
             copied: none(),
             bytes: none(),
+            copied_bytes: none(),
+            no_reflink: AtomicI32::new(0),
             owners_lost: none(),
             xattrs_lost: none(),
+            contents: None,
             root: sys::ids().0 == 0,
         }
     }
 }
 
 impl Inodes {
-    /// Gives an empty file the content of another.
+    /// Gives an empty file the content of another, which is at `path` in what is copied.
     ///
     /// # Errors
     /// Those of reading and writing.
-    pub fn fill(&self, out: &File, from: &File) -> SysResult<()> {
+    pub fn fill(&self, out: &File, from: &File, path: &[u8]) -> SysResult<()> {
+        match &self.contents {
+            Some(contents) => contents.fill(self, out, from, path),
+            None => self.fill_plain(out, from, None),
+        }
+    }
+
+    /// A file was given the extents of another by somebody else.
+    pub fn count_shared(&self, size: u64) {
+        self.bytes.fetch_add(size, Ordering::Relaxed);
+        self.cloned.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// As [`Inodes::fill`], whatever is known; `whole`: what the other file holds, if it was read.
+    ///
+    /// # Errors
+    /// Those of reading and writing.
+    pub fn fill_plain(&self, out: &File, from: &File, whole: Option<&[u8]>) -> SysResult<()> {
         let size = sys::stat_fd(from)?.size;
         self.bytes.fetch_add(size, Ordering::Relaxed);
         if self.reflink.load(Ordering::Relaxed) {
@@ -60,14 +87,21 @@ impl Inodes {
                     self.cloned.fetch_add(1, Ordering::Relaxed);
                     return Ok(());
                 }
-                Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL | Errno::ENOTTY | Errno::ENOSYS) => self.reflink.store(false, Ordering::Relaxed),
+                Err(errno @ (Errno::EOPNOTSUPP | Errno::EXDEV | Errno::EINVAL | Errno::ENOTTY | Errno::ENOSYS)) => {
+                    self.reflink.store(false, Ordering::Relaxed);
+                    self.no_reflink.store(errno.0, Ordering::Relaxed);
+                }
                 // Two files of one filesystem, one of them not to be cloned (EPERM of an immutable file, ETXTBSY of a swap file).
                 Err(Errno::EPERM | Errno::ETXTBSY) => {}
                 Err(errno) => return Err(errno),
             }
         }
         self.copied.fetch_add(1, Ordering::Relaxed);
-        sys::copy_data(from, out, size)
+        self.copied_bytes.fetch_add(size, Ordering::Relaxed);
+        match whole {
+            Some(bytes) => sys::write_all_at(out, bytes, 0),
+            None => sys::copy_data(from, out, size),
+        }
     }
 
     /// Makes an inode that is no directory, as `name` in `dir`, where nothing is.
@@ -78,7 +112,7 @@ impl Inodes {
         match entry.kind {
             Kind::File => {
                 let out = sys::create_file_at(dir, name, Open::WRITE, 0o600)?;
-                content.map_or(Ok(()), |from| self.fill(&out, from))?;
+                content.map_or(Ok(()), |from| self.fill(&out, from, &entry.path.0))?;
                 return self.dress_file(&out, entry);
             }
             Kind::Symlink => sys::symlink_at(&entry.target.as_ref().ok_or(Errno::EIO)?.0, dir, name)?,
@@ -94,7 +128,7 @@ impl Inodes {
     /// Those of writing.
     pub fn make_again(&self, out: &File, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
         sys::truncate(out, 0)?;
-        content.map_or(Ok(()), |from| self.fill(out, from))?;
+        content.map_or(Ok(()), |from| self.fill(out, from, &entry.path.0))?;
         self.dress_file(out, entry)
     }
 
@@ -149,7 +183,7 @@ impl Inodes {
 
     fn replace_xattrs(&self, now: &Xattrs, entry: &ExportEntry, set: impl Fn(&[u8], Option<&[u8]>) -> SysResult<()>) -> SysResult<()> {
         for (name, _) in now {
-            if name != MARK_NAME && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name) && !is_the_systems(name) {
+            if !is_mark(name) && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name) && !is_the_systems(name) {
                 match set(name, None) {
                     Ok(()) | Err(Errno::NO_XATTR) => {}
                     Err(errno) => return Err(errno),
@@ -157,7 +191,7 @@ impl Inodes {
             }
         }
         for (name, value) in &entry.xattrs {
-            if name.0 == MARK_NAME || now.iter().any(|(known, has)| *known == name.0 && *has == value.0) {
+            if is_mark(&name.0) || now.iter().any(|(known, has)| *known == name.0 && *has == value.0) {
                 continue;
             }
             match set(&name.0, Some(&value.0)) {
@@ -203,6 +237,6 @@ pub fn is_as_told(fd: &OwnedFd, entry: &ExportEntry, owners: bool) -> SysResult<
         return Ok(false);
     }
     let mut now = sys::all_xattrs(fd)?;
-    now.retain(|(name, _)| name != MARK_NAME);
+    now.retain(|(name, _)| !is_mark(name));
     Ok(now.len() == entry.xattrs.len() && now.iter().zip(&entry.xattrs).all(|(a, b)| a.0 == b.0.0 && a.1 == b.1.0))
 }

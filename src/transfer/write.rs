@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Sink;
 use super::inode::Inodes;
@@ -14,7 +14,33 @@ use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
 /// Begins the names of files that are about to replace others.
-const NEW_PREFIX: &str = ".ckptfs-export-";
+const NEW_PREFIX: &str = crate::engine::import::STAGED_PREFIX;
+
+/// As many directories are given their attributes by one thread.
+const DRESSED_ALONE: usize = 64;
+/// Items that a thread takes at once.
+const TAKEN: usize = 16;
+
+/// Does something with each of these, by several threads, in no order but that each thread begins with the first that is left.
+pub fn by_several<T: Sync>(items: &[T], threads: usize, each: &(dyn Fn(&T) + Sync)) {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let at = next.fetch_add(TAKEN, Ordering::Relaxed);
+            match items.get(at..items.len().min(at.saturating_add(TAKEN))) {
+                Some(taken) if !taken.is_empty() => taken.iter().for_each(each),
+                _ => return,
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without another thread this one does it all.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+}
 
 /// What is at the destination before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +53,25 @@ pub enum Before {
     Anything,
 }
 
+/// A place beside a tree that is served, where inodes are made before they are put into it.
+pub trait Stage: Send + Sync {
+    /// The place.
+    fn dir(&self) -> &OwnedFd;
+
+    /// What was made there is to be put at a path, in the place of what is there; it may happen later.
+    ///
+    /// # Errors
+    /// Those of putting there what was to be put before.
+    fn put(&self, name: Vec<u8>, path: &[u8]) -> SysResult<()>;
+
+    /// Everything is to be put in its place now; what could not be.
+    fn flush(&self) -> Vec<Refused>;
+}
+
 /// Writes below a directory.
 pub struct Writer {
     root: OwnedFd,
+    stage: Option<Box<dyn Stage>>,
     before: Before,
     /// How inodes are made.
     pub inodes: Inodes,
@@ -52,6 +94,7 @@ impl Writer {
     pub fn new(root: OwnedFd, before: Before) -> Writer {
         Writer {
             root,
+            stage: None,
             before,
             inodes: Inodes::default(),
             first: Mutex::default(),
@@ -62,6 +105,11 @@ impl Writer {
             made: AtomicU64::new(0),
             removed: AtomicU64::new(0),
         }
+    }
+
+    /// Writes below the mount at `root`, a copy of another state: inodes are made on the stage.
+    pub fn staged(root: OwnedFd, stage: Box<dyn Stage>) -> Writer {
+        Writer { stage: Some(stage), ..Writer::new(root, Before::Copy) }
     }
 
     /// Makes the destination's own directory ready: nothing of what it inherited from above goes to what is made in it.
@@ -83,14 +131,21 @@ impl Writer {
         if mode == ready { Ok(()) } else { sys::chmod_fd(&self.root, ready) }
     }
 
-    /// When everything was handed over: further names, what does not belong there, the attributes of directories. Says what could not be done.
+    /// As [`Writer::finish_by`], by this thread alone.
     pub fn finish(&self) -> Vec<Refused> {
+        self.finish_by(1)
+    }
+
+    /// When everything was handed over: further names, what does not belong there, the attributes of directories. Says what could not be done.
+    pub fn finish_by(&self, threads: usize) -> Vec<Refused> {
         let mut refused = Vec::new();
         let mut refuse = |path: &[u8], done: SysResult<()>| {
             if let Err(errno) = done {
                 refused.push(Refused { path: TreePath(path.to_vec()), errno: errno.0 });
             }
         };
+        let staged = self.stage.as_ref().map_or_else(Vec::new, |stage| stage.flush());
+        staged.into_iter().for_each(|one| refuse(&one.path.0, Err(Errno(one.errno))));
         let mut parent = Parent::default();
         for (path, to) in std::mem::take(&mut *self.links.lock()) {
             refuse(&path, self.link(&mut parent, &path, &to));
@@ -101,10 +156,19 @@ impl Writer {
         let mut dirs = std::mem::take(&mut *self.dirs.lock());
         // One that was given again comes later, and is right.
         dirs.sort_by_key(|dir| std::cmp::Reverse(depth(&dir.path.0)));
-        for dir in &dirs {
-            let dressed = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.dress(fd, dir));
-            refuse(&dir.path.0, dressed);
+        let undressed = Mutex::new(Vec::new());
+        // What is below a directory comes before it: with its mode it may be closed to us.
+        for level in dirs.chunk_by(|a, b| depth(&a.path.0) == depth(&b.path.0)) {
+            // One that was given again comes twice, in this order.
+            let level_threads = if level.len() < DRESSED_ALONE { 1 } else { threads };
+            by_several(level, level_threads, &|dir| {
+                let dressed = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.dress(fd, dir));
+                if let Err(errno) = dressed {
+                    undressed.lock().push(Refused { path: dir.path.clone(), errno: errno.0 });
+                }
+            });
         }
+        refused.extend(std::mem::take(&mut *undressed.lock()));
         refused
     }
 
@@ -130,7 +194,12 @@ impl Writer {
                         Err(errno) => return Err(errno),
                     }
                 }
-                Ok(stat) if stat.kind == Kind::Dir => self.open_up(&sys::open_path_at(dir, name)?)?,
+                Ok(stat) if stat.kind == Kind::Dir => {
+                    if self.before == Before::Nothing {
+                        self.count();
+                    }
+                    self.open_up(&sys::open_path_at(dir, name)?)?;
+                }
                 Ok(_) if self.before == Before::Anything => {
                     remove_tree(dir, name)?;
                     sys::mkdir_at(dir, name, 0o700)?;
@@ -176,6 +245,19 @@ impl Writer {
                 made?;
             }
         }
+        self.count();
+        Ok(())
+    }
+
+    /// Makes an inode on the stage, which replaces what is at its path when it is put there.
+    fn make_on(&self, stage: &dyn Stage, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
+        let new = self.new_name();
+        let made = self.inodes.make(stage.dir(), &new, entry, content);
+        if made.is_err() {
+            let _ = sys::unlink_at(stage.dir(), &new);
+        }
+        made?;
+        stage.put(new, &entry.path.0)?;
         self.count();
         Ok(())
     }
@@ -256,6 +338,20 @@ impl Sink for Writer {
     type Hand = Parent;
 
     fn remove(&self, path: &[u8]) -> SysResult<()> {
+        self.remove_path(path)
+    }
+
+    fn entry(&self, parent: &mut Parent, entry: ExportEntry, file: Option<File>) -> SysResult<()> {
+        self.put(parent, entry, file.as_ref())
+    }
+}
+
+impl Writer {
+    /// A path goes, with everything below.
+    ///
+    /// # Errors
+    /// Those of removing it.
+    pub fn remove_path(&self, path: &[u8]) -> SysResult<()> {
         let (above, name) = split(path).ok_or(Errno::EINVAL)?;
         let dir = match open_below(&self.root, above, OpenKind::Dir) {
             Err(Errno::ENOENT) => return Ok(()),
@@ -266,15 +362,22 @@ impl Sink for Writer {
         remove_tree(dir.as_fd(), name)
     }
 
-    fn entry(&self, parent: &mut Parent, entry: ExportEntry, file: Option<File>) -> SysResult<()> {
+    /// One entry, with its content. `parent`: the directory of the entry before.
+    ///
+    /// # Errors
+    /// What could not be done for this one.
+    pub fn put(&self, parent: &mut Parent, entry: ExportEntry, file: Option<&File>) -> SysResult<()> {
         if self.before == Before::Anything {
             self.seen.lock().insert(entry.path.0.clone());
         }
         if entry.kind == Kind::Dir {
             return self.dir(entry);
         }
+        if let Some(stage) = self.stage.as_deref().filter(|_| entry.again) {
+            return self.make_on(stage, &entry, file);
+        }
         if entry.again {
-            return self.again(parent, &entry, file.as_ref());
+            return self.again(parent, &entry, file);
         }
         let (above, name) = split(&entry.path.0).ok_or(Errno::EINVAL)?;
         match &entry.data {
@@ -291,7 +394,10 @@ impl Sink for Writer {
                 self.links.lock().push((entry.path.0.clone(), first));
                 Ok(())
             }
-            _ => self.make(parent.at(&self.root, above)?, name, &entry, file.as_ref()),
+            _ => match self.stage.as_deref() {
+                Some(stage) => self.make_on(stage, &entry, file),
+                None => self.make(parent.at(&self.root, above)?, name, &entry, file),
+            },
         }
     }
 }

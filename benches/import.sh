@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Import beside `cp -a --reflink=always`, on a tree of FILES files: into a new tree, the same hashed, and again with nothing changed.
+#
+#   import.sh [ROUNDS] [FILES]      ROUNDS: 5; FILES: 36000; FS="xfs btrfs", THREADS="1 2 4", BIN=target/release/ckptfs, CKPTFS_BENCH_DIR=/var/tmp
+#
+# Everything is measured in turn in each round, so that what else the machine does meets all alike. Prints tables in Markdown: median (least, most) in
+# milliseconds, files a second by the median, ratios of medians, and what --hash found.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export LC_ALL=C
+
+ROUNDS=${1:-5}
+FILES=${2:-36000}
+THREADS=${THREADS:-1 2 4}
+BIN=$(realpath "${BIN:-target/release/ckptfs}")
+WORK=$(mktemp -d "${CKPTFS_BENCH_DIR:-/var/tmp}/ckptfs-import-XXXXXX")
+LOOPS=()
+
+clean() {
+    set +e
+    for fs in ${FS:-xfs btrfs}; do
+        "$BIN" umount "$WORK/$fs/tree" >/dev/null 2>&1
+        umount "$WORK/$fs" 2>/dev/null
+    done
+    for loop in "${LOOPS[@]}"; do losetup -d "$loop"; done
+    rm -rf "$WORK"
+}
+trap clean EXIT
+
+# Runs a command and adds the milliseconds that it took to the file of its name.
+timed() {
+    local name=$1 from to
+    shift
+    from=$(date +%s%N)
+    "$@" >"$WORK/said" 2>&1 </dev/null
+    to=$(date +%s%N)
+    echo $(((to - from) / 1000)) | awk '{ printf "%.1f\n", $1 / 1000 }' >>"$times/$name"
+}
+
+median() { sort -n "$times/$1" | awk '{ all[NR] = $1 } END { print (NR % 2) ? all[(NR + 1) / 2] : (all[NR / 2] + all[NR / 2 + 1]) / 2 }'; }
+cell() { echo "$(median "$1") ($(sort -n "$times/$1" | head -1), $(sort -n "$times/$1" | tail -1))"; }
+ratio() { awk -v a="$(median "$1")" -v b="$(median "$2")" 'BEGIN { printf "%.2f", a / b }'; }
+rate() { awk -v ms="$(median "$1")" -v files="$FILES" 'BEGIN { printf "%d", files * 1000 / ms }'; }
+
+measure() {
+    local fs=$1 dir=$WORK/$1 round threads
+    times=$WORK/times-$fs
+    mkdir -p "$dir" "$times"
+    truncate -s 12G "$WORK/$fs.img"
+    case $fs in xfs) mkfs.xfs -q -m reflink=1 "$WORK/$fs.img" ;; *) mkfs.btrfs -q "$WORK/$fs.img" ;; esac
+    loop=$(losetup -f --show --direct-io=on "$WORK/$fs.img")
+    LOOPS+=("$loop")
+    mount "$loop" "$dir"
+    benches/tree.sh "$dir/plain" "$FILES" >/dev/null
+    sync
+    for round in $(seq "$ROUNDS"); do
+        timed cp cp -a --reflink=always "$dir/plain" "$dir/copy"
+        rm -rf "$dir/copy"
+        for threads in $THREADS; do
+            timed "fresh-$threads" "$BIN" import "$dir/plain" --into "$dir/tree" --threads "$threads"
+            timed "again-$threads" "$BIN" import "$dir/plain" --into "$dir/tree" --threads "$threads"
+            rm -rf "$dir/tree"
+            timed "hash-$threads" "$BIN" import "$dir/plain" --into "$dir/tree" --hash --threads "$threads"
+            if [ "$round" = 1 ] && [ "$threads" = "${THREADS##* }" ]; then grep 'files hashed' "$WORK/said" >"$WORK/found-$fs"; fi
+            rm -rf "$dir/tree"
+            sync -f "$dir"
+        done
+    done
+    for threads in $THREADS; do
+        echo "| $fs | $threads | $(cell cp) | $(cell "fresh-$threads") | $(rate "fresh-$threads") | $(ratio "fresh-$threads" cp) | $(cell "hash-$threads") | $(rate "hash-$threads") | $(cell "again-$threads") |" >>"$WORK/table"
+    done
+    {
+        echo
+        echo "$fs, every round, milliseconds:"
+        echo '```'
+        for name in "$times"/*; do echo "$(basename "$name"): $(tr '\n' ' ' <"$name")"; done
+        cat "$WORK/found-$fs"
+        echo '```'
+    } >>"$WORK/raw"
+}
+
+load=$(cut -d' ' -f1-3 /proc/loadavg)
+for fs in ${FS:-xfs btrfs}; do measure "$fs"; done
+echo "Measured $(date -u '+%Y-%m-%d %H:%M UTC') at commit $(git rev-parse --short=10 HEAD), $ROUNDS rounds, $FILES files, $(nproc) cores, Linux $(uname -r); load average $load before and $(cut -d' ' -f1-3 /proc/loadavg) after."
+echo
+echo "Milliseconds: median (least, most)."
+echo
+echo '| filesystem | threads | `cp -a --reflink=always` | import | files/s | import / cp | import `--hash` | files/s | import again, nothing changed |'
+echo '|---|---|---|---|---|---|---|---|---|'
+cat "$WORK/table" "$WORK/raw"

@@ -1,0 +1,123 @@
+//! What is to be imported: trees, and series of snapshots of one.
+
+use std::path::{Path, PathBuf};
+
+use crate::cli::copies;
+use crate::cli::error::{hinted, io_error};
+use crate::engine::api::VerbResult;
+use crate::transfer::snapshots::{self, Snapshot};
+
+/// One directory that becomes a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// What it is called.
+    pub name: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// What its maker wrote about it, if it is a snapshot of a series.
+    pub snapshot: Option<Snapshot>,
+}
+
+/// What directories are taken to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum As {
+    /// What they look like.
+    Found,
+    /// Each is a tree.
+    Trees,
+    /// Each is a series.
+    Series,
+}
+
+/// The items in directories, in their order.
+pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
+    let mut items = Vec::new();
+    for given in dirs {
+        let path = copies::destination(cwd, given);
+        let real = path.canonicalize().map_err(|cause| io_error(path.display(), cause))?;
+        if !real.is_dir() {
+            return Err(hinted("not-a-directory", format!("{} is not a directory", path.display()), "name the directory that is to be imported"));
+        }
+        let series = match how {
+            As::Trees => Vec::new(),
+            As::Series => snapshots::find(&real).map_err(|cause| io_error(path.display(), cause))?,
+            // What cannot be listed is told when it is read.
+            As::Found => snapshots::find(&real).ok().filter(|found| looks_like_series(&real, found)).unwrap_or_default(),
+        };
+        if series.is_empty() && how == As::Series {
+            let hint = "each snapshot is a directory of its own in DIR; snapper's are N/snapshot with N/info.xml";
+            return Err(hinted("not-found", format!("there are no snapshots in {}", path.display()), hint));
+        }
+        if series.is_empty() {
+            items.push(Item { name: path.display().to_string(), path: real, snapshot: None });
+        }
+        let item = |snapshot: Snapshot| Item { name: snapshot.name.clone(), path: snapshot.path.clone(), snapshot: Some(snapshot) };
+        items.extend(series.into_iter().map(item));
+    }
+    Ok(items)
+}
+
+/// Snapper's with what it says of them; or nothing but directories with dates, or numbers, for names.
+fn looks_like_series(dir: &Path, found: &[Snapshot]) -> bool {
+    let snapper = |snapshot: &Snapshot| snapshot.path.ends_with("snapshot");
+    if found.is_empty() || found.iter().any(snapper) {
+        return !found.is_empty();
+    }
+    let Ok(names) = std::fs::read_dir(dir) else { return false };
+    let only_dirs = names.flatten().all(|entry| {
+        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        hidden || entry.file_type().is_ok_and(|kind| kind.is_dir() || kind.is_symlink())
+    });
+    only_dirs && found.len() > 1 && found.iter().all(|snapshot| is_dated(&snapshot.name))
+}
+
+/// A number, or something with a date in it: four digits, two and two, with or without something between.
+fn is_dated(name: &str) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if digits(name) {
+        return true;
+    }
+    let bytes = name.as_bytes();
+    (0..bytes.len()).any(|at| {
+        let Some(rest) = name.get(at..) else { return false };
+        let plain = rest.get(..8).is_some_and(digits);
+        let dashed = rest.get(..10).is_some_and(|date| {
+            let parts: Vec<&str> = date.split(['-', '_', '.']).collect();
+            matches!(parts.as_slice(), [year, month, day] if year.len() == 4 && month.len() == 2 && day.len() == 2 && [year, month, day].iter().all(|part| digits(part)))
+        });
+        plain || dashed
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_and_trees_are_told_apart_by_what_is_there() {
+        let dir = tempfile::tempdir().expect("directory");
+        let make = |paths: &[&str]| {
+            let root = dir.path().join(paths.join("+").replace('/', "_"));
+            for path in paths {
+                std::fs::create_dir_all(root.join(path)).expect("mkdir");
+            }
+            root
+        };
+        let kinds =
+            |root: &Path, how| find(Path::new("/"), &[root.to_owned()], how).map(|items| items.iter().filter(|item| item.snapshot.is_some()).count());
+        let dated = make(&["2026-01-01", "2026-01-02T10:00", "host.20260103"]);
+        assert_eq!(kinds(&dated, As::Found), Ok(3));
+        assert_eq!(kinds(&dated, As::Trees), Ok(0));
+        std::fs::write(dated.join("README"), "").expect("file");
+        assert_eq!(kinds(&dated, As::Found), Ok(0), "a file among them");
+        assert_eq!(kinds(&dated, As::Series), Ok(3));
+        let plain = make(&["src", "docs"]);
+        assert_eq!(kinds(&plain, As::Found), Ok(0));
+        assert_eq!(kinds(&plain, As::Series), Ok(2));
+        assert_eq!(kinds(&make(&["2026"]), As::Found), Ok(0), "one directory is no series");
+        let snapper = make(&["7/snapshot"]);
+        std::fs::write(snapper.join("7/info.xml"), "<num>7</num>").expect("info");
+        assert_eq!(kinds(&snapper, As::Found), Ok(1));
+        assert_eq!(kinds(&make(&[".hidden"]), As::Series).expect_err("none").code, "not-found");
+    }
+}

@@ -1,0 +1,334 @@
+//! One directory is brought into the tree, and becomes a checkpoint.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::items::Item;
+use super::target::{State, Target};
+use super::with::Project;
+use crate::cli::Context;
+use crate::cli::error::{Failure, Outcome, error, io_error};
+use crate::cli::progress::Bar;
+use crate::engine::api::{CheckpointInfo, CheckpointOptions, VerbResult};
+use crate::store::ids::CheckpointId;
+use crate::sys::{self, Errno, Time, XattrMode};
+use crate::transfer::import::bring::{Bring, Brought};
+use crate::transfer::import::contents::{Contents, Found};
+use crate::transfer::import::keep::{self, Kept};
+use crate::transfer::import::left::Left;
+use crate::transfer::import::plan::{self, Plan, Sides};
+use crate::transfer::import::record::Record;
+use crate::transfer::import::scan::{self, Count, Scan};
+use crate::transfer::mark::IMPORT_NAME;
+use crate::transfer::write::{Before, Writer};
+
+/// How items are imported.
+pub struct How {
+    /// Threads that read and write.
+    pub threads: usize,
+    /// A checkpoint for each, also where nothing has changed.
+    pub each: bool,
+    /// Tag of the last.
+    pub tag: Option<String>,
+    /// Files are hashed.
+    pub hash: bool,
+    /// Other projects that content is shared with.
+    pub with: Vec<Project>,
+}
+
+/// What was done for one item, for `--json`.
+#[derive(Debug, Default, Serialize)]
+pub struct Made {
+    /// What was imported.
+    pub snapshot: String,
+    /// When it was made, as its maker wrote it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub date: Option<String>,
+    /// The checkpoint that shows it.
+    pub checkpoint: Option<CheckpointId>,
+    /// There was nothing to do: no checkpoint was made.
+    pub unchanged: bool,
+    /// The checkpoint of what was there before, if that had changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guard: Option<CheckpointId>,
+    /// Inodes that were made, or given other attributes, and paths that were removed.
+    pub made: u64,
+    /// See `made`.
+    pub removed: u64,
+    /// What is in it.
+    #[serde(flatten)]
+    pub count: Count,
+    /// Bytes of files that were made and share their data with the source.
+    pub shared_bytes: u64,
+    /// Bytes of files that were copied.
+    pub copied_bytes: u64,
+    /// Why they were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copied_because: Option<String>,
+    /// What was found of contents, if files were hashed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Found>,
+    /// Inodes whose owner, and extended attributes, that could not be kept.
+    pub owners_lost: u64,
+    /// See `owners_lost`.
+    pub xattrs_lost: u64,
+    /// What is not in it, and why.
+    pub left_out: Vec<Left>,
+    /// Time that it took.
+    pub duration_us: u64,
+}
+
+impl Made {
+    /// Of an item of which nothing is known yet.
+    pub fn new(item: &Item) -> Made {
+        Made { snapshot: item.name.clone(), date: item.snapshot.as_ref().and_then(|snapshot| snapshot.date.clone()), ..Made::default() }
+    }
+
+    /// Something of the source is missing.
+    pub fn misses(&self) -> usize {
+        self.left_out.iter().filter(|left| left.why.is_missed()).count()
+    }
+
+    fn add(&mut self, writer: &Writer, brought: &Brought) {
+        let get = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+        (self.made, self.removed) = (get(&writer.made), get(&writer.removed));
+        self.copied_bytes = get(&writer.inodes.copied_bytes);
+        self.shared_bytes = get(&writer.inodes.bytes).saturating_sub(self.copied_bytes);
+        (self.owners_lost, self.xattrs_lost) = (get(&writer.inodes.owners_lost), get(&writer.inodes.xattrs_lost));
+        let why = match Errno(writer.inodes.no_reflink.load(Ordering::Relaxed)) {
+            Errno::EXDEV => "the source is on another filesystem",
+            Errno(0) => "they may not be shared",
+            _ => "the filesystem cannot share extents",
+        };
+        self.copied_because = (self.copied_bytes > 0).then(|| why.to_owned());
+        self.contents = writer.inodes.contents.as_ref().map(Contents::found);
+        self.left_out.extend(brought.left.iter().cloned());
+    }
+}
+
+/// The source of an import, read.
+pub struct Source {
+    root: OwnedFd,
+    scan: Scan,
+    begun: Time,
+}
+
+impl Source {
+    /// Reads it.
+    pub fn read(item: &Item, threads: usize) -> VerbResult<Source> {
+        let cannot = |cause: Errno| io_error(item.path.display(), cause);
+        let begun = sys::stamp_now();
+        let root = sys::open_root(&item.path).map_err(cannot)?;
+        let scan = scan::scan(&root, threads).map_err(cannot)?;
+        Ok(Source { root, scan, begun })
+    }
+}
+
+/// Imports an item.
+pub fn import(item: &Item, target: &mut Target, how: &How, last: bool, context: &Context) -> Outcome<Made> {
+    let started = Instant::now();
+    let source = Source::read(item, how.threads)?;
+    let mut made = Made { count: source.scan.count(), left_out: source.scan.left.clone(), ..Made::new(item) };
+    let tag = how.tag.as_ref().filter(|_| last);
+    let done = match target.state {
+        State::Empty | State::Unfinished => first(item, &source, target, how, tag, &mut made, context),
+        State::Tree => again(item, &source, target, how, tag, &mut made, context),
+    };
+    done?;
+    made.duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Ok(made)
+}
+
+/// Into a directory that is no tree yet: nothing in it has a past.
+fn first(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Option<&String>, made: &mut Made, context: &Context) -> Outcome {
+    let path = target.path.clone();
+    let cannot = |cause: Errno| io_error(path.display(), cause);
+    let dir = target.backing()?.try_clone().map_err(|cause| io_error("a descriptor", cause))?;
+    // Where there are no extended attributes an import that was killed cannot go on.
+    let marked = match sys::setxattr(&dir, IMPORT_NAME, item.path.as_os_str().as_encoded_bytes(), XattrMode::Any) {
+        Ok(()) => true,
+        Err(Errno::EOPNOTSUPP | Errno::EPERM | Errno::ENOSPC | Errno::E2BIG) => false,
+        Err(errno) => return Err(cannot(errno).into()),
+    };
+    let (plan, before) = if target.state == State::Empty {
+        (Plan::all(&source.scan), Before::Nothing)
+    } else {
+        let there = scan::scan(&dir, how.threads).map_err(cannot)?;
+        let sides = Sides { source: &source.root, source_scan: &source.scan, there: &dir, there_scan: &there };
+        (with_root(sides.plan(plan::everything(&source.scan, &there)), source), Before::Copy)
+    };
+    let mut writer = Writer::new(dir.try_clone().map_err(|cause| io_error("a descriptor", cause))?, before);
+    writer.inodes.contents = contents(source, &dir, how, None)?;
+    writer.prepare().map_err(cannot)?;
+    let brought = bring(&source.root, &writer, &plan, how, context, || {
+        keep::make_store(&dir).map_err(|cause| error("io", format!("the store of {}: {cause}", path.display())))
+    })?;
+    if marked {
+        sys::removexattr(&dir, IMPORT_NAME).map_err(cannot)?;
+    }
+    target.state = State::Tree;
+    made.add(&writer, &brought);
+    let bytes = write_record(source, target, how, &brought, None)?;
+    let info = checkpoint(item, target, tag, false)?;
+    made.checkpoint = Some(info.id);
+    note_checkpoint(target, &bytes, info.id)
+}
+
+/// What is known of contents before anything is read, if files are hashed.
+fn contents(source: &Source, tree: &OwnedFd, how: &How, record: Option<&Record>) -> VerbResult<Option<Contents>> {
+    if !how.hash {
+        return Ok(None);
+    }
+    let dup = |fd: &OwnedFd| fd.try_clone().map_err(|cause| io_error("a descriptor", cause));
+    let mut contents = Contents::new(dup(&source.root)?, dup(tree)?);
+    if let Some(record) = record {
+        contents.learn(None, record);
+    }
+    for project in &how.with {
+        contents.learn(Some(dup(&project.root)?), &project.record);
+    }
+    Ok(Some(contents))
+}
+
+/// Brings in what a plan says. `ready`: called when nothing but attributes of directories is to be done.
+fn bring(
+    source: &OwnedFd,
+    writer: &Writer,
+    plan: &Plan,
+    how: &How,
+    context: &Context,
+    ready: impl FnOnce() -> VerbResult<()>,
+) -> VerbResult<Brought> {
+    let bar = Bar::files(&context.out, "importing");
+    let total = plan.others.len() as u64;
+    let progress = |done| bar.at(done, total);
+    let bringing = Bring::new(source, writer, &progress);
+    bringing.all(plan, how.threads);
+    let ready = ready();
+    let brought = bringing.finish(how.threads);
+    bar.stop();
+    ready.map(|()| brought)
+}
+
+/// Writing changes the root: it gets its attributes at the end, whatever else is to be done.
+fn with_root(mut plan: Plan, source: &Source) -> Plan {
+    if !plan.dirs.iter().any(|(path, _)| path.is_empty()) {
+        plan.dirs.insert(0, (Vec::new(), source.scan.root));
+    }
+    plan
+}
+
+/// Into a tree: only what differs.
+fn again(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Option<&String>, made: &mut Made, context: &Context) -> Outcome {
+    let path = target.path.clone();
+    let cannot = |cause: Errno| io_error(path.display(), cause);
+    let mut kept = Kept::read(target.store()?);
+    loop {
+        let there = scan::scan(target.backing()?, how.threads).map_err(cannot)?;
+        let suspects =
+            kept.record.as_ref().map_or_else(|| plan::everything(&source.scan, &there), |record| plan::suspects(record, &source.scan, &there));
+        if let Some(id) = kept.checkpoint.filter(|_| suspects.is_empty() && !how.each) {
+            (made.checkpoint, made.unchanged) = (Some(id), true);
+            return tag.map_or(Ok(()), |tag| give_tag(target, id, tag));
+        }
+        if !target.is_served() {
+            // What is in the tree is looked at anew: nobody changes it unseen from now on.
+            target.client()?;
+            continue;
+        }
+        let backing = target.backing()?;
+        let plan = Sides { source: &source.root, source_scan: &source.scan, there: backing, there_scan: &there }.plan(suspects);
+        let mut brought = Brought::default();
+        if !plan.is_empty() {
+            made.guard = guard(item, target)?;
+            let (mut writer, staged) = target.writer()?;
+            writer.inodes.contents = contents(source, target.backing()?, how, kept.record.as_ref())?;
+            writer.prepare().map_err(cannot)?;
+            brought = bring(&source.root, &writer, &with_root(plan, source), how, context, || Ok(()))?;
+            made.add(&writer, &brought);
+            if let Some(error) = staged.failed() {
+                return Err(error.into());
+            }
+        }
+        let info = checkpoint(item, target, tag, !how.each)?;
+        (made.checkpoint, made.unchanged) = (Some(info.id), info.unchanged);
+        let bytes = write_record(source, target, how, &brought, kept.record.take().as_ref())?;
+        note_checkpoint(target, &bytes, info.id)?;
+        return tag.filter(|_| info.unchanged).map_or(Ok(()), |tag| give_tag(target, info.id, tag));
+    }
+}
+
+/// What is in the tree and in no checkpoint gets one.
+fn guard(item: &Item, target: &mut Target) -> Outcome<Option<CheckpointId>> {
+    let client = target.client()?;
+    // What cannot be compared may have changed.
+    if client.status().is_ok_and(|status| status.latest.is_some() && status.dirty.is_empty()) {
+        return Ok(None);
+    }
+    let note = format!("before importing {}", item.name);
+    Ok(Some(client.checkpoint(CheckpointOptions { note, ..CheckpointOptions::default() })?.id))
+}
+
+fn give_tag(target: &mut Target, id: CheckpointId, tag: &str) -> Outcome {
+    let client = target.client()?;
+    let state = crate::engine::api::StateName(id.to_string());
+    if client.show(state.clone())?.tags.iter().any(|has| has == tag) {
+        return Ok(());
+    }
+    let retag = crate::engine::api::Retag { add: vec![tag.to_owned()], ..crate::engine::api::Retag::default() };
+    Ok(client.retag(state, retag).map(drop)?)
+}
+
+/// Keeps what was imported; without it the next import compares everything.
+fn write_record(source: &Source, target: &Target, how: &How, brought: &Brought, old: Option<&Record>) -> VerbResult<Vec<u8>> {
+    let there = scan::scan(target.backing()?, how.threads).map_err(|cause| io_error(target.path.display(), cause))?;
+    let record = plan::record(&source.scan, &there, source.begun, brought, old);
+    keep::write(target.store()?, &record).map_err(|cause| io_error("the record of the import", cause))
+}
+
+fn note_checkpoint(target: &Target, bytes: &[u8], id: CheckpointId) -> Outcome {
+    Ok(keep::write_checkpoint(target.store()?, bytes, id).map_err(|cause| io_error("the record of the import", cause))?)
+}
+
+fn checkpoint(item: &Item, target: &mut Target, tag: Option<&String>, if_changed: bool) -> Outcome<CheckpointInfo> {
+    let mut note = match &item.snapshot {
+        Some(snapshot) => {
+            let mut note = snapshot.description.clone().unwrap_or_else(|| format!("imported {}", snapshot.name));
+            note.push_str(&format!("\n\nSnapshot: {}", snapshot.name));
+            note
+        }
+        None => format!("imported {}\n\nImported: {}", item.name, item.path.display()),
+    };
+    if let Some(date) = item.snapshot.as_ref().and_then(|snapshot| snapshot.date.as_ref()) {
+        note.push_str(&format!("\nDate: {date}"));
+    }
+    if note.len() > 4096 {
+        return Err(Failure::Verb(error("bad-note", format!("what is said of {} is too long", item.name))));
+    }
+    let tags = tag.into_iter().cloned().collect();
+    Ok(target.client()?.checkpoint(CheckpointOptions { note, tags, if_changed, ..CheckpointOptions::default() })?)
+}
+
+/// What an import would do: how much would be made and removed.
+pub fn look(item: &Item, target: Option<&Target>, how: &How) -> VerbResult<Made> {
+    let source = Source::read(item, how.threads)?;
+    let mut made = Made { count: source.scan.count(), left_out: source.scan.left.clone(), ..Made::new(item) };
+    let plan = match target.filter(|target| target.state != State::Empty) {
+        None => Plan::all(&source.scan),
+        Some(target) => {
+            let backing = target.backing()?;
+            let there = scan::scan(backing, how.threads).map_err(|cause| io_error(target.path.display(), cause))?;
+            let record = if target.state == State::Tree { Kept::read(target.store()?).record } else { None };
+            let suspects =
+                record.as_ref().map_or_else(|| plan::everything(&source.scan, &there), |record| plan::suspects(record, &source.scan, &there));
+            Sides { source: &source.root, source_scan: &source.scan, there: backing, there_scan: &there }.plan(suspects)
+        }
+    };
+    made.made = (plan.dirs.len() + plan.others.len()) as u64;
+    made.removed = plan.removed.len() as u64;
+    made.unchanged = plan.is_empty();
+    Ok(made)
+}

@@ -1,0 +1,225 @@
+//! Where an import goes: a directory that is to become a tree, or a tree that is there, with or without a daemon.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use crate::cli::copies;
+use crate::cli::error::{Outcome, hinted, io_error};
+use crate::cli::locate::{self, Located};
+use crate::control::{Client, STORE_NAME};
+use crate::engine::api::{TreePath, VerbError, VerbResult};
+use crate::engine::export::parts::Refused;
+use crate::engine::import::ImportAsk;
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno, SysResult, host};
+use crate::transfer::import::keep;
+use crate::transfer::mark::IMPORT_NAME;
+use crate::transfer::write::{Stage, Writer};
+
+/// What is put into the tree with one request.
+const PUT_AT_ONCE: usize = 256;
+
+/// What is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing.
+    Empty,
+    /// What an import left that did not come to its end.
+    Unfinished,
+    /// A tree.
+    Tree,
+}
+
+/// Where an import goes.
+pub struct Target {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What is there.
+    pub state: State,
+    daemon: Option<Daemon>,
+    /// The directory, where no daemon serves it.
+    dir: Option<OwnedFd>,
+    _lock: Option<File>,
+}
+
+/// A daemon that serves the tree.
+struct Daemon {
+    client: Client,
+    /// Where the tree is mounted.
+    mount: PathBuf,
+    /// The directory behind it, and the stage.
+    backing: OwnedFd,
+    stage: OwnedFd,
+    /// We have mounted it.
+    ours: bool,
+}
+
+impl Target {
+    /// Looks at it, and makes it if it is not there; `only_look`: it is not made, `None` stands for a directory that is not there or empty.
+    pub fn open(path: &Path, only_look: bool) -> VerbResult<Option<Target>> {
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if path.is_dir() {
+            match locate::locate(path.clone())? {
+                Located::Served(served) if served.root == path => {
+                    let mut target = Target { path, state: State::Tree, daemon: None, dir: None, _lock: None };
+                    target.serve(served.client, false)?;
+                    return target.locked().map(Some);
+                }
+                Located::Store { root } if root == path && !is_unfinished(&path) => {
+                    let dir = sys::open_root(&path).map_err(|cause| io_error(path.display(), cause))?;
+                    let target = Target { path, state: State::Tree, daemon: None, dir: Some(dir), _lock: None };
+                    return target.locked().map(Some);
+                }
+                stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
+                _ => {}
+            }
+        }
+        if only_look && !path.exists() {
+            return Ok(None);
+        }
+        let dir = copies::open_destination(&path)?;
+        let state = if is_unfinished(&path) {
+            State::Unfinished
+        } else if copies::is_empty(&path, &dir)? {
+            State::Empty
+        } else {
+            let hint = "import into a directory that does not exist or is empty, or into a tree of ckptfs; to give this one a history: ckptfs mount";
+            return Err(hinted("not-empty", format!("{} is not empty", path.display()), hint));
+        };
+        Ok(Some(Target { path, state, daemon: None, dir: Some(dir), _lock: None }))
+    }
+
+    fn locked(self) -> VerbResult<Target> {
+        let store = self.store()?;
+        match keep::lock(&store).map_err(|cause| io_error(self.path.display(), cause))? {
+            Some(lock) => Ok(Target { _lock: Some(lock), ..self }),
+            None => Err(hinted("busy", format!("another import writes to {}", self.path.display()), "wait until it has ended")),
+        }
+    }
+
+    /// A descriptor of the store.
+    pub fn store(&self) -> VerbResult<OwnedFd> {
+        let at = self.path.join(STORE_NAME);
+        host::open_dir_path(&at).map_err(|cause| io_error(at.display(), cause))
+    }
+
+    /// The directory itself, also where something is mounted over it.
+    pub fn backing(&self) -> VerbResult<&OwnedFd> {
+        let dir = self.daemon.as_ref().map(|daemon| &daemon.backing).or(self.dir.as_ref());
+        dir.ok_or_else(|| io_error(self.path.display(), Errno::EIO))
+    }
+
+    /// A daemon serves it.
+    pub fn is_served(&self) -> bool {
+        self.daemon.is_some()
+    }
+
+    /// The daemon, which is started if there is none; it is ended when the import is.
+    pub fn client(&mut self) -> Result<&mut Client, crate::cli::error::Failure> {
+        if self.daemon.is_none() {
+            // One checkpoint for each item, however much goes from one to the next.
+            copies::own_verb("mount", &self.path, &[("CKPTFS_TRIPWIRE", "off")])?;
+            if let Err(error) = locate::served(Some(&self.path)).and_then(|served| self.serve(served.client, true)) {
+                copies::own_verb("umount", &self.path, &[])?;
+                return Err(error.into());
+            }
+        }
+        match &mut self.daemon {
+            Some(daemon) => Ok(&mut daemon.client),
+            None => Err(io_error(self.path.display(), Errno::EIO).into()),
+        }
+    }
+
+    fn serve(&mut self, mut client: Client, ours: bool) -> VerbResult<()> {
+        let mount = client.status()?.mount;
+        let (_, fds) = client.import(ImportAsk::Begin)?;
+        let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
+            return Err(io_error(self.path.display(), Errno::EMFILE));
+        };
+        self.daemon = Some(Daemon { client, mount, backing, stage, ours });
+        Ok(())
+    }
+
+    /// A writer into the tree that the daemon serves, and what it will not do by itself: [`Staged::failed`].
+    pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<Staged>)> {
+        let lost = || io_error(self.path.display(), Errno::ENOTCONN);
+        let daemon = self.daemon.as_ref().ok_or_else(lost)?;
+        let root = sys::open_root(&daemon.mount).map_err(|cause| io_error(daemon.mount.display(), cause))?;
+        let client = copies::connect(&self.path).ok_or_else(lost)?;
+        let dir = daemon.stage.try_clone().map_err(|cause| io_error("a descriptor", cause))?;
+        let staged = std::sync::Arc::new(Staged { dir, client: Mutex::new(client), waiting: Mutex::default(), done: Mutex::default() });
+        Ok((Writer::staged(root, Box::new(std::sync::Arc::clone(&staged))), staged))
+    }
+
+    /// Everything was done: what was mounted for it is mounted no longer.
+    pub fn close(self) -> Outcome {
+        match self.daemon {
+            Some(Daemon { client, ours: true, .. }) => {
+                drop(client);
+                copies::own_verb("umount", &self.path, &[])
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn is_unfinished(path: &Path) -> bool {
+    sys::open_root(path).and_then(|dir| sys::getxattr(&dir, IMPORT_NAME)).is_ok()
+}
+
+/// The stage of a tree that a daemon serves.
+pub struct Staged {
+    dir: OwnedFd,
+    client: Mutex<Client>,
+    waiting: Mutex<Vec<(String, TreePath)>>,
+    done: Mutex<(Vec<Refused>, Option<VerbError>)>,
+}
+
+impl Staged {
+    /// Why the daemon could not be asked.
+    pub fn failed(&self) -> Option<VerbError> {
+        self.done.lock().1.take()
+    }
+
+    fn send(&self, staged: Vec<(String, TreePath)>) -> SysResult<()> {
+        if staged.is_empty() {
+            return Ok(());
+        }
+        let answer = self.client.lock().import(ImportAsk::Put { staged });
+        let mut done = self.done.lock();
+        match answer {
+            Ok((part, _)) => {
+                done.0.extend(part.refused);
+                Ok(())
+            }
+            Err(error) => {
+                done.1.get_or_insert(error);
+                Err(Errno::EIO)
+            }
+        }
+    }
+}
+
+impl Stage for std::sync::Arc<Staged> {
+    fn dir(&self) -> &OwnedFd {
+        &self.dir
+    }
+
+    fn put(&self, name: Vec<u8>, path: &[u8]) -> SysResult<()> {
+        let name = String::from_utf8(name).map_err(|_| Errno::EINVAL)?;
+        let full = {
+            let mut waiting = self.waiting.lock();
+            waiting.push((name, TreePath(path.to_vec())));
+            if waiting.len() < PUT_AT_ONCE { Vec::new() } else { std::mem::take(&mut *waiting) }
+        };
+        self.send(full)
+    }
+
+    fn flush(&self) -> Vec<Refused> {
+        let rest = std::mem::take(&mut *self.waiting.lock());
+        // Why it failed is told by `failed`.
+        let _ = self.send(rest);
+        std::mem::take(&mut self.done.lock().0)
+    }
+}

@@ -1,0 +1,53 @@
+//! Other projects that an import shares content with.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use crate::cli::Context;
+use crate::cli::copies;
+use crate::cli::error::{hinted, io_error};
+use crate::cli::locate::{self, Located};
+use crate::cli::progress::Spinner;
+use crate::control::STORE_NAME;
+use crate::engine::api::VerbResult;
+use crate::engine::import::ImportAsk;
+use crate::sys::{self, Errno, host};
+use crate::transfer::import::contents;
+use crate::transfer::import::keep::Kept;
+use crate::transfer::import::record::Record;
+use crate::transfer::import::scan;
+
+/// A tree, and what is known of the contents in it.
+pub struct Project {
+    /// The directory itself, also where something is mounted over it.
+    pub root: OwnedFd,
+    /// Its files with their hashes.
+    pub record: Record,
+}
+
+/// Reads what is known of trees; one of which nothing is known is hashed.
+pub fn read(cwd: &Path, dirs: &[PathBuf], threads: usize, context: &Context) -> VerbResult<Vec<Project>> {
+    dirs.iter().map(|dir| one(&copies::destination(cwd, dir), threads, context)).collect()
+}
+
+fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
+    let cannot = |cause: Errno| io_error(path.display(), cause);
+    let real = path.canonicalize().map_err(|cause| io_error(path.display(), cause))?;
+    let root = match locate::locate(real.clone())? {
+        Located::Served(mut served) if served.root == real => {
+            let (_, fds) = served.client.import(ImportAsk::Look)?;
+            fds.into_iter().next().ok_or_else(|| cannot(Errno::EMFILE))?
+        }
+        Located::Stale { root } => return Err(locate::not_served(&Located::Stale { root })),
+        _ => sys::open_root(&real).map_err(cannot)?,
+    };
+    let known = host::open_dir_path(&real.join(STORE_NAME)).ok().and_then(|store| Kept::read(&store).record);
+    if let Some(record) = known.filter(|record| record.dirs.values().flatten().any(|known| known.hash.is_some())) {
+        return Ok(Project { root, record });
+    }
+    let spinner = Spinner::start(&context.out, "hashing");
+    let hashed = scan::scan(&root, threads).and_then(|scan| contents::hash_all(&root, &scan, threads));
+    spinner.stop();
+    let record = hashed.map_err(|cause| hinted("io", format!("{}: {cause}", path.display()), "name a tree, or leave it away"))?;
+    Ok(Project { root, record })
+}

@@ -1,0 +1,137 @@
+//! What an import asks of a daemon: to be let at the directory behind the mount, and to put into the tree what was made beside it.
+//!
+//! Whoever imports makes inodes in the staging directory, where no checkpoint sees them and files can share their data with the source, complete with
+//! owner, times and attributes. Here they are renamed into place with the operation that serves the kernel's rename(2): what they replace is kept
+//! first. Nobody ever sees half of one.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::announce::{Step, What};
+use super::api::{TreePath, VerbResult};
+use super::export::parts::Refused;
+use super::restore::Stale;
+use super::{Engine, error};
+use crate::history::timeline::Timeline;
+use crate::history::view::State;
+use crate::live::{At, Turn};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{Actor, Place};
+use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
+
+/// Begins the names of inodes that an import made on the stage.
+pub const STAGED_PREFIX: &str = ".ckptfs-export-";
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImportAsk {
+    /// Two descriptors: of the directory that is served, and of the stage. What an import left there that was killed is gone.
+    Begin,
+    /// One descriptor: of the directory that is served, to be read.
+    Look,
+    /// Put into the tree what was made on the stage.
+    Put {
+        /// Name on the stage, and path in the tree, the directory of which is there.
+        staged: Vec<(String, TreePath)>,
+    },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportPart {
+    /// What could not be put in its place; it is gone from the stage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<Refused>,
+}
+
+impl Engine {
+    /// See [`super::api::Verbs::import`].
+    pub(super) fn import_part(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
+        match ask {
+            ImportAsk::Begin => {
+                let failed = |errno| error::failed("the import cannot begin", errno);
+                self.clear_stage().map_err(failed)?;
+                for fd in [self.live.root(), self.live.staging()] {
+                    let fd = fd.try_clone().map_err(|cause| failed(cause.into()))?;
+                    files.push(Arc::new(File::from(fd)));
+                }
+                Ok(ImportPart::default())
+            }
+            ImportAsk::Look => {
+                let root = self.live.root().try_clone().map_err(|cause| error::failed("the tree cannot be looked at", cause.into()))?;
+                files.push(Arc::new(File::from(root)));
+                Ok(ImportPart::default())
+            }
+            ImportAsk::Put { staged } => Ok(ImportPart { refused: self.put_staged(by, staged) }),
+        }
+    }
+
+    fn clear_stage(&self) -> SysResult<()> {
+        let staging = self.live.staging();
+        for entry in sys::list_dir(&sys::open_dir_at(staging, b".")?)? {
+            if entry.name.starts_with(STAGED_PREFIX.as_bytes()) {
+                sys::unlink_at(staging, &entry.name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put_staged(&self, by: &Actor, staged: &[(String, TreePath)]) -> Vec<Refused> {
+        let mut refused = Vec::new();
+        let (mut stale, mut steps) = (Stale::default(), Vec::new());
+        let gate = self.live.gate.write();
+        let tree = self.live.tree.write();
+        let acting = Timeline::acting(Some(self.timeline().number(super::who::actor_process(by))));
+        for (name, path) in staged {
+            if let Err(errno) = self.put_one(name, &path.0, &mut stale, &mut steps) {
+                let _ = sys::unlink_at(self.live.staging(), name.as_bytes());
+                refused.push(Refused { path: path.clone(), errno: errno.0 });
+            }
+        }
+        drop(acting);
+        drop(tree);
+        drop(gate);
+        self.forget_stale(&stale);
+        self.announcer.tell(steps);
+        refused
+    }
+
+    fn put_one(&self, staged: &str, path: &[u8], stale: &mut Stale, steps: &mut Vec<Step>) -> SysResult<()> {
+        if !staged.starts_with(STAGED_PREFIX) || staged.contains('/') {
+            return Err(Errno::EINVAL);
+        }
+        let (above, name) = match path.iter().rposition(|byte| *byte == b'/') {
+            Some(slash) => (path.get(..slash).unwrap_or_default(), path.get(slash + 1..).unwrap_or_default()),
+            None => (b"".as_slice(), path),
+        };
+        if name.is_empty() || path.split(|byte| *byte == b'/').any(|name| [b".".as_slice(), b".."].contains(&name)) {
+            return Err(Errno::EINVAL);
+        }
+        let (dir, trail) = self.view(State::Live).walk(above)?.ok_or(Errno::ENOENT)?;
+        if dir.kind != Kind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        if Engine::is_reserved(super::request::NodeId(dir.slot.0), name) {
+            return Err(Errno::EPERM);
+        }
+        let place = Place { parent: Slot::STAGING, name: Name::new(staged.as_bytes()) };
+        let kind = sys::stat_at(self.live.staging(), staged.as_bytes())?.kind;
+        let slot = self.live.adopt(&place)?;
+        let name = Name::new(name);
+        let to = (At::from(&trail), &name);
+        let replaced = self.live.rename_in((At::from(Slot::STAGING), &place.name), to, RenameMode::Replace, Turn::default())?;
+        stale.names.push((dir.slot, name.clone()));
+        stale.nodes.extend([slot, dir.slot]);
+        match replaced {
+            Some(old) if self.live.is_dead(old) => stale.dead.push((dir.slot, name.clone(), old)),
+            Some(old) => stale.nodes.push(old),
+            None => {}
+        }
+        let what = if replaced.is_some() { What::Written } else { What::Come(kind) };
+        steps.push(Step { dir: dir.slot, name, node: None, what });
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! Makes what a plan says, by several threads.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::left::{Left, Why};
+use super::plan::{Item, Plan};
+use super::record::Hash;
+use crate::engine::api::TreePath;
+use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
+use crate::transfer::place::{Parent, open_below, split};
+use crate::transfer::write::{Writer, by_several};
+
+/// Paths that a thread takes at once.
+const TAKEN: usize = 64;
+/// A file that was changed while it was copied is copied again, so often.
+const COPIES_MAX: u32 = 3;
+
+/// What was read of an inode when it was brought in.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Its attributes then.
+    pub stat: Stat,
+    /// Of its content, if that was taken.
+    pub hash: Option<Hash>,
+}
+
+/// What bringing in did.
+#[derive(Debug, Default)]
+pub struct Brought {
+    /// What is not as it should be, sorted.
+    pub left: Vec<Left>,
+    /// What was read, where it is not what the plan said.
+    pub seen: HashMap<Vec<u8>, Seen>,
+}
+
+/// One import under way.
+pub struct Bring<'a> {
+    source: &'a OwnedFd,
+    writer: &'a Writer,
+    left: Mutex<Vec<Left>>,
+    seen: Mutex<HashMap<Vec<u8>, Seen>>,
+    done: AtomicU64,
+    progress: &'a (dyn Fn(u64) + Sync),
+}
+
+impl<'a> Bring<'a> {
+    /// From `source`, open for reading, through a writer. `progress` is told how many paths were made.
+    pub fn new(source: &'a OwnedFd, writer: &'a Writer, progress: &'a (dyn Fn(u64) + Sync)) -> Bring<'a> {
+        Bring { source, writer, left: Mutex::default(), seen: Mutex::default(), done: AtomicU64::new(0), progress }
+    }
+
+    /// Removes and makes; what is left is [`Bring::finish`].
+    pub fn all(&self, plan: &Plan, threads: usize) {
+        for path in &plan.removed {
+            if let Err(errno) = self.writer.remove_path(path) {
+                self.leave(path, Why::of(errno));
+            }
+        }
+        by_several(&plan.dirs, threads, &|(path, stat)| {
+            if let Err(errno) = self.dir(path, stat) {
+                self.leave(path, Why::of(errno));
+            }
+        });
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // Without another thread this one does it all.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, || self.work(&plan.others, &next));
+            }
+            self.work(&plan.others, &next);
+        });
+    }
+
+    /// Further names, attributes of directories, and what was not done.
+    pub fn finish(self, threads: usize) -> Brought {
+        for Refused { path, errno } in self.writer.finish_by(threads) {
+            self.leave(&path.0, Why::of(Errno(errno)));
+        }
+        let mut left = std::mem::take(&mut *self.left.lock());
+        left.sort_by(|a, b| a.path.cmp(&b.path));
+        left.dedup_by(|a, b| a.path == b.path);
+        let seen = std::mem::take(&mut *self.seen.lock());
+        Brought { left, seen }
+    }
+
+    fn leave(&self, path: &[u8], why: Why) {
+        self.left.lock().push(Left { path: TreePath(path.to_vec()), why });
+    }
+
+    fn work(&self, items: &[Item], next: &AtomicUsize) {
+        let (mut from, mut to) = (Parent::default(), Parent::default());
+        loop {
+            let at = next.fetch_add(TAKEN, Ordering::Relaxed);
+            let Some(taken) = items.get(at..items.len().min(at.saturating_add(TAKEN))).filter(|taken| !taken.is_empty()) else { return };
+            for (path, stat) in taken {
+                if let Err(why) = self.one(&mut from, &mut to, path, stat) {
+                    self.leave(path, why);
+                }
+            }
+            let count = taken.len() as u64;
+            (self.progress)(self.done.fetch_add(count, Ordering::Relaxed) + count);
+        }
+    }
+
+    /// A directory; those above it are made with it, and then found to be there.
+    fn dir(&self, path: &[u8], stat: &Stat) -> SysResult<()> {
+        let fd = open_below(self.source, path, OpenKind::Path)?;
+        let entry = ExportEntry::new(path.to_vec(), stat, stat.ino, None, sys::all_xattrs(&fd)?);
+        self.writer.put(&mut Parent::default(), entry, None)
+    }
+
+    fn one(&self, from: &mut Parent, to: &mut Parent, path: &[u8], planned: &Stat) -> Result<(), Why> {
+        let (above, name) = split(path).ok_or(Why::Error(Errno::EINVAL))?;
+        let dir = from.existing(self.source, above).map_err(Why::of)?;
+        if planned.kind != Kind::File {
+            let entry = read_other(dir, name, path, planned).map_err(Why::of)?;
+            return self.writer.put(to, entry, None).map_err(Why::of);
+        }
+        for copy in 0..COPIES_MAX {
+            let file = sys::open_file_at(dir, name, Open::READ).map_err(Why::of)?;
+            let stat = sys::stat_fd(&file).map_err(Why::of)?;
+            if stat.kind != Kind::File {
+                return Err(Why::Changing);
+            }
+            // By its inode in the source it is found which names are one file.
+            let mut entry = ExportEntry::new(path.to_vec(), &stat, stat.ino, None, sys::file_xattrs(&file).map_err(Why::of)?);
+            entry.data = if stat.size > 0 { ExportData::File } else { ExportData::None };
+            entry.again = copy > 0;
+            self.writer.put(to, entry, Some(&file).filter(|_| stat.size > 0)).map_err(Why::of)?;
+            let after = sys::stat_fd(&file).map_err(Why::of)?;
+            if (after.ctime, after.size) == (stat.ctime, stat.size) {
+                let hash = self.writer.inodes.contents.as_ref().and_then(|contents| contents.take(path));
+                if hash.is_some() || (stat.ino, stat.ctime) != (planned.ino, planned.ctime) {
+                    self.seen.lock().insert(path.to_vec(), Seen { stat, hash });
+                }
+                return Ok(());
+            }
+        }
+        Err(Why::Changing)
+    }
+}
+
+fn read_other(dir: &OwnedFd, name: &[u8], path: &[u8], planned: &Stat) -> SysResult<ExportEntry> {
+    let fd = sys::open_path_at(dir, name)?;
+    let stat = sys::stat_fd(&fd)?;
+    if stat.kind != planned.kind {
+        return Err(Errno::ESTALE);
+    }
+    let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(&fd)?) } else { None };
+    Ok(ExportEntry::new(path.to_vec(), &stat, stat.ino, target, sys::all_xattrs(&fd)?))
+}

@@ -1,0 +1,101 @@
+//! Where the [record](super::record) of an import is kept: two files in the store of the tree.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::record::{CHECKPOINT_NAME, RECORD_NAME, Record};
+use crate::store::ids::CheckpointId;
+use crate::store::layout::Layout;
+use crate::sys::{self, Errno, Open, RenameMode, SysResult};
+
+/// A record larger than this is none of ours.
+const RECORD_BYTES_MAX: u64 = 8 << 30;
+
+/// What is kept.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// The record; `None`: there is none that can be believed.
+    pub record: Option<Record>,
+    /// The checkpoint that shows what it tells of.
+    pub checkpoint: Option<CheckpointId>,
+}
+
+impl Kept {
+    /// Reads it from a store. What is damaged is not there.
+    pub fn read(store: impl AsFd) -> Kept {
+        let Ok(bytes) = read_file(&store, RECORD_NAME) else { return Kept::default() };
+        let checkpoint = read_file(&store, CHECKPOINT_NAME).ok().and_then(|text| Record::checkpoint_of(&bytes, &text));
+        let record = Record::decode(&bytes);
+        if record.is_none() {
+            tracing::warn!("the record of the last import is damaged: everything is compared");
+        }
+        Kept { checkpoint: checkpoint.map(CheckpointId).filter(|_| record.is_some()), record }
+    }
+}
+
+fn read_file(store: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
+    let file = sys::open_file_at(store, name, Open::READ)?;
+    let size = sys::stat_fd(&file)?.size;
+    if size > RECORD_BYTES_MAX {
+        return Err(Errno::EFBIG);
+    }
+    let mut bytes = vec![0; usize::try_from(size).map_err(|_| Errno::EFBIG)?];
+    let read = sys::read_full_at(&file, &mut bytes, 0)?;
+    bytes.truncate(read);
+    Ok(bytes)
+}
+
+/// Writes a record, durable on return; gives the bytes for [`write_checkpoint`].
+///
+/// # Errors
+/// Those of writing; then the record before is still there.
+pub fn write(store: impl AsFd, record: &Record) -> SysResult<Vec<u8>> {
+    let bytes = record.encode();
+    write_whole(store, RECORD_NAME, &bytes)?;
+    Ok(bytes)
+}
+
+/// Notes which checkpoint shows what the record of these bytes tells of.
+///
+/// # Errors
+/// Those of writing.
+pub fn write_checkpoint(store: impl AsFd, bytes: &[u8], checkpoint: CheckpointId) -> SysResult<()> {
+    write_whole(store, CHECKPOINT_NAME, Record::checkpoint_text(bytes, checkpoint.0).as_bytes())
+}
+
+fn write_whole(store: impl AsFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
+    let new = [name, b".new"].concat();
+    match sys::unlink_at(&store, &new) {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    let file = sys::create_file_at(&store, &new, Open::WRITE, 0o600)?;
+    sys::write_all_at(&file, bytes, 0)?;
+    sys::fdatasync(&file)?;
+    sys::rename_at(&store, &new, &store, name, RenameMode::Replace)
+}
+
+/// Makes the store of a directory that is to be a tree, if there is none.
+///
+/// # Errors
+/// Those of making it.
+pub fn make_store(root: &OwnedFd) -> Result<(), crate::store::StoreError> {
+    Layout::open(root, true).map(drop)
+}
+
+/// Takes the lock of whoever imports into a tree, for as long as it lives; `None`: somebody else has it.
+///
+/// # Errors
+/// Those of opening it.
+pub fn lock(store: impl AsFd) -> SysResult<Option<File>> {
+    const NAME: &[u8] = b"import.lock";
+    let file = match sys::create_file_at(&store, NAME, Open::WRITE, 0o600) {
+        Err(Errno::EEXIST) => sys::open_file_at(&store, NAME, Open::WRITE)?,
+        file => file?,
+    };
+    match sys::flock_exclusive(&file) {
+        Ok(false) => Ok(None),
+        // A filesystem without locks has none to offer.
+        _ => Ok(Some(file)),
+    }
+}

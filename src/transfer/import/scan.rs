@@ -1,0 +1,241 @@
+//! What is below a directory, read by several threads: names and attributes, no content.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+
+use super::left::{Left, Why};
+use crate::engine::api::TreePath;
+use crate::store::layout::STORE_NAME;
+use crate::sys::lock::{Condvar, Mutex};
+use crate::sys::{self, Errno, Kind, OpenKind, Stat, SysResult};
+use crate::transfer::place::open_below;
+
+/// Where the views of the past are, in the root of a tree that is served.
+const VIEWS_NAME: &[u8] = b".snapshots";
+
+/// A name in a directory, and what it leads to.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The name.
+    pub name: Vec<u8>,
+    /// Its inode.
+    pub stat: Stat,
+}
+
+/// A directory that was listed.
+#[derive(Debug)]
+pub struct Listing {
+    /// Its path below the root.
+    pub path: Vec<u8>,
+    /// What is in it, sorted by name.
+    pub names: Vec<Found>,
+}
+
+/// A tree that was read.
+#[derive(Debug)]
+pub struct Scan {
+    /// Its root.
+    pub root: Stat,
+    /// Every directory in it, sorted by path.
+    pub dirs: Vec<Listing>,
+    /// What belongs to it and is not in `dirs`.
+    pub left: Vec<Left>,
+}
+
+impl Scan {
+    /// Every path but the root's, in no order.
+    pub fn paths(&self) -> impl Iterator<Item = (Vec<u8>, &Found)> {
+        self.dirs.iter().flat_map(|dir| dir.names.iter().map(|found| (join(&dir.path, &found.name), found)))
+    }
+
+    /// The directory at a path.
+    pub fn dir(&self, path: &[u8]) -> Option<&Listing> {
+        let at = self.dirs.binary_search_by(|dir| dir.path.as_slice().cmp(path)).ok()?;
+        self.dirs.get(at)
+    }
+
+    /// Directories that could not be listed: they stay as they are in the tree, with what is in them.
+    pub fn unread(&self) -> HashSet<&[u8]> {
+        self.left.iter().filter(|left| left.why.is_missed()).map(|left| left.path.0.as_slice()).collect()
+    }
+
+    /// How much of what there is.
+    pub fn count(&self) -> Count {
+        let mut count = Count { dirs: 1, ..Count::default() };
+        for found in self.dirs.iter().flat_map(|dir| &dir.names) {
+            match found.stat.kind {
+                Kind::Dir => count.dirs += 1,
+                Kind::File => {
+                    count.files += 1;
+                    count.bytes += found.stat.size;
+                }
+                _ => count.others += 1,
+            }
+        }
+        count
+    }
+}
+
+/// How much of what is in a tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Count {
+    /// Names of regular files.
+    pub files: u64,
+    /// Directories, the root among them.
+    pub dirs: u64,
+    /// Links, FIFOs, sockets, devices.
+    pub others: u64,
+    /// Sizes of the files.
+    pub bytes: u64,
+}
+
+/// A path below a path.
+pub fn join(above: &[u8], name: &[u8]) -> Vec<u8> {
+    if above.is_empty() { name.to_vec() } else { [above, b"/", name].concat() }
+}
+
+/// What several threads have still to list.
+#[derive(Default)]
+struct Queue {
+    dirs: Vec<Vec<u8>>,
+    busy: usize,
+}
+
+struct Scanning<'a> {
+    root: &'a OwnedFd,
+    device: u64,
+    queue: Mutex<Queue>,
+    more: Condvar,
+    done: Mutex<(Vec<Listing>, Vec<Left>)>,
+}
+
+/// Reads what is below `root`, which is open for reading. Nothing is followed that leads out of it, no other filesystem is entered, and the store of a
+/// tree of ours is left out, and its views.
+///
+/// # Errors
+/// Those of the root itself.
+pub fn scan(root: &OwnedFd, threads: usize) -> SysResult<Scan> {
+    let stat = sys::stat_fd(root)?;
+    sys::list_dir(&open_below(root, b"", OpenKind::Dir)?)?;
+    let queue = Queue { dirs: vec![Vec::new()], busy: 0 };
+    let scanning = Scanning { root, device: stat.dev, queue: Mutex::new(queue), more: Condvar::default(), done: Mutex::default() };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without another thread this one does it all.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || scanning.work());
+        }
+        scanning.work();
+    });
+    let (mut dirs, mut left) = std::mem::take(&mut *scanning.done.lock());
+    dirs.sort_by(|a, b| a.path.cmp(&b.path));
+    left.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(Scan { root: stat, dirs, left })
+}
+
+impl Scanning<'_> {
+    fn work(&self) {
+        let (mut listed, mut left) = (Vec::new(), Vec::new());
+        while let Some(path) = self.take() {
+            let mut below = Vec::new();
+            match self.list(&path, &mut below, &mut left) {
+                Ok(listing) => listed.push(listing),
+                Err(errno) => left.push(Left { path: TreePath(path), why: Why::of(errno) }),
+            }
+            self.give(below);
+        }
+        let mut done = self.done.lock();
+        done.0.append(&mut listed);
+        done.1.append(&mut left);
+    }
+
+    /// The next directory; waits while another thread may still find some.
+    fn take(&self) -> Option<Vec<u8>> {
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(path) = queue.dirs.pop() {
+                queue.busy += 1;
+                return Some(path);
+            }
+            if queue.busy == 0 {
+                return None;
+            }
+            self.more.wait(&mut queue);
+        }
+    }
+
+    fn give(&self, mut below: Vec<Vec<u8>>) {
+        let mut queue = self.queue.lock();
+        queue.busy -= 1;
+        queue.dirs.append(&mut below);
+        if queue.busy == 0 || queue.dirs.len() > 1 {
+            self.more.notify_all();
+        }
+    }
+
+    fn list(&self, path: &[u8], below: &mut Vec<Vec<u8>>, left: &mut Vec<Left>) -> SysResult<Listing> {
+        let dir = open_below(self.root, path, OpenKind::Dir)?;
+        let mut names = Vec::new();
+        for entry in sys::list_dir(&dir)? {
+            let at = join(path, &entry.name);
+            let mut leave = |why| left.push(Left { path: TreePath(at.clone()), why });
+            let stat = match sys::stat_at(&dir, &entry.name) {
+                // It was there a moment ago, and is no part of the tree any more.
+                Err(Errno::ENOENT) => continue,
+                Err(errno) => {
+                    leave(Why::of(errno));
+                    continue;
+                }
+                Ok(stat) => stat,
+            };
+            if is_ours(path, &entry.name, &dir) {
+                leave(Why::History);
+                continue;
+            }
+            if stat.kind == Kind::Dir {
+                if stat.dev != self.device {
+                    leave(Why::OtherFilesystem);
+                    continue;
+                }
+                below.push(at);
+            }
+            names.push(Found { name: entry.name, stat });
+        }
+        names.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Listing { path: path.to_vec(), names })
+    }
+}
+
+/// The names that a tree of ours keeps for itself, and a store further down.
+fn is_ours(path: &[u8], name: &[u8], dir: &OwnedFd) -> bool {
+    let store = name == STORE_NAME.as_bytes();
+    if path.is_empty() && (store || name == VIEWS_NAME) {
+        return true;
+    }
+    store && sys::open_dir_at(dir, name).is_ok_and(|store| sys::host::holds(store, "format"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_read_by_several_threads_without_what_is_ours() {
+        let dir = tempfile::tempdir().expect("directory");
+        for path in ["a/b/c", "d", ".ckptfs", "d/.ckptfs", "e/.ckptfs", ".snapshots/1"] {
+            std::fs::create_dir_all(dir.path().join(path)).expect("mkdir");
+        }
+        for path in ["f", "a/g", "a/b/c/h", ".ckptfs/journal", "d/.ckptfs/format", "e/.ckptfs/mine"] {
+            std::fs::write(dir.path().join(path), path).expect("write");
+        }
+        let root = sys::open_root(dir.path()).expect("open");
+        let one = scan(&root, 1).expect("scan");
+        for scan in [&one, &scan(&root, 4).expect("scan")] {
+            let mut paths: Vec<String> = scan.paths().map(|(path, _)| String::from_utf8(path).expect("text")).collect();
+            paths.sort();
+            assert_eq!(paths, ["a", "a/b", "a/b/c", "a/b/c/h", "a/g", "d", "e", "e/.ckptfs", "e/.ckptfs/mine", "f"]);
+            let left: Vec<(&[u8], &Why)> = scan.left.iter().map(|left| (left.path.0.as_slice(), &left.why)).collect();
+            assert_eq!(left, [(b".ckptfs".as_slice(), &Why::History), (b".snapshots", &Why::History), (b"d/.ckptfs", &Why::History)]);
+            assert_eq!(scan.count(), Count { files: 4, dirs: 7, others: 0, bytes: 1 + 3 + 7 + 14 });
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! An import that is killed: run again, it comes to the same end.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use super::support::{Place, Rng, assert_same, live};
+use crate::common::command::sh;
+use crate::common::mount::wait_until;
+use crate::common::{Mount, MountOpts, Variant, for_each_variant};
+
+/// Enough files for a kill to come in between.
+const FILES: u32 = 900;
+const ROUNDS: u64 = 4;
+
+fn fill(place: &Place) {
+    let script = format!("for d in $(seq 30); do mkdir d$d; for f in $(seq {}); do echo $d $f > d$d/f$f; done; ln d$d/f1 l$d; done", FILES / 30);
+    sh(&place.project(), &script);
+}
+
+/// How many paths there are at a place, as far as they can be counted.
+fn paths(place: &Place, below: &str) -> u64 {
+    let count = format!("find {below} -path '*/.ckptfs' -prune -o -print 2>/dev/null | wc -l");
+    sh(place.image.path(), &count).trim().parse().expect("a number")
+}
+
+fn start(place: &Place) -> Child {
+    let mut command = place.command(&["project", "--into", "tree"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("started")
+}
+
+/// Kills it with SIGKILL; whether it had ended before.
+fn kill(mut child: Child) -> bool {
+    let ended = child.try_wait().expect("wait").is_some();
+    let _ = child.kill();
+    child.wait().expect("wait");
+    ended
+}
+
+fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
+    let place = Place::new(v);
+    fill(&place);
+    let expected = live(&place.project());
+    let (mut cut_short, mut rng) = (0, Rng::new(7));
+    for round in 0..ROUNDS {
+        let child = start(&place);
+        let begun = Instant::now();
+        let wanted = rng.below(u64::from(FILES));
+        // Some are killed when so much is there, the others when they come to the end.
+        let ends = round % 3 == 2;
+        while if ends { !place.tree().join(".ckptfs").exists() } else { paths(&place, "tree") < wanted } && begun.elapsed() < Duration::from_secs(60)
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !kill(child) {
+            cut_short += 1;
+            let marked = sh(place.image.path(), "getfattr --only-values -n user.ckptfs.import tree 2>/dev/null || true");
+            if !marked.is_empty() {
+                let refused = Mount::try_start(&place.tree(), &MountOpts::new(place.io));
+                let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+                assert!(!refused.status.success() && said.contains("ckptfs import"), "a half imported tree is served: {said}");
+            }
+        }
+        let made = place.bring();
+        assert_eq!(made["left_out"], serde_json::json!([]), "{made}");
+        assert_same(&live(&place.tree()), &expected);
+        let mut mount = place.adopted();
+        let newest = made["checkpoint"].as_u64().expect("a checkpoint");
+        assert_same(&live(&mount.view(newest)), &expected);
+        assert_eq!(mount.json(&["verify", "--deep"])["ok"], true);
+        mount.umount();
+        assert_eq!(place.bring()["unchanged"], true);
+        sh(place.image.path(), "rm -rf tree");
+    }
+    assert!(cut_short >= ROUNDS / 2, "only {cut_short} were killed before they ended");
+}
+
+fn a_tree_that_is_there_is_finished_by_running_it_again(v: Variant) {
+    let place = Place::new(v);
+    fill(&place);
+    place.bring();
+    let first = live(&place.project());
+    let mount = place.mount();
+    sh(&place.tree(), "echo mine > mine");
+    let mine = live(&place.tree());
+    let mut rng = Rng::new(11);
+    for round in 0..ROUNDS {
+        sh(
+            &place.project(),
+            &format!("for d in d?; do for f in $d/f*; do echo {round} >> $f; done; done; mkdir r{round}; mv d1{round}/* r{round}; rm l3"),
+        );
+        sh(&place.project(), "ln d3/f1 l3");
+        let expected = live(&place.project());
+        let before = mount.log_json().as_array().map_or(0, Vec::len);
+        let child = start(&place);
+        if round == 0 {
+            // What somebody else has done is a checkpoint before anything is touched.
+            wait_until("the guard", 60, || mount.log_json().as_array().map_or(0, Vec::len) > before);
+        }
+        std::thread::sleep(Duration::from_millis(rng.below(60)));
+        kill(child);
+        let made = place.bring();
+        assert_same(&live(&place.tree()), &expected);
+        assert_same(&live(&mount.view(made["checkpoint"].as_u64().expect("a checkpoint"))), &expected);
+        assert_same(&live(&mount.view(1)), &first);
+        assert_same(&live(&mount.view(2)), &mine);
+        assert_eq!(sh(&place.tree(), "ls -A .ckptfs/tmp/restore"), "", "the stage is empty");
+    }
+    assert_eq!(mount.json(&["verify", "--deep"])["ok"], true);
+}
+
+for_each_variant! { one => a_new_tree_is_finished_by_running_it_again, a_tree_that_is_there_is_finished_by_running_it_again }

@@ -1,0 +1,10 @@
+//! Existing trees brought in: new trees and trees that are there, again after changes, after a kill, the same content once, and what is left out.
+
+mod again;
+#[path = "../common/mod.rs"]
+mod common;
+mod contents;
+mod fresh;
+mod killed;
+mod left;
+mod support;

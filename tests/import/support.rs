@@ -1,0 +1,114 @@
+//! `ckptfs import`, and what it is compared with.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::common::command::{run_limited, tool};
+use crate::common::tree::{NodeInfo, compare, tree_without};
+use crate::common::{Image, Mount, MountOpts, TreeOpts, Variant};
+
+pub type Tree = BTreeMap<PathBuf, NodeInfo>;
+
+const CKPTFS: &str = env!("CARGO_BIN_EXE_ckptfs");
+/// An import on a slow machine.
+pub const SECONDS: u64 = 120;
+
+/// A directory on an image of the variant's own, with `project` in it.
+pub struct Place {
+    pub io: crate::common::Io,
+    pub image: Image,
+}
+
+impl Place {
+    pub fn new(v: Variant) -> Place {
+        let place = Place { io: v.io, image: Image::of(v.fs) };
+        std::fs::create_dir(place.project()).expect("mkdir");
+        place
+    }
+
+    /// What is imported.
+    pub fn project(&self) -> PathBuf {
+        self.image.path().join("project")
+    }
+
+    /// Where to.
+    pub fn tree(&self) -> PathBuf {
+        self.image.path().join("tree")
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = tool(CKPTFS, &["import", "--json"]);
+        command.args(arguments).current_dir(self.image.path());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        run_limited(&mut self.command(arguments), SECONDS)
+    }
+
+    /// Imports, and gives what it tells.
+    #[track_caller]
+    pub fn import(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("json")
+    }
+
+    /// `import project --into tree`: what it tells of the only checkpoint.
+    #[track_caller]
+    pub fn bring(&self) -> Value {
+        self.import(&["project", "--into", "tree"])["checkpoints"][0].clone()
+    }
+
+    pub fn mount(&self) -> Mount {
+        Mount::start(&self.tree(), &MountOpts::new(self.io))
+    }
+
+    /// As [`Place::mount`], where an import that was killed may have left it mounted.
+    pub fn adopted(&self) -> Mount {
+        let _ = run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS);
+        self.mount()
+    }
+
+    /// The tree is in everything what the project is.
+    #[track_caller]
+    pub fn assert_equal(&self) {
+        assert_same(&live(&self.tree()), &live(&self.project()));
+    }
+}
+
+/// A tree without what is ours.
+pub fn live(tree: &Path) -> Tree {
+    let mut tree = tree_without(tree, &TreeOpts::default().ignore);
+    if let Some(root) = tree.get_mut(Path::new("")) {
+        root.xattrs.remove(&OsString::from("user.ckptfs.import"));
+    }
+    tree
+}
+
+#[track_caller]
+pub fn assert_same(found: &Tree, expected: &Tree) {
+    let differences = compare(found, expected, &TreeOpts { ignore: Vec::new(), ..TreeOpts::default() });
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// Numbers from a seed (xorshift64).
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
