@@ -40,7 +40,7 @@ done
 
 # The seeds' rows are directories of programs, and share what the tests have; an older revision may not know what they call.
 seeds() {
-    local said
+    local said which
     rm -rf "$tree/benches/seeds" "$tree/benches/shared" "$tree/tests/bounds" "$tree/tests/common"
     cp -R benches/seeds benches/shared "$tree/benches/"
     cp -R tests/bounds tests/common "$tree/tests/"
@@ -52,13 +52,17 @@ seeds() {
         fi
         cp "$TARGET/$(sed -n 's|^ *Executable benches/seeds/main.rs (.*\(release/deps/[^)]*\))|\1|p' <<<"$said")" "$HOME_DIR/seeds-$which"
     done
-    # A table that fails is missing in what is compared, and said so.
-    for which in base now; do
-        "$HOME_DIR/seeds-$which" --only jvs --quick --fs "${SEEDS_FS:-xfs}" --json "$HOME_DIR/$which.json" >/dev/null 2>"$HOME_DIR/$which.log" ||
-            grep 'not measured' "$HOME_DIR/$which.log" >&2 || true
+    # In turn, for what else the machine does changes. A table that fails is missing in what is compared, and said so.
+    local round base_runs=() now_runs=()
+    for round in 1 2 3; do
+        for which in base now; do
+            "$HOME_DIR/seeds-$which" --only jvs --quick --fs "${SEEDS_FS:-xfs}" --json "$HOME_DIR/$which-$round.json" >/dev/null 2>"$HOME_DIR/$which.log" ||
+                grep 'not measured' "$HOME_DIR/$which.log" >&2 || true
+        done
+        base_runs+=("$HOME_DIR/base-$round.json") now_runs+=("$HOME_DIR/now-$round.json")
     done
     echo
-    "$HOME_DIR/seeds-now" --compare "$HOME_DIR/base.json" "$HOME_DIR/now.json"
+    "$HOME_DIR/seeds-now" --compare "$(IFS=,; echo "${base_runs[*]}")" "$(IFS=,; echo "${now_runs[*]}")"
 }
 
 if [ "$filter" = seeds ]; then

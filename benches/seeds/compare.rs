@@ -1,7 +1,6 @@
 //! Two runs beside each other: what `make bench-compare` prints of this suite.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde_json::Value as Json;
 
@@ -12,8 +11,8 @@ use crate::shared::stats::Samples;
 /// What a row has: the median time, bytes and calls.
 type Numbers = [Option<f64>; 3];
 
-/// Prints every row that both have, with the change from the first to the second.
-pub fn print(before: &Path, now: &Path) {
+/// Prints every row that both have, with the change from the first to the second. Each is a list of files with commas, whose samples are put together.
+pub fn print(before: &str, now: &str) {
     let (before, now) = (read(before), read(now));
     let rows = now.iter().filter_map(|(name, now)| {
         let before = before.get(name)?;
@@ -32,21 +31,22 @@ pub fn print(before: &Path, now: &Path) {
 }
 
 /// By table, row and filesystem.
-fn read(path: &Path) -> BTreeMap<String, Numbers> {
-    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let all: Json = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let median = |samples: &Json| {
-        let mut all = Samples::default();
-        samples.as_array()?.iter().filter_map(Json::as_f64).for_each(|sample| all.add_us(sample));
-        (all.len() > 0).then(|| all.p50())
-    };
-    let mut rows = BTreeMap::new();
-    for table in all["tables"].as_array().into_iter().flatten() {
-        for row in table["rows"].as_array().into_iter().flatten() {
-            let cells = &row["cells"];
-            let name = [&table["table"], &row["row"], &row["fs"]].map(|part| part.as_str().unwrap_or_default().to_owned()).join(", ");
-            rows.insert(name, [median(&cells[OURS]["us"]), median(&cells["B/op"]), median(&cells["allocs/op"])]);
+fn read(paths: &str) -> BTreeMap<String, Numbers> {
+    let mut rows: BTreeMap<String, [Samples; 3]> = BTreeMap::new();
+    for path in paths.split(',') {
+        let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let all: Json = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}"));
+        for table in all["tables"].as_array().into_iter().flatten() {
+            for row in table["rows"].as_array().into_iter().flatten() {
+                let name = [&table["table"], &row["row"], &row["fs"]].map(|part| part.as_str().unwrap_or_default().to_owned()).join(", ");
+                let cells = &row["cells"];
+                let known = rows.entry(name).or_default();
+                for (samples, cell) in known.iter_mut().zip([&cells[OURS]["us"], &cells["B/op"], &cells["allocs/op"]]) {
+                    cell.as_array().into_iter().flatten().filter_map(Json::as_f64).for_each(|sample| samples.add_us(sample));
+                }
+            }
         }
     }
-    rows
+    let median = |samples: Samples| (samples.len() > 0).then(|| samples.p50());
+    rows.into_iter().map(|(name, samples)| (name, samples.map(median))).collect()
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo bench --bench seeds -- [--work DIR] [--fs xfs,btrfs,ext4,tmpfs] [--only platform,spike2,jvs,sy,vrift] [--quick] [--long] [--json FILE] [--write-docs]
-//! cargo bench --bench seeds -- --compare BEFORE NOW      two files that --json wrote
+//! cargo bench --bench seeds -- --compare BEFORE NOW      files that --json wrote, lists with commas
 //! ```
 //! It prints Markdown; `--write-docs` writes docs/benchmarks/seeds.md and, with every sample, docs/benchmarks/seeds.json.
 //!

@@ -47,8 +47,8 @@ pub struct Options {
     pub long: bool,
     /// Where every sample is to be written.
     pub json: Option<PathBuf>,
-    /// Two such files that are to be compared, and nothing measured.
-    pub compare: Option<[PathBuf; 2]>,
+    /// Two lists of such files (with commas) that are to be compared, and nothing measured.
+    pub compare: Option<[String; 2]>,
     pub write_docs: bool,
     began: Instant,
 }
@@ -74,7 +74,7 @@ impl Options {
                 "--fs" => options.filesystems = chosen(&value()?, &FILESYSTEMS)?,
                 "--only" => options.seeds = chosen(&value()?, &SEEDS)?,
                 "--json" => options.json = Some(PathBuf::from(value()?)),
-                "--compare" => options.compare = Some([PathBuf::from(value()?), PathBuf::from(value()?)]),
+                "--compare" => options.compare = Some([value()?, value()?]),
                 "--quick" => options.quick = true,
                 "--long" => options.long = true,
                 "--write-docs" => options.write_docs = true,
