@@ -102,15 +102,23 @@ async fn answer(socket: &Socket, service: Service, asked: oneshot::Receiver<i32>
         UnixListener::from_std(listener)
     });
     let incoming = UnixListenerStream::new(listener.map_err(|cause| failed("listening", cause))?);
+    let (stop, stopping) = oneshot::channel();
     let server = Server::builder()
         .add_service(IdentityServer::new(service.clone()))
         .add_service(ControllerServer::new(service.clone()))
         .add_service(NodeServer::new(service))
-        .serve_with_incoming(incoming);
+        .serve_with_incoming_shutdown(incoming, async {
+            let _ = stopping.await;
+        });
+    let end = async {
+        // A signal, or its thread is gone: either way it is over, when what was asked is answered.
+        let _ = asked.await;
+        let _ = stop.send(());
+        tokio::time::sleep(ANSWERS_TIMEOUT).await;
+    };
     told();
     tokio::select! {
         served = server => served.map_err(|cause| failed("serving", cause)),
-        // A signal, or its thread is gone: either way it is over.
-        _ = asked => Ok(()),
+        () = end => Ok(()),
     }
 }

@@ -147,6 +147,7 @@ fn a_snapshot_is_a_pinned_checkpoint_with_its_name_and_time() {
     assert!(refused.contains("pinned"), "{refused}");
     rig.delete_snapshot("v@1").unwrap();
     assert_eq!(rig.ok(&["--volume", "v", "log", "--json"]).trim(), "[]");
+    assert_eq!(rig.snapshot("v", "nightly/ä").snapshot_id, "v@2", "the name is free again, and the number is not");
     // What is none is deleted.
     for none in ["v@1", "v@99", "nothing@1", "nonsense", "../v@1"] {
         rig.delete_snapshot(none).unwrap();
