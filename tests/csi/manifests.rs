@@ -55,7 +55,7 @@ fn names_of(all: &[Value]) -> BTreeSet<&str> {
 
 #[test]
 fn the_manifests_fit_together() {
-    let Some(all) = documents(&["rbac.yaml", "driver.yaml", "classes.yaml"]) else { return };
+    let Some(all) = documents(&["on-node/rbac.yaml", "on-node/driver.yaml", "on-node/classes.yaml"]) else { return };
     assert!(all.iter().all(|one| one["apiVersion"].is_string() && one["kind"].is_string() && !name(one).is_empty()), "{all:?}");
     assert_eq!(kind(&all, "CSIDriver").iter().map(|one| name(one)).collect::<Vec<_>>(), [NAME]);
     assert!(kind(&all, "StorageClass").iter().all(|one| one["provisioner"] == NAME && one["volumeBindingMode"] == "WaitForFirstConsumer"));
@@ -96,7 +96,7 @@ fn the_manifests_fit_together() {
 
 #[test]
 fn the_driver_in_the_pod_fits_to_the_rest() {
-    let Some(all) = documents(&["driver.yaml", "in-pod/driver.yaml"]) else { return };
+    let Some(all) = documents(&["on-node/driver.yaml", "in-pod/driver.yaml"]) else { return };
     let sets = kind(&all, "DaemonSet");
     let (base, patch) = (sets[0], sets[1]);
     assert_eq!(base["metadata"], patch["metadata"], "a patch is for what it names");
@@ -115,8 +115,8 @@ fn the_driver_in_the_pod_fits_to_the_rest() {
         let volume = pod(patch)["volumes"].as_array().unwrap().iter().find(|one| one["name"] == mount["name"]).cloned().unwrap();
         assert_eq!(volume["hostPath"]["path"], directory);
     }
-    let Some(files) = documents(&["kustomization.yaml", "in-pod/kustomization.yaml"]) else { return };
-    for (file, dir) in files.iter().zip([directory(), directory().join("in-pod")]) {
+    let Some(files) = documents(&["on-node/kustomization.yaml", "in-pod/kustomization.yaml"]) else { return };
+    for (file, dir) in files.iter().zip(["on-node", "in-pod"].map(|name| directory().join(name))) {
         let patches = list(&file["patches"]).iter().map(|patch| &patch["path"]);
         for path in list(&file["resources"]).iter().chain(patches) {
             assert!(dir.join(path.as_str().unwrap()).exists(), "{path}");
@@ -125,8 +125,20 @@ fn the_driver_in_the_pod_fits_to_the_rest() {
 }
 
 #[test]
+fn kubectl_puts_them_together() {
+    for (name, containers) in [("on-node", 4), ("in-pod", 5)] {
+        let Ok(output) = try_run_limited(tool("kubectl", &["kustomize"]).arg(directory().join(name)), SECONDS) else {
+            return skip("kubectl is not installed");
+        };
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(said.lines().filter(|line| line.trim_start().trim_start_matches("- ").starts_with("image: ")).count(), containers, "{said}");
+    }
+}
+
+#[test]
 fn the_example_uses_what_there_is() {
-    let Some(all) = documents(&["classes.yaml", "example.yaml"]) else { return };
+    let Some(all) = documents(&["on-node/classes.yaml", "example.yaml"]) else { return };
     let names = |wanted: &str| kind(&all, wanted).into_iter().map(|one| name(one).to_owned()).collect::<BTreeSet<String>>();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     for claim in kind(&all, "PersistentVolumeClaim") {
@@ -146,7 +158,7 @@ fn the_example_uses_what_there_is() {
 
 #[test]
 fn a_driver_takes_the_parameters_of_the_classes() {
-    let Some(all) = documents(&["classes.yaml"]) else { return };
+    let Some(all) = documents(&["on-node/classes.yaml"]) else { return };
     if unavailable() {
         return;
     }
