@@ -100,8 +100,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let how = How { threads, each, tag: args.tag, hash: args.hash, with };
     let mut checkpoints = Vec::new();
     if args.dry_run {
+        let mut before = None;
         for item in &items {
-            checkpoints.push(one::look(item, target.as_ref(), &how)?);
+            // Snapshots are only listed.
+            let made = if item.snapshot.is_some() { Made::new(item) } else { one::look(item, before, target.as_ref(), &how)? };
+            checkpoints.push(made);
+            before = Some(item);
         }
     } else if let Some(mut target) = target {
         let result = items.iter().enumerate().try_for_each(|(number, item)| {
@@ -218,7 +222,7 @@ fn line(made: &Made, dry_run: bool, name: &str) -> String {
         Some(id) if made.unchanged => format!("{id}  {name}{date}: nothing has changed"),
         Some(id) => format!("{id}  {name}{date}: {} made, {} removed", made.made, made.removed),
         None if dry_run && made.unchanged => format!("{name}{date}: nothing has changed"),
-        None if dry_run => format!("{name}{date}: {} to make, {} to remove", made.made, made.removed),
+        None if dry_run && made.count.dirs > 0 => format!("{name}{date}: {} to make, {} to remove", made.made, made.removed),
         None => format!("{name}{date}"),
     }
 }

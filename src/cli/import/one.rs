@@ -312,13 +312,16 @@ fn checkpoint(item: &Item, target: &mut Target, tag: Option<&String>, if_changed
     Ok(target.client()?.checkpoint(CheckpointOptions { note, tags, if_changed, ..CheckpointOptions::default() })?)
 }
 
-/// What an import would do: how much would be made and removed.
-pub fn look(item: &Item, target: Option<&Target>, how: &How) -> VerbResult<Made> {
+/// What an import would do: how much would be made and removed, in the tree, or in what it would be after the item `before`.
+pub fn look(item: &Item, before: Option<&Item>, target: Option<&Target>, how: &How) -> VerbResult<Made> {
     let source = Source::read(item, how.threads)?;
     let mut made = Made { count: source.scan.count(), left_out: source.scan.left.clone(), ..Made::new(item) };
-    let plan = match target.filter(|target| target.state != State::Empty) {
-        None => Plan::all(&source.scan),
-        Some(target) => {
+    let before = before.map(|before| Source::read(before, how.threads)).transpose()?;
+    let plan = match (before, target.filter(|target| target.state != State::Empty)) {
+        (Some(before), _) => Sides { source: &source.root, source_scan: &source.scan, there: &before.root, there_scan: &before.scan }
+            .plan(plan::everything(&source.scan, &before.scan)),
+        (None, None) => Plan::all(&source.scan),
+        (None, Some(target)) => {
             let backing = target.backing()?;
             let there = scan::scan(backing, how.threads).map_err(|cause| io_error(target.path.display(), cause))?;
             let record = if target.state == State::Tree { Kept::read(target.store()?).record } else { None };
