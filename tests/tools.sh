@@ -33,7 +33,7 @@ install_csi_sanity() {
     local try
     for try in 1 2; do
         echo "tools: installing $CSI_SANITY (try $try)"
-        if GOBIN=$bin GOPROXY=https://proxy.golang.org GOFLAGS=-buildvcs=false timeout -k 5 150 go install "$CSI_SANITY"; then
+        if GOBIN=$bin GOPROXY="${GOPROXY:-https://proxy.golang.org}" GOFLAGS=-buildvcs=false timeout -k 5 150 go install "$CSI_SANITY"; then
             echo "$CSI_SANITY" >"$stamp"
             return 0
         fi
