@@ -10,9 +10,10 @@ use std::process::Command;
 const LAYERS: [&[&str]; 8] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 11] = [
+const HOMES: [(&str, &[&str]); 12] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
+    ("rayon_core", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
     ("parking_lot", &["src/sys"]),
     ("clap", &["src/cli", "src/main.rs"]),

@@ -12,6 +12,7 @@
 mod at;
 pub mod check;
 pub mod error;
+pub mod hash;
 pub mod ids;
 pub mod index;
 pub mod journal;
@@ -21,6 +22,7 @@ pub mod lineage;
 pub mod operation;
 pub mod record;
 pub mod reserve;
+pub mod share;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

@@ -7,7 +7,7 @@ use std::sync::Once;
 use super::super::fault::{self, Call};
 use super::super::name::{check_retry, last_errno};
 use super::super::signal::ignore_sigio;
-use super::super::types::{Allocation, Errno, Placed, SysResult};
+use super::super::types::{Allocation, Errno, ExtentMap, Placed, SysResult};
 
 /// `cachestat` of every architecture's table but alpha's (since 6.5).
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -163,6 +163,16 @@ pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
         (Some(a), Some(b)) => Ok(a == b),
         _ => Ok(false),
     }
+}
+
+/// Where a file's data is, up to `size`: two files of one filesystem and size with the same map share all of it. `None` where the place on the device does
+/// not tell: inline, compressed or encrypted extents, or more than 2^18 of them. The file is flushed.
+///
+/// Errors: EOPNOTSUPP where the filesystem cannot tell.
+pub fn extent_map(file: impl AsFd, size: u64) -> SysResult<Option<ExtentMap>> {
+    fault::check(Call::Probe)?;
+    let found = extents(file, size)?;
+    Ok(found.map(|extents| ExtentMap(extents.iter().map(|extent| (extent.logical, extent.physical, extent.length)).collect())))
 }
 
 /// Where the space is that a file takes (`FS_IOC_FIEMAP`). The file is flushed; what is written meanwhile is seen or not.
