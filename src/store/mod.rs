@@ -19,9 +19,11 @@ pub mod journal;
 pub mod layers;
 pub mod layout;
 pub mod lineage;
+mod link;
 pub mod operation;
 pub mod record;
 pub mod reserve;
+pub mod same;
 pub mod share;
 
 use std::collections::HashMap;

@@ -84,6 +84,41 @@ pub fn cannot_share(errno: Errno) -> bool {
     [Errno::EOPNOTSUPP, Errno::ENOTTY, Errno::EINVAL, Errno::EXDEV, Errno::ENOSYS].contains(&errno)
 }
 
+/// Two files hold the same bytes: their extents are shared, or a comparison says so.
+pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
+    if sys::stat_fd(a)?.size != sys::stat_fd(b)?.size {
+        return Ok(false);
+    }
+    if sys::shares_extents(a, b).unwrap_or(false) {
+        return Ok(true);
+    }
+    let (mut left, mut right) = (vec![0_u8; 128 * 1024], vec![0_u8; 128 * 1024]);
+    let mut offset = 0_u64;
+    loop {
+        // What is a hole in both is equal: a sparse file has more of it than can be read.
+        match (next_data(a, offset), next_data(b, offset)) {
+            (None, None) => return Ok(true),
+            (Some(one), None) | (None, Some(one)) => offset = one,
+            (Some(one), Some(other)) => offset = one.min(other),
+        }
+        let got = sys::read_at(a, &mut left, offset)?;
+        let mut filled = 0;
+        while filled < got {
+            match sys::read_at(b, right.get_mut(filled..got).unwrap_or_default(), offset + filled as u64)? {
+                0 => return Ok(false),
+                more => filled += more,
+            }
+        }
+        if left.get(..got) != right.get(..got) {
+            return Ok(false);
+        }
+        if got == 0 {
+            return Ok(true);
+        }
+        offset += got as u64;
+    }
+}
+
 /// Where the first data at or after an offset begins, `None` if there is none; the offset itself where the filesystem does not tell.
 fn next_data(file: &File, offset: u64) -> Option<u64> {
     match sys::seek_data(file, offset) {

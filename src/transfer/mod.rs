@@ -12,6 +12,7 @@ pub mod check;
 pub mod inode;
 pub mod mark;
 pub mod place;
+pub mod same;
 pub mod snapshots;
 pub mod tar;
 pub mod walk;

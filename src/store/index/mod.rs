@@ -617,6 +617,8 @@ fn checkpoint_after(key: &[u8], stored: Option<Vec<u8>>, change: &CheckpointChan
 }
 
 #[cfg(test)]
+mod content_tests;
+#[cfg(test)]
 mod fuzz;
 #[cfg(test)]
 mod tests;
