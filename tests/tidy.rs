@@ -11,9 +11,10 @@ const LAYERS: [&[&str]; 9] =
     [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["csi"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 17] = [
+const HOMES: [(&str, &[&str]); 18] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
+    ("rayon_core", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
     ("parking_lot", &["src/sys"]),
     ("clap", &["src/cli", "src/main.rs"]),

@@ -409,6 +409,10 @@ impl Verbs for Served {
         self.verbs.gc(by, options)
     }
 
+    fn dedup(&self, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> VerbResult<DedupReport> {
+        self.verbs.dedup(options, files)
+    }
+
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
         self.verbs.audit()
     }

@@ -39,6 +39,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         out.line(&format!("{:>12} {:>12} {:>9}  {id}{deleted}", size(one.exclusive_bytes), size(one.shared_bytes), one.versions))?;
     }
     out.line(&format!("the history takes {} that nothing else holds", size(report.history_bytes)))?;
+    if report.outside_bytes > 0 {
+        out.line(&format!("{} more it shares with live files, or with others outside", size(report.outside_bytes)))?;
+    }
     if report.unneeded_bytes > 0 {
         out.line(&format!("{} of it no checkpoint needs any more: ckptfs gc", size(report.unneeded_bytes)))?;
     }

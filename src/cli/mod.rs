@@ -17,6 +17,7 @@ mod copies;
 #[cfg(feature = "csi")]
 mod csi;
 mod daemon;
+mod dedup;
 mod delete;
 mod diff;
 mod doctor;
@@ -127,6 +128,7 @@ enum Verb {
     Delete(delete::Args),
     Du(du::Args),
     Gc(gc::Args),
+    Dedup(dedup::Args),
     Ops(ops::Args),
     Undo(undo::Args),
     Redo(redo::Args),
@@ -203,6 +205,7 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Delete(args) => delete::run(args, context),
         Verb::Du(args) => du::run(args, context),
         Verb::Gc(args) => gc::run(args, context),
+        Verb::Dedup(args) => dedup::run(args, context),
         Verb::Ops(args) => ops::run(args, context),
         Verb::Undo(args) => undo::run(args, context),
         Verb::Redo(args) => redo::run(args, context),

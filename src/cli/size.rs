@@ -1,5 +1,7 @@
 //! Sizes for people.
 
+use crate::engine::settings::{self, Value};
+
 /// Units above the byte, each 1024 of the one before.
 const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -19,9 +21,24 @@ pub fn human(bytes: u64) -> String {
     }
 }
 
+/// The bytes that a size on the command line says: "64K", "10G", 1048576.
+pub fn parse(text: &str) -> Result<u64, String> {
+    let key = settings::find("retention.max-size").ok_or_else(String::new)?;
+    match settings::parse_value(key, text)? {
+        Value::Number(bytes) => Ok(bytes),
+        _ => Err("a size such as 10G is needed".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::human;
+    use super::{human, parse};
+
+    #[test]
+    fn sizes_are_read_as_the_configuration_s_are() {
+        assert_eq!((parse("64K"), parse("7")), (Ok(64 << 10), Ok(7)));
+        assert!(parse("much").is_err());
+    }
 
     #[test]
     fn sizes_change_their_unit_at_1024() {

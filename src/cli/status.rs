@@ -4,7 +4,7 @@ use super::by::{self, By};
 use super::changes;
 use super::error::Outcome;
 use super::output::Role;
-use super::{Context, locate, time};
+use super::{Context, locate, size, time};
 use crate::engine::api::{DaemonInfo, Status};
 
 /// Show what is mounted and what differs from the newest checkpoint
@@ -45,6 +45,10 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
     for (label, value) in lines {
         let line = format!("{} {}", out.paint(Role::Faint, &format!("{label:<8}")), out.text(&value));
         out.line(&line)?;
+    }
+    if status.shared.files > 0 {
+        let shared = format!("{} files, {}, share what others have since the mount", status.shared.files, size::human(status.shared.bytes));
+        out.line(&format!("{} {shared}", out.paint(Role::Faint, &format!("{:<8}", "same"))))?;
     }
     match status.latest {
         Some(latest) if status.dirty.is_empty() => out.line(&format!("nothing changed since checkpoint {latest}"))?,

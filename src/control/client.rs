@@ -10,8 +10,9 @@ use super::SOCKET_NAME;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
-    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
+    RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions,
+    VersionInfo,
 };
 use crate::engine::export::parts::{ExportAsk, ExportPart};
 use crate::engine::import::{ImportAsk, ImportPart};
@@ -221,6 +222,14 @@ impl Client {
     pub fn gc(&mut self, options: GcOptions) -> VerbResult<GcReport> {
         match self.call(Request::Gc(options))? {
             Response::Gc(report) => Ok(*report),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes the same content share its space, for a moment; and the descriptors that were asked for.
+    pub fn dedup(&mut self, options: DedupOptions) -> VerbResult<(DedupReport, Vec<OwnedFd>)> {
+        match self.call(Request::Dedup(options))? {
+            Response::Dedup(report) => Ok((*report, std::mem::take(&mut self.stream.get_mut().files))),
             other => Err(unexpected(&other)),
         }
     }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
-    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
+    RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, Verified, VerifyOptions, VersionInfo,
 };
 use crate::engine::export::parts::{ExportAsk, ExportPart};
 use crate::engine::import::{ImportAsk, ImportPart};
@@ -110,6 +110,8 @@ pub enum Request {
     Du(DuOptions),
     /// Thin out the history, for a moment.
     Gc(GcOptions),
+    /// The same content once, for a moment.
+    Dedup(DedupOptions),
     /// Who did what when.
     Audit,
     /// A checkpoint's tree, in parts.
@@ -144,6 +146,7 @@ impl Request {
             // Of a takeover the next daemon knows nothing of a run that goes on.
             Request::Du(options) => options.run.is_none(),
             Request::Gc(options) => options.dry_run && options.run.is_none(),
+            Request::Dedup(options) => options.run.is_none(),
             Request::ByProcess { .. } => true,
             Request::RestoreOnlyBy(options) => options.dry_run,
             Request::Restore(options) => options.dry_run,
@@ -187,6 +190,8 @@ pub enum Response {
     Du(Box<DuReport>),
     /// To `gc`.
     Gc(Box<GcReport>),
+    /// To `dedup`; descriptors may come with it.
+    Dedup(Box<DedupReport>),
     /// To `audit`, and part of a longer answer.
     Audit(Vec<AuditEvent>),
     /// To `export`; descriptors come with it.
@@ -343,6 +348,7 @@ pub fn split(mut response: Response) -> Vec<Response> {
         | Response::Undone(_)
         | Response::Du(_)
         | Response::Gc(_)
+        | Response::Dedup(_)
         | Response::Export(_)
         | Response::Import(_)
         | Response::Done => Vec::new(),
@@ -409,6 +415,7 @@ pub fn join(parts: Vec<Response>, last: Response) -> Option<Response> {
         | Response::Undone(_)
         | Response::Du(_)
         | Response::Gc(_)
+        | Response::Dedup(_)
         | Response::Export(_)
         | Response::Import(_)
         | Response::Done => None,

@@ -288,6 +288,7 @@ impl Server {
             Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
             Request::Du(options) => verbs.du(&options).map(|report| Response::Du(Box::new(report))),
             Request::Gc(options) => verbs.gc(by, &options).map(|report| Response::Gc(Box::new(report))),
+            Request::Dedup(options) => verbs.dedup(&options, files).map(|report| Response::Dedup(Box::new(report))),
             Request::Audit => verbs.audit().map(Response::Audit),
             Request::Import(ask) => verbs.import(by, &ask, files).map(Response::Import),
             Request::Export(ask) => verbs.export(&ask, files).map(|part| Response::Export(Box::new(part))),

@@ -64,6 +64,7 @@ fn status(count: usize) -> Status {
         latest: Some(CheckpointId(1)),
         checkpoints: 1,
         dirty: changes(count),
+        shared: Default::default(),
         warnings: vec![],
     }
 }
@@ -176,6 +177,10 @@ impl Verbs for Fake {
 
     fn gc(&self, _: &Actor, _: &GcOptions) -> VerbResult<GcReport> {
         Ok(GcReport::default())
+    }
+
+    fn dedup(&self, _: &DedupOptions, _: &mut Vec<Arc<std::fs::File>>) -> VerbResult<DedupReport> {
+        Ok(DedupReport::default())
     }
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {

@@ -12,6 +12,7 @@ use super::import::{ImportAsk, ImportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
+pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
 pub use super::retention::{Retention, Rule};
@@ -358,6 +359,9 @@ pub struct Status {
     pub checkpoints: u64,
     /// Every path that differs from the newest checkpoint, sorted by path; empty if there is no checkpoint.
     pub dirty: Vec<Change>,
+    /// Files that came to share what others with the same content have, since the mount.
+    #[serde(default)]
+    pub shared: super::dedup::Count,
     /// What somebody should know: damage found, captures refused, changes made while not mounted.
     pub warnings: Vec<String>,
 }
@@ -630,6 +634,8 @@ pub trait Verbs: Send + Sync {
     fn du(&self, options: &DuOptions) -> VerbResult<DuReport>;
     /// Thins out the history, for a moment; the answer says how to go on.
     fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport>;
+    /// Makes the same content share its space, for a moment; the answer says how to go on. See [`super::dedup`].
+    fn dedup(&self, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> VerbResult<DedupReport>;
     /// Who did what when, oldest first.
     fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
     /// A checkpoint's tree in parts, and the descriptors of the files in them, in their order; see [`super::export`].

@@ -56,6 +56,9 @@ pub struct DuReport {
     pub checkpoints: Vec<DuOne>,
     /// What would come free if no checkpoint were kept; of all, whichever was asked for.
     pub history_bytes: u64,
+    /// What versions share with others besides: live files, other projects. Each byte counts once.
+    #[serde(default)]
+    pub outside_bytes: u64,
     /// What no checkpoint needs any more: `gc` frees it.
     pub unneeded_bytes: u64,
 }
@@ -119,6 +122,7 @@ fn account(census: &Census, measured: &[usize], space: &Space) -> DuReport {
     DuReport {
         checkpoints,
         history_bytes: space.freed(&vec![Some(0); measured.len()], 1).first().copied().unwrap_or(0),
+        outside_bytes: space.outside(),
         unneeded_bytes: exclusive.get(kept).copied().unwrap_or(0),
         ..DuReport::default()
     }

@@ -11,6 +11,7 @@ pub mod check;
 mod checkpoint;
 mod control;
 pub mod counts;
+pub mod dedup;
 pub mod du;
 mod durable;
 mod error;
@@ -103,6 +104,9 @@ pub struct Config {
     pub hooks: Option<hooks::HooksConfig>,
 }
 
+/// What somebody should know who mounts after that.
+const TORN: &str = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
+
 /// A served tree. See the module.
 pub struct Engine {
     live: Arc<Live>,
@@ -128,6 +132,7 @@ pub struct Engine {
     gc_runs: gc::Runs<gc::Run>,
     keeper: Arc<keeper::Keeper>,
     du_runs: gc::Runs<Box<space::Measuring>>,
+    dedup_runs: gc::Runs<Box<dedup::Run>>,
     /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
     over_bytes: std::sync::atomic::AtomicU64,
     exports: export::Exports,
@@ -176,8 +181,7 @@ impl Engine {
         let served = Served::new(&config, reflink, exact_times)?;
         let staging = staging(&store).map_err(failed)?;
         let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
-        let torn = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
-        let warnings = if opened.torn { vec![torn.to_owned()] } else { Vec::new() };
+        let warnings = if opened.torn { vec![TORN.to_owned()] } else { Vec::new() };
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
         let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), succession.as_ref().map(|after| Arc::clone(&after.ledger))));
         let engine = Arc::new(Engine {
@@ -199,6 +203,7 @@ impl Engine {
             gc_runs: gc::Runs::default(),
             keeper: Arc::default(),
             du_runs: gc::Runs::default(),
+            dedup_runs: gc::Runs::default(),
             over_bytes: std::sync::atomic::AtomicU64::new(0),
             exports: export::Exports::default(),
             descriptors_max: descriptors_max(sys::nofile()),

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use super::api::who::{ByProcess, OnlyBy, OpenAtCut, RestoredOnly};
 use super::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
-    Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
+    RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified, VerifyOptions,
+    VersionInfo,
 };
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
@@ -148,6 +149,10 @@ impl Verbs for Offline {
     }
 
     fn gc(&self, _: &Actor, _: &GcOptions) -> VerbResult<GcReport> {
+        not_mounted()
+    }
+
+    fn dedup(&self, _: &DedupOptions, _: &mut Vec<Arc<File>>) -> VerbResult<DedupReport> {
         not_mounted()
     }
 

@@ -11,8 +11,11 @@ use std::collections::HashSet;
 
 use super::Engine;
 use crate::history::needed::Census;
-use crate::store::ids::{ObjectId, Slot};
-use crate::sys::{self, Allocation, Errno, Kind, Placed, SysResult};
+use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
+use crate::sys::{self, Allocation, Errno, Kind, Placed, Stat, SysResult};
+
+/// Bytes that a file has at most whose place is its number: 2 to the power of this.
+const PLACE_BITS: u32 = 40;
 
 /// A range that several hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub(super) struct Space {
     /// What it takes, together with others too.
     all: Vec<u64>,
     segments: Vec<Segment>,
+    /// What somebody holds too who is none of these.
+    outside: u64,
 }
 
 /// Ranges while they are collected.
@@ -72,14 +77,23 @@ impl Collected {
     /// Puts it together. `whole`: a range that is used in part is kept whole.
     pub(super) fn space(mut self, whole: bool) -> Space {
         self.shared.sort_by_key(|(placed, _)| placed.physical);
-        let segments = if whole { joined(&self.shared) } else { split(&self.shared) };
-        Space { own: self.own, all: self.all, segments }
+        let Segments { among, outside } = if whole { joined(&self.shared) } else { split(&self.shared) };
+        Space { own: self.own, all: self.all, segments: among, outside }
     }
 }
 
+/// Ranges, each once.
+#[derive(Default)]
+struct Segments {
+    /// Those that only versions hold.
+    among: Vec<Segment>,
+    /// Bytes of those that somebody else holds too.
+    outside: u64,
+}
+
 /// Ranges that overlap as one.
-fn joined(shared: &[(Placed, Option<usize>)]) -> Vec<Segment> {
-    let mut segments = Vec::new();
+fn joined(shared: &[(Placed, Option<usize>)]) -> Segments {
+    let mut segments = Segments::default();
     let mut rest = shared;
     while let Some((first, _)) = rest.first() {
         let (begin, mut end) = (first.physical, first.physical.saturating_add(first.length));
@@ -96,8 +110,8 @@ fn joined(shared: &[(Placed, Option<usize>)]) -> Vec<Segment> {
 }
 
 /// Ranges cut where another begins or ends.
-fn split(shared: &[(Placed, Option<usize>)]) -> Vec<Segment> {
-    let mut segments = Vec::new();
+fn split(shared: &[(Placed, Option<usize>)]) -> Segments {
+    let mut segments = Segments::default();
     let mut active: Vec<(u64, Option<usize>)> = Vec::new();
     let mut at = 0;
     let mut rest = shared.iter().peekable();
@@ -119,18 +133,25 @@ fn split(shared: &[(Placed, Option<usize>)]) -> Vec<Segment> {
 }
 
 /// What somebody holds who stays, or who is not known, never comes free.
-fn push(segments: &mut Vec<Segment>, bytes: u64, holders: impl Iterator<Item = Option<usize>>) {
-    let Some(mut holders) = holders.collect::<Option<Vec<usize>>>() else { return };
+fn push(segments: &mut Segments, bytes: u64, holders: impl Iterator<Item = Option<usize>>) {
+    let holders: Vec<Option<usize>> = holders.collect();
+    let mut known: Vec<usize> = holders.iter().copied().flatten().collect();
     // A file may hold a range twice.
-    let times = holders.len();
-    holders.sort_unstable();
-    holders.dedup();
-    if times >= 2 {
-        segments.push(Segment { bytes, holders });
+    if known.len() == holders.len() && known.len() >= 2 {
+        known.sort_unstable();
+        known.dedup();
+        segments.among.push(Segment { bytes, holders: known });
+    } else if !known.is_empty() {
+        segments.outside = segments.outside.saturating_add(bytes);
     }
 }
 
 impl Space {
+    /// What versions hold together with somebody who is none of them: live files, other projects.
+    pub(super) fn outside(&self) -> u64 {
+        self.outside
+    }
+
     /// The bytes that a version takes, those that others hold too included.
     pub(super) fn all(&self, number: usize) -> u64 {
         self.all.get(number).copied().unwrap_or(0)
@@ -229,10 +250,16 @@ impl Engine {
         if stat.kind != Kind::File {
             return Ok(Some(Allocation::default()));
         }
-        let by_blocks = || Allocation { placed: Vec::new(), unplaced_bytes: stat.blocks.saturating_mul(512) };
+        let by_blocks = || by_blocks(&stat, object);
         match layers.open(object) {
             Ok(file) => match sys::allocation(&file) {
-                Ok(allocation) => Ok(Some(allocation)),
+                Ok(mut allocation) => {
+                    // Several objects may be names of one file: whatever it has, they have it together.
+                    if is_linked(&stat, object) {
+                        allocation.placed.iter_mut().for_each(|placed| placed.shared = true);
+                    }
+                    Ok(Some(allocation))
+                }
                 Err(Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::EINVAL) => Ok(Some(by_blocks())),
                 Err(errno) => Err(errno),
             },
@@ -246,6 +273,21 @@ impl Engine {
     /// Extents are kept whole here as long as a part of them is used.
     pub(super) fn keeps_extents_whole(&self) -> bool {
         self.config.filesystem == "btrfs"
+    }
+}
+
+/// A clone with another name has it from `dedup` or the sealer: there it is another version. A moved inode's are in the tree.
+fn is_linked(stat: &Stat, object: ObjectId) -> bool {
+    stat.nlink > 1 && object.origin == ObjectOrigin::Cloned
+}
+
+/// Where nothing tells where a file's data is. One of several names has a place all the same: one that no other file has.
+fn by_blocks(stat: &Stat, object: ObjectId) -> Allocation {
+    let bytes = stat.blocks.saturating_mul(512);
+    let physical = stat.ino.checked_mul(1 << PLACE_BITS).filter(|_| is_linked(stat, object) && bytes < 1 << PLACE_BITS);
+    match physical {
+        Some(physical) => Allocation { placed: vec![Placed { physical, length: bytes, shared: true }], unplaced_bytes: 0 },
+        None => Allocation { placed: Vec::new(), unplaced_bytes: bytes },
     }
 }
 
@@ -285,6 +327,7 @@ mod tests {
         assert_eq!(freed(&space, &[true, true, true]), 40);
         assert_eq!(space.freed(&[Some(0), Some(1), Some(2)], 3), [10, 10, 20]);
         assert_eq!([space.all(0), space.all(1)], [50, 40]);
+        assert_eq!(space.outside(), 20);
     }
 
     #[test]
@@ -305,7 +348,7 @@ mod tests {
         collected.add(&file(&[at(0, 40, true), at(100, 7, false)]));
         assert!(collected.last_shares());
         let space = collected.space(false);
-        assert_eq!(freed(&space, &[true]), 7);
+        assert_eq!((freed(&space, &[true]), space.outside()), (7, 40));
         // One that holds a range twice is its only holder.
         let mut collected = Collected::default();
         collected.add(&file(&[at(0, 40, true), at(0, 40, true)]));

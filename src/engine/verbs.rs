@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::Engine;
 use super::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use super::api::{
-    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
-    RestoreOptions, Restored, Retag, SealerInfo, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verbs, Verified,
-    VerifyOptions, VersionInfo,
+    AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions,
+    GcReport, OperationInfo, Query, RestoreOptions, Restored, Retag, SealerInfo, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError,
+    VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
 };
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
@@ -228,6 +228,10 @@ impl Verbs for Engine {
             latest,
             checkpoints: self.timeline().checkpoint_count() as u64,
             dirty,
+            shared: {
+                let (files, bytes) = self.live.shared().get();
+                super::dedup::Count { files, bytes }
+            },
             warnings,
         })
     }
@@ -334,6 +338,10 @@ impl Verbs for Engine {
 
     fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
         self.gc_for_a_while(by, options)
+    }
+
+    fn dedup(&self, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> VerbResult<DedupReport> {
+        self.dedup_for_a_while(options, files)
     }
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {

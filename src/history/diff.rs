@@ -4,7 +4,6 @@
 //! than before. What was recorded is compared: a file that was opened and left alone, or changed and changed back, is not in the answer.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
 use std::sync::Arc;
 
 use super::dropped::DROPPED;
@@ -13,6 +12,7 @@ use super::touched::Touched;
 use super::view::{Source, State, View};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child};
+pub use crate::store::share::same_bytes;
 use crate::sys::{self, Errno, Kind, SysResult};
 
 /// How a path differs.
@@ -272,50 +272,6 @@ pub fn same_content((from, old): (&View<'_>, &Arc<Trail>), (to, new): (&View<'_>
         (None, None) => Ok(true),
         (Some(file), None) | (None, Some(file)) => Ok(sys::stat_fd(&file)?.size == 0),
         (Some(old), Some(new)) => same_bytes(&old, &new),
-    }
-}
-
-/// Two files hold the same bytes: their extents are shared, or a comparison says so.
-pub fn same_bytes(a: &File, b: &File) -> SysResult<bool> {
-    if sys::stat_fd(a)?.size != sys::stat_fd(b)?.size {
-        return Ok(false);
-    }
-    if sys::shares_extents(a, b).unwrap_or(false) {
-        return Ok(true);
-    }
-    let (mut left, mut right) = (vec![0_u8; 128 * 1024], vec![0_u8; 128 * 1024]);
-    let mut offset = 0_u64;
-    loop {
-        // What is a hole in both is equal: a sparse file has more of it than can be read.
-        match (next_data(a, offset), next_data(b, offset)) {
-            (None, None) => return Ok(true),
-            (Some(one), None) | (None, Some(one)) => offset = one,
-            (Some(one), Some(other)) => offset = one.min(other),
-        }
-        let got = sys::read_at(a, &mut left, offset)?;
-        let mut filled = 0;
-        while filled < got {
-            match sys::read_at(b, right.get_mut(filled..got).unwrap_or_default(), offset + filled as u64)? {
-                0 => return Ok(false),
-                more => filled += more,
-            }
-        }
-        if left.get(..got) != right.get(..got) {
-            return Ok(false);
-        }
-        if got == 0 {
-            return Ok(true);
-        }
-        offset += got as u64;
-    }
-}
-
-/// Where the first data at or after an offset begins, `None` if there is none; the offset itself where the filesystem does not tell.
-fn next_data(file: &File, offset: u64) -> Option<u64> {
-    match sys::seek_data(file, offset) {
-        Ok(start) => Some(start),
-        Err(Errno::ENXIO) => None,
-        Err(_) => Some(offset),
     }
 }
 

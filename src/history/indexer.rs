@@ -16,7 +16,7 @@ use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
 
 /// Keys that are put into the index at once.
-const PIECE_KEYS_MAX: usize = 64;
+pub(super) const PIECE_KEYS_MAX: usize = 64;
 /// How long the indexer leaves a fresh checkpoint alone: who makes one often makes another, or works on at once.
 const SETTLE: Duration = Duration::from_millis(300);
 
@@ -306,6 +306,7 @@ impl Timeline {
         self.store.index.rebuild(&self.store.journal, Some(end))?;
         let mut struck = Batch::voids(&self.inner.read().struck);
         self.store.index.apply(&mut struck)?;
+        self.inner.write().contents.indexed(address);
         drop(self.take_indexed(id.epoch()));
         Ok(())
     }
@@ -332,6 +333,7 @@ impl Timeline {
                 self.wake.calls(Some(Instant::now()));
                 index.apply(&mut piece)?;
             }
+            self.inner.write().contents.indexed(end);
             let indexed = self.take_indexed(id.epoch());
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
             drop(indexed);

@@ -3,6 +3,7 @@
 pub mod absence;
 pub mod ahead;
 mod collect;
+pub mod content;
 pub mod diff;
 pub mod dropped;
 pub mod indexer;

@@ -287,7 +287,7 @@ impl Replay {
                 self.note_dropped(&objects);
                 self.inner.note_dropped(epoch, address, &objects);
             }
-            Record::Sealed { epoch, whole, .. } => self.inner.seals.entry(epoch).or_default().push((address, whole)),
+            Record::Sealed { epoch, objects, whole } => self.inner.note_sealed(epoch, address, &objects, whole),
             Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),

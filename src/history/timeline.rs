@@ -11,6 +11,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::absence::{Absence, Clock};
+use super::content::Contents;
 use super::dropped::{DroppedList, Spans};
 use super::indexer::HURRY_EPOCHS;
 use super::operations::Operations;
@@ -54,6 +55,8 @@ pub(super) struct Inner {
     pub(super) absences: Vec<Absence>,
     /// Records of hashes that the index may not have yet: where they are, and whether each makes its epoch whole.
     pub(super) seals: BTreeMap<Epoch, Vec<(Address, bool)>>,
+    /// What is in them, as far as the index does not have it.
+    pub(super) contents: Contents,
     pub(super) clock: Clock,
     /// Records of dropped versions, by their layer and where they are: the first and the last checkpoint that show something of it.
     pub(super) dropped: BTreeMap<(Epoch, Address), (CheckpointId, CheckpointId)>,
@@ -78,6 +81,7 @@ impl Inner {
             struck: HashSet::new(),
             absences: Vec::new(),
             seals: BTreeMap::new(),
+            contents: Contents::default(),
             clock: Clock::default(),
             dropped: BTreeMap::new(),
             dropped_spans: Spans::default(),
@@ -623,8 +627,9 @@ impl Timeline {
     /// # Errors
     /// As [`Timeline::append`].
     pub fn add_seal(&self, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> SysResult<()> {
-        let at = self.write(&[Record::Sealed { epoch, objects, whole }])?;
-        self.inner.write().seals.entry(epoch).or_default().extend(at.into_iter().map(|at| (at, whole)));
+        let at = self.write(&[Record::Sealed { epoch, objects: objects.clone(), whole }])?;
+        let mut inner = self.inner.write();
+        at.into_iter().for_each(|at| inner.note_sealed(epoch, at, &objects, whole));
         Ok(())
     }
 

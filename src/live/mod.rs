@@ -27,6 +27,7 @@ mod recover;
 mod remove;
 mod restore;
 mod sealer;
+mod share;
 mod takeover;
 mod who;
 
@@ -81,6 +82,7 @@ pub struct Live {
     callers: who::Callers,
     undurable: durable::Undurable,
     sealer: sealer::Sealer,
+    shared: share::SharedCounts,
     /// Objects that were captured ahead and may be superseded. A leaf.
     ahead_objects: Mutex<HashMap<Slot, Vec<crate::store::ids::ObjectId>>>,
     /// Where inodes were found that are to be captured ahead and that the kernel may not know. A leaf.
@@ -127,6 +129,7 @@ impl Live {
             callers: who::Callers::default(),
             undurable: durable::Undurable::default(),
             sealer: sealer::Sealer::default(),
+            shared: share::SharedCounts::default(),
             ahead_objects: Mutex::default(),
             found_ahead: Mutex::default(),
             passthrough: AtomicBool::new(false),

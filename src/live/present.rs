@@ -72,6 +72,19 @@ impl Drop for Renaming<'_> {
 }
 
 impl Live {
+    /// Opens a regular file for reading, where that can be so that its time of access stays.
+    ///
+    /// # Errors
+    /// As [`Present::open`].
+    pub fn open_quietly(&self, node: &Arc<Trail>) -> SysResult<File> {
+        let quietly = sys::Open { noatime: true, ..sys::Open::READ };
+        match self.open_file(At::from(node), quietly) {
+            Err(Errno::EPERM) => self.open_file(At::from(node), sys::Open::READ),
+            opened => opened,
+        }
+        .map(|(file, _)| file)
+    }
+
     /// The space that a file takes; `None` if it is not there, is no regular file, or the filesystem cannot tell.
     pub fn allocation(&self, slot: Slot) -> Option<sys::Allocation> {
         let (file, _) = self.open_file(At::from(slot), sys::Open::READ).ok()?;

@@ -4,7 +4,7 @@
 //! classes), reads at most [`HASH_BYTES_PER_S`], keeps one block in memory, and leaves nothing in the page cache. What it found is in the journal
 //! (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an object that was half read is read again.
 //!
-//! Only objects of closed epochs are hashed: those of the open one can still be taken back.
+//! Only objects of closed epochs are hashed: those of the open one can still be taken back. One whose content another has shares it then (module `share`).
 //!
 //! With `--seal=full` it also captures ahead (module `ahead`), before it hashes.
 //!
@@ -201,38 +201,41 @@ impl Live {
                 hashed.push(sealed);
             }
             if hashed.len() >= RECORD_OBJECTS_MAX || bytes >= RECORD_BYTES_MAX {
-                self.record_hashes(epoch, std::mem::take(&mut hashed), false)?;
+                self.record_hashes(epoch, std::mem::take(&mut hashed), false, &mut pace)?;
                 bytes = 0;
             }
         }
         let whole = !self.sealer.wake.stopping();
         if whole || !hashed.is_empty() {
-            self.record_hashes(epoch, hashed, whole)?;
+            self.record_hashes(epoch, hashed, whole, &mut pace)?;
         }
         Ok(())
     }
 
-    fn record_hashes(&self, epoch: Epoch, hashed: Vec<Sealed>, whole: bool) -> SysResult<()> {
+    fn record_hashes(&self, epoch: Epoch, hashed: Vec<Sealed>, whole: bool, pace: &mut Pace) -> SysResult<()> {
         if self.timeline.store().layers.free_bytes().map_err(|error| error.errno())? < SPACE_KEPT_BYTES {
             return Err(Errno::ENOSPC);
         }
         let (objects, bytes) = (hashed.len() as u64, hashed.iter().map(|sealed| sealed.size).sum::<u64>());
-        self.timeline.add_seal(epoch, hashed, whole)?;
+        self.timeline.add_seal(epoch, hashed.clone(), whole)?;
+        self.share_known(&hashed, |bytes| self.may_read(bytes, pace));
         self.sealer.objects.fetch_add(objects, Ordering::Relaxed);
         self.sealer.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
+    /// Waits until so many bytes more may be read; `false`: the sealer shall end.
+    fn may_read(&self, bytes: u64, pace: &mut Pace) -> bool {
+        let ahead = pace.ahead(bytes);
+        if !ahead.is_zero() {
+            self.sealer.wake.pause(ahead);
+        }
+        !self.sealer.wake.stopping()
+    }
+
     /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read, or the sealer shall end.
     fn hash_object(&self, object: ObjectId, pace: &mut Pace) -> Option<Sealed> {
-        let go_on = |bytes: u64| {
-            let ahead = pace.ahead(bytes);
-            if !ahead.is_zero() {
-                self.sealer.wake.pause(ahead);
-            }
-            !self.sealer.wake.stopping()
-        };
-        match self.timeline.store().layers.hash(object, go_on) {
+        match self.timeline.store().layers.hash(object, |bytes| self.may_read(bytes, pace)) {
             Ok(Some((size, hash))) => Some(Sealed { object, size, hash }),
             Ok(None) => None,
             Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::EINVAL | Errno::EACCES) => None,

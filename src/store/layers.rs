@@ -28,14 +28,13 @@ use rustix::fs::OFlags;
 
 use super::at;
 use super::error::{StoreError, StoreResult};
+use super::hash::{Hash, Hashers, hash_file};
 use super::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use super::layout::Layout;
 use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 use crate::sys::{self, Errno, Kind, SysResult};
 
-/// Bytes of an object that are read at once to hash it.
-const HASH_BLOCK: usize = 256 << 10;
 /// The directory in the store for what was set aside.
 const ASIDE: &str = "aside";
 /// Directories that are kept open.
@@ -152,24 +151,9 @@ impl Layers {
     /// What was read for it does not stay in the page cache.
     ///
     /// Errors: those of [`Layers::open`]; `Io` with EIO if the disk cannot give the bytes back.
-    pub fn hash(&self, id: ObjectId, mut go_on: impl FnMut(u64) -> bool) -> StoreResult<Option<(u64, [u8; 32])>> {
-        let file = self.open(id)?;
-        let mut hasher = blake3::Hasher::new();
-        let mut block = vec![0_u8; HASH_BLOCK];
-        let mut offset = 0_u64;
-        loop {
-            if !go_on(HASH_BLOCK as u64) {
-                return Ok(None);
-            }
-            let read = crate::sys::read_full_at(&file, &mut block, offset);
-            let read = read.map_err(|errno| StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0)))?;
-            hasher.update(block.get(..read).unwrap_or_default());
-            crate::sys::drop_cached(&file, offset, read as u64);
-            offset += read as u64;
-            if read < HASH_BLOCK {
-                return Ok(Some((offset, *hasher.finalize().as_bytes())));
-            }
-        }
+    pub fn hash(&self, id: ObjectId, go_on: impl FnMut(u64) -> bool) -> StoreResult<Option<(u64, Hash)>> {
+        let found = hash_file(&self.open(id)?, &Hashers::default(), true, go_on);
+        found.map_err(|errno| StoreError::io("read the object", file_name(id))(std::io::Error::from_raw_os_error(errno.0)))
     }
 
     /// Puts an object out of the way, to `.ckptfs/aside/<epoch>-<name>`: nothing reads it any more, and nothing is lost.

@@ -12,15 +12,19 @@
 mod at;
 pub mod check;
 pub mod error;
+pub mod hash;
 pub mod ids;
 pub mod index;
 pub mod journal;
 pub mod layers;
 pub mod layout;
 pub mod lineage;
+mod link;
 pub mod operation;
 pub mod record;
 pub mod reserve;
+pub mod same;
+pub mod share;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

@@ -347,6 +347,38 @@ fn a_clone_shares_or_says_that_it_cannot() {
     assert_eq!(clone_to(&src, &dir, b"src").err(), Some(Errno::EEXIST));
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn the_same_bytes_share_after_the_kernel_compared_them_and_others_do_not() {
+    let (_temp, dir) = scratch();
+    let bytes: Vec<u8> = (0..300_001u32).map(|index| (index % 249) as u8).collect();
+    let (one, two) = (file_with(&dir, b"one", &bytes), file_with(&dir, b"two", &bytes));
+    let before = stat_at(&dir, b"two").expect("stat");
+    // Open for reading only, by its owner.
+    let two = {
+        drop(two);
+        open_file_at(&dir, b"two", Open::READ).expect("open")
+    };
+    let size = bytes.len() as u64;
+    match dedupe_range(&one, &two, 0, size) {
+        Ok(shared) => {
+            assert_eq!(shared, Some(size));
+            assert_eq!(extent_map(&one, size), extent_map(&two, size));
+            assert_eq!(content(&two), bytes);
+            let after = stat_at(&dir, b"two").expect("stat");
+            assert_eq!((after.mtime, after.ctime, after.size), (before.mtime, before.ctime, before.size));
+            let mut other = bytes;
+            *other.last_mut().expect("bytes") ^= 1;
+            let other = file_with(&dir, b"other", &other);
+            assert_eq!(dedupe_range(&one, &other, 0, size), Ok(None));
+        }
+        Err(errno) => {
+            assert!([Errno::EOPNOTSUPP, Errno::EINVAL, Errno::ENOTTY].contains(&errno), "{errno}");
+            assert!(!matches!(fs_name(statfs_fd(&dir).expect("statfs").fs_type), "xfs" | "btrfs"));
+        }
+    }
+}
+
 #[test]
 fn a_lock_is_held_by_one_description() {
     let (_temp, dir) = scratch();

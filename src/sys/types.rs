@@ -222,6 +222,22 @@ pub struct Placed {
     pub shared: bool,
 }
 
+/// Where a file's data is on the device: which bytes of the file begin where, and how many. Neighbours are one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ExtentMap(pub(super) Vec<(u64, u64, u64)>);
+
+impl ExtentMap {
+    /// Number of pieces that the data is in.
+    pub fn pieces(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Bytes that have a place; the others are holes.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().fold(0, |sum, (_, _, length)| sum.saturating_add(*length))
+    }
+}
+
 /// The space that a file takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {

@@ -13,6 +13,7 @@ pub mod import;
 pub mod inode;
 pub mod mark;
 pub mod place;
+pub mod same;
 pub mod snapshots;
 pub mod tar;
 pub mod walk;

@@ -7,7 +7,7 @@ use crate::store::error::{CodecError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;
-use crate::store::record::{Actor, Kept, Key, Record, Undo};
+use crate::store::record::{Actor, Kept, Key, Record, Sealed, Undo};
 
 /// What happens to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +71,12 @@ impl Batch {
         Batch { records: changes.len(), changes, ..Batch::default() }
     }
 
+    /// Takes objects out that are not there any more: no content leads to them. Says nothing of how far the journal is applied.
+    pub fn forget<'a>(gone: impl IntoIterator<Item = &'a Sealed>) -> Batch {
+        let changes: BTreeMap<_, _> = gone.into_iter().map(|sealed| (keys::content_key(&sealed.hash, sealed.object), Change::Remove)).collect();
+        Batch { records: changes.len(), changes, ..Batch::default() }
+    }
+
     /// Takes out data records whose `Void` comes later in the journal than what is added here.
     pub fn strike<'a>(&mut self, records: impl IntoIterator<Item = &'a (Epoch, Slot)>) {
         self.changes.extend(Batch::voids(records).changes);
@@ -80,6 +86,11 @@ impl Batch {
     pub(super) fn take(&mut self) -> Batch {
         let next = Batch { by: self.by.take(), ..Batch::default() };
         std::mem::replace(self, next)
+    }
+
+    /// It is as large as one should be that is applied at once.
+    pub(super) fn is_full(&self) -> bool {
+        self.records.max(self.changes.len()) >= super::REBUILD_BATCH
     }
 
     /// Number of records that were added.
@@ -130,8 +141,11 @@ impl Batch {
             Record::Replacing { .. } | Record::RestoreEnd | Record::Unmounted { .. } => {}
             Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
-            Record::Sealed { epoch, whole, .. } => {
+            Record::Sealed { epoch, whole, objects } => {
                 self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));
+                for sealed in objects.iter().filter(|sealed| sealed.size > 0) {
+                    self.changes.insert(keys::content_key(&sealed.hash, sealed.object), Change::Put(sealed.size.to_le_bytes().to_vec()));
+                }
             }
             Record::Dropped { epoch, objects, .. } => {
                 let (first, last) = crate::store::record::range_of(objects);

@@ -3,12 +3,13 @@
 //! Invariant: keys sort as (kind, slot, name, epoch), whatever bytes a name holds, so that one range holds a directory, a name, or a key's later epochs.
 
 use super::UndoRef;
-use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::hash::Hash;
+use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::journal::Address;
 use crate::store::record::Key;
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -17,6 +18,7 @@ pub(super) const META_AHEAD: &[u8] = b"mh";
 
 const TAG_ATTR: u8 = b'A';
 const TAG_CHECKPOINT: u8 = b'C';
+const TAG_CONTENT: u8 = b'K';
 const TAG_DATA: u8 = b'D';
 const TAG_DROPPED: u8 = b'T';
 const TAG_ABSENCE: u8 = b'B';
@@ -190,6 +192,49 @@ pub(super) fn parse_dropped(key: &[u8], value: &[u8]) -> Option<(Epoch, Address,
     let (first, last) = value.split_first_chunk::<8>()?;
     let last = u64::from_le_bytes(last.try_into().ok()?);
     Some((Epoch(u64::from_be_bytes(epoch)), parse_seal(key)?, CheckpointId(u64::from_le_bytes(*first)), CheckpointId(last)))
+}
+
+/// Bytes of a hash that a key has: who finds an object by it compares.
+const CONTENT_HASH: usize = 16;
+
+/// All keys of objects with this hash begin with this.
+pub(super) fn content_prefix(hash: &Hash) -> Vec<u8> {
+    let mut key = Vec::with_capacity(40);
+    key.push(TAG_CONTENT);
+    key.extend(hash.iter().take(CONTENT_HASH));
+    key
+}
+
+/// The key of an object by what it holds.
+pub(super) fn content_key(hash: &Hash, object: ObjectId) -> Vec<u8> {
+    let mut key = content_prefix(hash);
+    key.extend_from_slice(&object.epoch.0.to_be_bytes());
+    key.extend_from_slice(&object.slot.0.to_be_bytes());
+    key.extend_from_slice(&object.serial.to_be_bytes());
+    key.push(match object.origin {
+        ObjectOrigin::Cloned => 0,
+        ObjectOrigin::Moved => 1,
+    });
+    key
+}
+
+/// What a hash leads to is a hint: nothing is missing where it is not.
+pub(super) fn is_content(key: &[u8]) -> bool {
+    key.first() == Some(&TAG_CONTENT)
+}
+
+/// The object, from its key.
+pub(super) fn parse_content(key: &[u8]) -> Option<ObjectId> {
+    let (epoch, rest) = key.get(1 + CONTENT_HASH..)?.split_first_chunk::<8>()?;
+    let (slot, rest) = rest.split_first_chunk::<8>()?;
+    let (serial, origin) = rest.split_first_chunk::<4>()?;
+    let origin = match origin {
+        [0] => ObjectOrigin::Cloned,
+        [1] => ObjectOrigin::Moved,
+        _ => return None,
+    };
+    let (epoch, slot) = (Epoch(u64::from_be_bytes(*epoch)), Slot(u64::from_be_bytes(*slot)));
+    Some(ObjectId { epoch, slot, serial: u32::from_be_bytes(*serial), origin })
 }
 
 /// All keys of checkpoints begin with this.

@@ -18,7 +18,7 @@
 //! index.bad-N/     set aside
 //!
 //! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
-//! "ms"                                           u32 version = 3, 16 B store id
+//! "ms"                                           u32 version = 4, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
 //! 'E' dir, name escaped, epoch                   address, u16 item        undo records: which frame, which item of its list
 //! 'A' 'X' 'D' 'H' slot, epoch                    address, u16 item        attributes, extended attributes, data, home
@@ -30,14 +30,17 @@
 //! 'F' key of an undo record without its epoch    address, u16 item        what was captured ahead of it
 //! "mh"                                           u64 epoch               up to which what changed was looked at for that
 //! 'S' epoch, u32 segment, u32 offset             u8 whole                a record of hashes of that epoch's objects, by where it is
+//! 'K' 16 B of hash, epoch, slot, u32, u8 origin  u64 size                an object (its serial, 0 cloned or 1 moved) by what it holds; it may be gone
 //!
 //! address   u32 segment, u32 offset
 //! escaped   00 becomes 00 ff; ends with 00 00
 //! ```
+//! Another tree, "seen", holds hashes of live files (module `seen`): no record tells of them, and nothing is lost with them.
 
 mod batch;
 mod files;
 mod keys;
+pub mod seen;
 
 use std::fmt;
 use std::ops::Bound;
@@ -45,7 +48,8 @@ use std::ops::Bound;
 use self::batch::{Change, CheckpointChange};
 use self::files::{Home, guarded};
 use super::error::{StoreError, StoreResult};
-use super::ids::{CheckpointId, Epoch, Name, Slot};
+use super::hash::Hash;
+use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use super::journal::{Address, Journal, codec};
 use super::layout::{Layout, StoreId};
 use super::lineage::Lineage;
@@ -54,7 +58,7 @@ use crate::sys::lock::{Mutex, Rank, RwLock};
 
 pub use self::batch::Batch;
 
-/// Records that a rebuild applies at once.
+/// Records, or keys of them, that a rebuild applies at once.
 const REBUILD_BATCH: usize = 4096;
 /// Records of one name that are passed over before the next name is looked up instead.
 const SKIPS_MAX: u32 = 16;
@@ -179,7 +183,7 @@ impl Index {
         for entry in journal.scan(journal.start(), end) {
             let (at, record) = entry?;
             batch.add(at, &record)?;
-            if batch.len() >= REBUILD_BATCH {
+            if batch.is_full() {
                 let full = batch.take();
                 guarded("apply", || apply(&db, &full))?;
             }
@@ -322,6 +326,19 @@ impl Index {
         })
     }
 
+    /// Objects that may hold what has this hash, `limit` at most: their hash begins as this one does, and they may be gone. With their sizes.
+    pub fn contents(&self, hash: &Hash, limit: usize) -> StoreResult<Vec<(ObjectId, u64)>> {
+        self.with("list", |db| {
+            let mut found = Vec::new();
+            for entry in db.scan_prefix(keys::content_prefix(hash)).take(limit) {
+                let (key, value) = entry?;
+                let size = keys::unseal(&key, &value).and_then(|value| value.try_into().ok()).map(u64::from_le_bytes);
+                found.push((keys::parse_content(&key).ok_or(StoreError::IndexDamaged)?, size.ok_or(StoreError::IndexDamaged)?));
+            }
+            Ok(found)
+        })
+    }
+
     /// The records of dropped versions: the layer, where it is, the first and the last checkpoint that show something of it.
     pub fn dropped(&self) -> StoreResult<Vec<(Epoch, Address, CheckpointId, CheckpointId)>> {
         self.with("list", |db| {
@@ -412,7 +429,7 @@ impl Index {
             for entry in journal.scan(from, to) {
                 let (at, record) = entry?;
                 batch.add(at, &record)?;
-                if batch.len() >= REBUILD_BATCH {
+                if batch.is_full() {
                     image.apply(&batch.take())?;
                 }
             }
@@ -430,7 +447,8 @@ impl Index {
             difference.strange += u64::from(!right && here.is_none() && later.get(key).is_none());
         }
         let there: std::collections::HashSet<&[u8]> = found.iter().map(|(key, _)| key.as_slice()).collect();
-        difference.missing = now.keys().filter(|key| !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some()).count() as u64;
+        let missing = now.keys().filter(|key| !keys::is_content(key) && !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some());
+        difference.missing = missing.count() as u64;
         Ok(difference)
     }
 
@@ -598,6 +616,8 @@ fn checkpoint_after(key: &[u8], stored: Option<Vec<u8>>, change: &CheckpointChan
     Ok(Some(keys::seal(key, known.bytes()?)))
 }
 
+#[cfg(test)]
+mod content_tests;
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]

@@ -17,7 +17,7 @@ mod watch;
 mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
-pub use clone::{clone_file, clone_to};
+pub use clone::{clone_file, clone_to, dedupe_range};
 pub use data::{copy_file_range, drop_cached, fallocate, finish_writeback, start_writeback, syncfs};
 pub use dir::{list_dir, read_dir};
 pub use handover::{
@@ -27,10 +27,10 @@ pub use mount::{fuse_abort, fusermount_unmount, mounts, mounts_of_all, unmount};
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
-pub use probe::{allocation, dirty_pages, lease_free, shares_extents, truncate_unshared};
+pub use probe::{allocation, dirty_pages, extent_map, lease_free, shares_extents, truncate_unshared};
 pub use process::{
     drop_cap_fsetid_for, facts_of, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_session, process_starttime,
-    release_memory, set_thread_idle, set_thread_normal, waits_of_thread,
+    release_memory, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
 };
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};

@@ -7,7 +7,7 @@ use std::sync::Once;
 use super::super::fault::{self, Call};
 use super::super::name::{check_retry, last_errno};
 use super::super::signal::ignore_sigio;
-use super::super::types::{Allocation, Errno, Placed, SysResult};
+use super::super::types::{Allocation, Errno, ExtentMap, Placed, SysResult};
 
 /// `cachestat` of every architecture's table but alpha's (since 6.5).
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -111,6 +111,10 @@ const EXTENT_SHARED: u32 = 0x2000;
 /// Flags of extents whose physical place does not tell their content: UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED,
 /// NOT_ALIGNED, DATA_INLINE, DATA_TAIL.
 const EXTENT_OPAQUE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
+/// Beside the inode's attributes (`FIEMAP_EXTENT_DATA_INLINE`): nothing else can have it there.
+const EXTENT_INLINE: u32 = 0x200;
+/// Of those, the extents that are nowhere yet, or at no place that could be compared; compressed ones are at one.
+const EXTENT_NOWHERE: u32 = EXTENT_OPAQUE & !(EXTENT_INLINE | 0x8);
 /// Extents asked for at once.
 const EXTENTS_PER_CALL: usize = 128;
 /// Extents beyond which a file is not compared: 24 bytes of memory each.
@@ -159,10 +163,20 @@ pub fn shares_extents(a: &std::fs::File, b: &std::fs::File) -> SysResult<bool> {
     if stat_a.dev != stat_b.dev || stat_a.size != stat_b.size {
         return Ok(false);
     }
-    match (extents(a, stat_a.size)?, extents(b, stat_b.size)?) {
+    match (extents(a, stat_a.size, EXTENT_OPAQUE, 0)?, extents(b, stat_b.size, EXTENT_OPAQUE, 0)?) {
         (Some(a), Some(b)) => Ok(a == b),
         _ => Ok(false),
     }
+}
+
+/// Where a file's data is, up to `size`: two files of one filesystem and size with the same map share all of it (of compressed extents that is no proof). What
+/// stands beside the inode's attributes has no place. `None` where the place does not tell: encrypted extents, or more than 2^18 of them. The file is flushed.
+///
+/// Errors: EOPNOTSUPP where the filesystem cannot tell.
+pub fn extent_map(file: impl AsFd, size: u64) -> SysResult<Option<ExtentMap>> {
+    fault::check(Call::Probe)?;
+    let found = extents(file, size, EXTENT_NOWHERE, EXTENT_INLINE)?;
+    Ok(found.map(|extents| ExtentMap(extents.iter().map(|extent| (extent.logical, extent.physical, extent.length)).collect())))
 }
 
 /// Where the space is that a file takes (`FS_IOC_FIEMAP`). The file is flushed; what is written meanwhile is seen or not.
@@ -190,8 +204,9 @@ pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
     }
 }
 
-/// The file's data extents up to `size`, neighbours joined; `None` when they prove nothing.
-fn extents(file: impl AsFd, size: u64) -> SysResult<Option<Vec<Extent>>> {
+/// The file's data extents up to `size`, neighbours joined, without those with a flag of `without`; `None` when one has a flag of `opaque`, or there are
+/// too many.
+fn extents(file: impl AsFd, size: u64, opaque: u32, without: u32) -> SysResult<Option<Vec<Extent>>> {
     let mut found: Vec<Extent> = Vec::new();
     let mut start = 0;
     // SAFETY: every field is an integer or an array of integers, for which zero is valid.
@@ -200,7 +215,10 @@ fn extents(file: impl AsFd, size: u64) -> SysResult<Option<Vec<Extent>>> {
         let count = map_extents(&file, start, &mut map)?;
         let Some(mapped) = map.extents.get(..count) else { return Err(Errno::EIO) };
         for extent in mapped {
-            if extent.flags & EXTENT_OPAQUE != 0 {
+            if extent.flags & without != 0 {
+                continue;
+            }
+            if extent.flags & opaque != 0 {
                 return Ok(None);
             }
             if extent.flags & EXTENT_UNWRITTEN == 0 && extent.logical < size {

@@ -14,6 +14,21 @@ pub fn set_thread_idle() -> SysResult<()> {
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) }).map(|_| ())
 }
 
+/// `IOPRIO_WHO_PROCESS` of linux/ioprio.h: one thread, 0 being the calling one.
+const IOPRIO_WHO_PROCESS: libc::c_int = 1;
+/// `IOPRIO_CLASS_IDLE`, where the class is.
+const IOPRIO_IDLE: libc::c_int = 3 << 13;
+
+/// Lets the calling thread's reads and writes wait until nobody else's do (ioprio_set(2), the idle class); where the I/O scheduler knows no classes it says
+/// nothing. Its share of the processor stays.
+pub fn set_thread_io_idle() -> SysResult<()> {
+    // SAFETY: ioprio_set(2) takes integers.
+    match unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_IDLE) } {
+        0 => Ok(()),
+        _ => Err(super::super::name::last_errno()),
+    }
+}
+
 /// A thread of this process, as the scheduler knows it.
 pub fn own_thread() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()

@@ -9,7 +9,7 @@ use super::super::args::Open;
 use super::super::fault::Call;
 use super::super::name::{check_retry, component, retry};
 use super::super::path::{open_file_at, unlink_at};
-use super::super::types::{Allocation, Errno, SysResult};
+use super::super::types::{Allocation, Errno, ExtentMap, SysResult};
 use super::attr::stat_fd;
 
 /// `FALLOC_FL_KEEP_SIZE` of Linux's fallocate(2).
@@ -103,6 +103,16 @@ pub fn dirty_pages(_file: impl AsFd) -> SysResult<u64> {
 
 /// EOPNOTSUPP: nothing tells which extents two files share here.
 pub fn shares_extents(_a: &File, _b: &File) -> SysResult<bool> {
+    Err(Errno::EOPNOTSUPP)
+}
+
+/// EOPNOTSUPP: nothing tells where a file's data is here.
+pub fn extent_map(_file: impl AsFd, _size: u64) -> SysResult<Option<ExtentMap>> {
+    Err(Errno::EOPNOTSUPP)
+}
+
+/// EOPNOTSUPP: two files that exist cannot be made to share here.
+pub fn dedupe_range(_src: impl AsFd, _dst: impl AsFd, _offset: u64, _len: u64) -> SysResult<Option<u64>> {
     Err(Errno::EOPNOTSUPP)
 }
 

@@ -13,6 +13,11 @@ pub fn set_thread_idle() -> SysResult<()> {
     check(unsafe { libc::setpriority(libc::PRIO_DARWIN_THREAD, 0, libc::PRIO_DARWIN_BG) }).map(drop)
 }
 
+/// As [`set_thread_idle`]: there is no class for the disk alone.
+pub fn set_thread_io_idle() -> SysResult<()> {
+    set_thread_idle()
+}
+
 /// There is no number by which another thread could raise this one.
 pub fn own_thread() -> i32 {
     0

@@ -1,0 +1,290 @@
+//! `ckptfs dedup`.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::error::{Outcome, hinted, io_error};
+use super::locate::{Located, Served};
+use super::output::{Out, Role};
+use super::progress::Bar;
+use super::{Context, locate, size};
+use crate::control::Client;
+use crate::engine::api::{DedupOptions, DedupReport, VerbResult, host_path};
+use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy};
+use crate::sys::{self, Errno, SysResult};
+use crate::transfer::same::{self, Got, Holder, Plain};
+
+/// Make versions with the same content share their space; no byte, time or checkpoint changes
+///
+/// The kernel compares before it shares. Where files cannot share extents, versions become names of one file. It can be interrupted at any time: what is shared
+/// stays so, and the next run goes on.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only tell what would be shared
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// The live files too
+    #[arg(long)]
+    live: bool,
+    /// And with what is in DIR: another project, mounted or not, or any directory of the same filesystem; may be repeated
+    #[arg(long, value_name = "DIR")]
+    with: Vec<PathBuf>,
+    /// Hash with so many threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    threads: u16,
+    /// Leave out what is smaller: "64K"
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "0", hide_default_value = true)]
+    min_size: u64,
+    /// List every file that was left out
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// What came of one project.
+#[derive(Debug, Serialize)]
+struct Project {
+    /// Its directory.
+    #[serde(with = "host_path")]
+    project: PathBuf,
+    /// What was done there; nothing where no daemon is.
+    #[serde(flatten)]
+    report: Option<DedupReport>,
+    /// What it shares with the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    across: Option<Got>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    dry_run: bool,
+    shared: Count,
+    already: Count,
+    freed_bytes: u64,
+    projects: &'a [Project],
+}
+
+pub fn run(args: Args, context: &mut Context) -> Outcome {
+    let (dry_run, live, threads, keep) = (args.dry_run, args.live, usize::from(args.threads), !args.with.is_empty());
+    let options = DedupOptions { dry_run, live, threads, keep, min_size: args.min_size, ..DedupOptions::default() };
+    let first = locate::served(context.dir())?;
+    let (mut served, mut plain) = (vec![first], Vec::new());
+    for dir in &args.with {
+        add(dir, &options, &mut served, &mut plain)?;
+    }
+    let mut projects = Vec::new();
+    let mut runs = Vec::new();
+    for Served { root, client, .. } in &mut served {
+        let report = whole(client, options.clone(), &context.out)?;
+        runs.push(report.run);
+        projects.push(Project { project: root.clone(), report: Some(report), across: None });
+    }
+    if keep {
+        let clients = served.iter_mut().zip(runs).map(|(served, run)| Asked {
+            client: &mut served.client,
+            run,
+            options: options.clone(),
+            contents: Vec::new(),
+        });
+        across(clients.collect(), plain, &mut projects, dry_run, &context.out)?;
+    }
+    print(&projects, &args, context)
+}
+
+/// One of `--with`.
+fn add(dir: &Path, options: &DedupOptions, served: &mut Vec<Served>, plain: &mut Vec<(PathBuf, Plain)>) -> VerbResult<()> {
+    let start = locate::start(Some(dir))?;
+    let known = |root: &Path| hinted("same-project", format!("{} is there twice", root.display()), "name each project once");
+    let (root, live) = match locate::locate(start.clone())? {
+        Located::Served(other) if served.iter().any(|served| served.root == other.root) => return Err(known(&other.root)),
+        Located::Served(other) => {
+            served.push(other);
+            return Ok(());
+        }
+        Located::Store { root } => (root, options.live),
+        Located::Nothing { .. } => (start, true),
+        stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
+    };
+    if plain.iter().any(|(known, _)| *known == root) {
+        return Err(known(&root));
+    }
+    let opened = sys::open_root(&root).map_err(|cause| io_error(root.display(), cause))?;
+    plain.push((root, Plain::new(opened, live, options.threads, options.min_size)));
+    Ok(())
+}
+
+/// What a daemon has, by a run that stays there.
+struct Asked<'a> {
+    client: &'a mut Client,
+    run: u64,
+    options: DedupOptions,
+    contents: Vec<Content>,
+}
+
+impl Asked<'_> {
+    fn ask(&self) -> DedupOptions {
+        DedupOptions { run: Some(self.run), ..self.options.clone() }
+    }
+}
+
+impl Holder for Asked<'_> {
+    fn sizes(&mut self) -> VerbResult<Vec<u64>> {
+        loop {
+            let from = self.contents.last().map_or(0, |last| last.number + 1);
+            let (mut part, _) = self.client.dedup(DedupOptions { contents: Some(from), ..self.ask() })?;
+            if part.contents.is_empty() {
+                return Ok(self.contents.iter().map(|content| content.size).collect());
+            }
+            self.contents.append(&mut part.contents);
+        }
+    }
+
+    fn contents(&mut self, sizes: &HashSet<u64>) -> VerbResult<Vec<Content>> {
+        self.contents.retain(|content| sizes.contains(&content.size));
+        Ok(std::mem::take(&mut self.contents))
+    }
+
+    fn open(&mut self, number: u64) -> SysResult<File> {
+        let asked = self.client.dedup(DedupOptions { files: vec![number], ..self.ask() });
+        let file = asked.ok().and_then(|(_, mut files)| files.pop());
+        file.map(File::from).ok_or(Errno::ENOENT)
+    }
+}
+
+fn across(mut asked: Vec<Asked<'_>>, mut plain: Vec<(PathBuf, Plain)>, projects: &mut Vec<Project>, dry_run: bool, out: &Out) -> VerbResult<()> {
+    let alone: Vec<usize> = (asked.len()..asked.len() + plain.len()).collect();
+    let bar = Bar::start(out, "sharing with others", false);
+    let of_daemons = asked.iter_mut().map(|asked| asked as &mut dyn Holder);
+    let holders = of_daemons.chain(plain.iter_mut().map(|(_, plain)| plain as &mut dyn Holder)).collect();
+    let mut got = same::share(holders, &alone, dry_run, |done, total| bar.at(done, total))?;
+    bar.stop();
+    for Asked { client, run, options, .. } in asked {
+        // It need not stay any longer; should that fail, the next runs displace it.
+        let _ = client.dedup(DedupOptions { run: Some(run), keep: false, ..options });
+    }
+    for (root, mut plain) in plain {
+        projects.push(Project { project: root, report: None, across: None });
+        if let Some(got) = got.get_mut(projects.len() - 1) {
+            plain.left_out.iter().for_each(|left| *got.left.entry(left.why).or_insert(0) += 1);
+            got.left_out.append(&mut plain.left_out);
+        }
+    }
+    for (project, got) in projects.iter_mut().zip(got) {
+        project.across = Some(got);
+    }
+    Ok(())
+}
+
+/// Asks until it is finished; what was left out is told in parts.
+fn whole(client: &mut Client, mut options: DedupOptions, out: &Out) -> VerbResult<DedupReport> {
+    let mut left_out: Vec<LeftOut> = Vec::new();
+    let mut stage = DedupStage::Listing;
+    let mut bar = Bar::start(out, "looking for files", false);
+    loop {
+        let (mut report, _) = client.dedup(options.clone())?;
+        if report.stage != stage {
+            stage = report.stage;
+            bar.stop();
+            bar = match stage {
+                DedupStage::Listing => Bar::start(out, "looking for files", false),
+                DedupStage::Hashing => Bar::start(out, "hashing", true),
+                DedupStage::Sharing => Bar::start(out, "sharing", false),
+            };
+        }
+        bar.at(report.done, report.total);
+        left_out.append(&mut report.left_out);
+        if report.finished {
+            bar.stop();
+            return Ok(DedupReport { left_out, ..report });
+        }
+        options.run = Some(report.run);
+    }
+}
+
+fn why(why: LeftWhy) -> &'static str {
+    match why {
+        LeftWhy::TooSmall => "smaller than --min-size",
+        LeftWhy::Differs => "changed meanwhile, or never held what its hash says",
+        LeftWhy::Gone => "gone meanwhile",
+        LeftWhy::NotPermitted => "not permitted",
+        LeftWhy::Unreadable => "cannot be read",
+        LeftWhy::OtherFilesystem => "on another filesystem",
+        LeftWhy::NoReflink => "the filesystem cannot share it",
+        LeftWhy::InUse => "open for writing",
+        LeftWhy::TooManyLinks => "what it equals has all the names that it can have",
+    }
+}
+
+fn files(count: Count) -> String {
+    format!("{} file{}, {}", count.files, if count.files == 1 { "" } else { "s" }, size::human(count.bytes))
+}
+
+fn print(projects: &[Project], args: &Args, context: &mut Context) -> Outcome {
+    let out = &mut context.out;
+    let (mut shared, mut already, mut freed_bytes) = (Count::default(), Count::default(), 0_u64);
+    for Project { report, across, .. } in projects {
+        if let Some(report) = report {
+            shared.join(report.shared);
+            already.join(report.already);
+            freed_bytes = freed_bytes.saturating_add(report.freed_bytes);
+        }
+        if let Some(across) = across {
+            shared.join(across.shared);
+            freed_bytes = freed_bytes.saturating_add(across.freed_bytes);
+        }
+    }
+    if out.json {
+        return Ok(out.json(&Answer { dry_run: args.dry_run, shared, already, freed_bytes, projects })?);
+    }
+    for Project { project, report, across } in projects {
+        if projects.len() > 1 {
+            let root = project.display().to_string();
+            out.line(&out.paint(Role::Id, &out.text(&root)))?;
+        }
+        if let Some(report) = report {
+            print_one(report, args, out)?;
+        }
+        if let Some(across) = across {
+            print_across(across, args, out)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is done, and what comes free with it.
+fn done(args: &Args) -> (&'static str, &'static str) {
+    if args.dry_run { ("would be shared", "would come free") } else { ("shared", "came free") }
+}
+
+fn print_one(report: &DedupReport, args: &Args, out: &mut Out) -> Outcome {
+    let (done, free) = done(args);
+    let live = if args.live { format!(" and {} live", files(report.live)) } else { String::new() };
+    out.line(&format!("looked at {} captured{live}; hashed {}", files(report.captured), files(report.hashed)))?;
+    out.line(&format!("{} shared already; {} have a content of their own", files(report.already), files(report.unique)))?;
+    let links = if report.linked.files > 0 { format!(" ({} as names of one file)", report.linked.files) } else { String::new() };
+    let line = format!("{done}: {}{links}; {} {free}", files(report.shared), size::human(report.freed_bytes));
+    out.line(&out.paint(Role::Good, &line))?;
+    print_left(&report.left, &report.left_out, args, out)
+}
+
+fn print_across(got: &Got, args: &Args, out: &mut Out) -> Outcome {
+    let (done, free) = done(args);
+    let line = format!("{done} with the others: {} of {} in common; {} {free}", files(got.shared), files(got.common), size::human(got.freed_bytes));
+    out.line(&out.paint(Role::Good, &line))?;
+    print_left(&got.left, &got.left_out, args, out)
+}
+
+fn print_left(counts: &BTreeMap<LeftWhy, u64>, left_out: &[LeftOut], args: &Args, out: &mut Out) -> Outcome {
+    for (left, count) in counts {
+        out.line(&format!("left out: {count}, {}", why(*left)))?;
+    }
+    for left in left_out.iter().filter(|_| args.verbose) {
+        let error = left.error.as_deref().map(|error| format!(" ({error})")).unwrap_or_default();
+        let path = out.name(&left.path.0).into_owned();
+        out.bytes(&path)?;
+        out.line(&format!(": {}{error}", why(left.why)))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! The files of a run, and how each is opened.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::LeftWhy;
+use crate::engine::Engine;
+use crate::engine::api::TreePath;
+use crate::history::present::Trail;
+use crate::store::check::object_path;
+use crate::store::hash::Hash;
+use crate::store::ids::{ObjectId, ObjectOrigin};
+use crate::store::index::seen::Look;
+use crate::store::same::{Files, Way};
+use crate::sys::{Errno, SysResult};
+
+/// Where a file is.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Captured(ObjectId),
+    Live(Arc<Trail>),
+}
+
+/// A file of a run.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) place: Place,
+    pub(super) size: u64,
+    pub(super) hash: Option<Hash>,
+    /// How it looked when it was listed, if it is a live one.
+    pub(super) look: Option<Look>,
+    /// It was left out.
+    pub(super) left: bool,
+}
+
+impl Place {
+    pub(super) fn is_captured(&self) -> bool {
+        matches!(self, Place::Captured(_))
+    }
+
+    pub(super) fn path(&self) -> TreePath {
+        match self {
+            Place::Captured(object) => TreePath(object_path(*object).into_bytes()),
+            Place::Live(trail) => TreePath(trail.path()),
+        }
+    }
+}
+
+impl Item {
+    pub(super) fn open(&self, engine: &Engine) -> SysResult<Arc<File>> {
+        match &self.place {
+            Place::Captured(object) => engine.timeline().store().layers.open(*object).map(Arc::new).map_err(|error| error.errno()),
+            // That such a file is as it was is told by what it shares with its capture.
+            Place::Live(trail) if engine.timeline().data_now(trail.slot).is_some_and(|data| data.provisional) => Err(Errno::EBUSY),
+            Place::Live(trail) => engine.live.open_quietly(trail).map(Arc::new),
+        }
+    }
+}
+
+/// Why a file is left out with which this has gone wrong.
+pub fn why_of(errno: Errno) -> LeftWhy {
+    match errno {
+        Errno::ENOENT | Errno::ESTALE => LeftWhy::Gone,
+        Errno::EACCES | Errno::EPERM => LeftWhy::NotPermitted,
+        Errno::EXDEV => LeftWhy::OtherFilesystem,
+        Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::ENOSYS => LeftWhy::NoReflink,
+        Errno::EMLINK => LeftWhy::TooManyLinks,
+        Errno::EBUSY => LeftWhy::InUse,
+        _ => LeftWhy::Unreadable,
+    }
+}
+
+/// The files of a run as [`crate::store::same`] wants them.
+pub(super) struct Opener<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) items: &'a [Item],
+}
+
+impl Files for Opener<'_> {
+    fn open(&mut self, number: usize) -> SysResult<Arc<File>> {
+        self.items.get(number).ok_or(Errno::ENOENT)?.open(self.engine)
+    }
+
+    fn way(&self, source: usize, target: usize) -> Way {
+        match (self.engine.live.reflink(), self.clone_at(source), self.clone_at(target)) {
+            (true, _, _) => Way::Extents,
+            (false, Some(_), Some(_)) => Way::Link,
+            (false, _, _) => Way::Never,
+        }
+    }
+
+    fn link(&mut self, source: usize, target: usize) -> SysResult<bool> {
+        let (Some(source), Some(target)) = (self.clone_at(source), self.clone_at(target)) else { return Err(Errno::EOPNOTSUPP) };
+        self.engine.timeline().store().link_same(source, target)
+    }
+
+    /// Only a clone can be a name of another.
+    fn rank(&self, number: usize) -> u8 {
+        u8::from(!self.engine.live.reflink() && self.clone_at(number).is_some())
+    }
+}
+
+impl Opener<'_> {
+    fn clone_at(&self, number: usize) -> Option<ObjectId> {
+        match self.items.get(number).map(|item| &item.place) {
+            Some(Place::Captured(object)) if object.origin == ObjectOrigin::Cloned => Some(*object),
+            _ => None,
+        }
+    }
+}

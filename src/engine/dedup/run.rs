@@ -1,0 +1,402 @@
+//! One run: what it knows, and its steps.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::sync::Arc;
+
+use super::files::{Item, Opener, Place, why_of};
+use super::{Content, DedupOptions, DedupReport, DedupStage, LeftOut, LeftWhy, PART_LEFT_MAX};
+use crate::engine::Engine;
+use crate::history::present::{Present, Trail};
+use crate::store::hash::{Hash, Hashers, Hashing};
+use crate::store::ids::{Epoch, ObjectId, Slot};
+use crate::store::index::seen::Look;
+use crate::store::record::Sealed;
+use crate::store::same::{Done, Fate, Same};
+use crate::sys::{self, Errno, Kind, SysResult};
+
+/// Bytes of paths that one answer has, but for one longer path.
+const PART_PATH_BYTES: usize = 1 << 20;
+/// Hashes that are recorded at once.
+const RECORD_OBJECTS_MAX: usize = 512;
+/// With less space left no hashes are recorded: what is left is for captures.
+const SPACE_KEPT_BYTES: u64 = 64 << 20;
+/// A file that has changed within so many nanoseconds may change again without looking other, where times are coarse: what it holds is not kept.
+const SETTLED_NS: i64 = 1_000_000_000;
+
+/// A run under way, or a finished one that stays. See the module above.
+pub(in crate::engine) struct Run {
+    dry_run: bool,
+    keep: bool,
+    min_size: u64,
+    hashers: Hashers,
+    report: DedupReport,
+    left_out: Vec<LeftOut>,
+    items: Vec<Item>,
+    /// Closed epochs that are to be listed.
+    epochs: Vec<Epoch>,
+    /// Live directories that are.
+    dirs: Vec<Arc<Trail>>,
+    /// Live files that were: one of several names.
+    slots: HashSet<Slot>,
+    work: Work,
+    /// Hashes of objects that are not on record.
+    sealed: BTreeMap<Epoch, Vec<Sealed>>,
+    /// Hashes of live files that are not in the index.
+    seen: Vec<(Slot, Look, Hash)>,
+}
+
+enum Work {
+    Listing,
+    Hashing { left: Vec<usize>, now: Option<(usize, Arc<File>, Box<Hashing>)> },
+    Sharing { left: Vec<(u64, Vec<usize>)>, now: Option<Box<Same>> },
+    Finished,
+}
+
+impl Run {
+    pub(super) fn new(engine: &Engine, options: &DedupOptions) -> SysResult<Run> {
+        let open = engine.timeline().epoch();
+        let mut epochs = engine.timeline().store().layers.epochs().map_err(|error| error.errno())?;
+        // Captures of the open epoch can still be taken back.
+        epochs.retain(|epoch| *epoch < open);
+        epochs.reverse();
+        Ok(Run {
+            dry_run: options.dry_run,
+            keep: options.keep,
+            min_size: options.min_size.max(1),
+            hashers: Hashers::new(options.threads),
+            report: DedupReport { dry_run: options.dry_run, total: epochs.len() as u64, ..DedupReport::default() },
+            left_out: Vec::new(),
+            items: Vec::new(),
+            epochs,
+            dirs: if options.live { vec![Trail::root()] } else { Vec::new() },
+            slots: HashSet::new(),
+            work: Work::Listing,
+            sealed: BTreeMap::new(),
+            seen: Vec::new(),
+        })
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        matches!(self.work, Work::Finished)
+    }
+
+    pub(super) fn left_untold(&self) -> usize {
+        self.left_out.len()
+    }
+
+    /// How far it is, with what was left out since it told that last, as far as it fits.
+    pub(super) fn tell(&mut self) -> DedupReport {
+        let mut bytes = 0;
+        let mut fits = |left: &LeftOut| {
+            bytes += left.path.0.len();
+            bytes <= PART_PATH_BYTES
+        };
+        let count = self.left_out.iter().take(PART_LEFT_MAX).take_while(|left| fits(left)).count().max(1).min(self.left_out.len());
+        let rest = self.left_out.split_off(count);
+        let left_out = std::mem::replace(&mut self.left_out, rest);
+        DedupReport { finished: self.is_finished() && self.left_out.is_empty(), left_out, ..self.report.clone() }
+    }
+
+    /// What it has, from number `from` on; nothing: that is all.
+    pub(super) fn contents(&self, from: u64, limit: usize) -> Vec<Content> {
+        let from = usize::try_from(from).unwrap_or(usize::MAX);
+        let known =
+            self.items.iter().enumerate().skip(from).filter(|(_, item)| !item.left).filter_map(|(number, item)| Some((number, item, item.hash?)));
+        let tell =
+            |(number, item, hash): (usize, &Item, Hash)| Content::new(number as u64, item.size, hash, item.place.path(), item.place.is_captured());
+        let mut bytes = 0;
+        let mut fits = |content: &Content| {
+            bytes += content.path.0.len();
+            bytes <= PART_PATH_BYTES
+        };
+        let mut contents: Vec<Content> = known.take(limit).map(tell).collect();
+        let count = contents.iter().take_while(|content| fits(content)).count().max(1);
+        contents.truncate(count);
+        contents
+    }
+
+    /// One of its files.
+    pub(super) fn open(&self, engine: &Engine, number: u64) -> Option<Arc<File>> {
+        self.items.get(usize::try_from(number).ok()?)?.open(engine).ok()
+    }
+
+    /// Does a little more; `false`: it is finished.
+    ///
+    /// # Errors
+    /// EIO if the history cannot be read. What goes wrong with one file is told of that.
+    pub(super) fn step(&mut self, engine: &Engine) -> SysResult<bool> {
+        match std::mem::replace(&mut self.work, Work::Finished) {
+            Work::Listing => {
+                self.work = Work::Listing;
+                self.list(engine)?;
+            }
+            Work::Hashing { mut left, now } => match now {
+                Some((number, file, hashing)) => {
+                    let now = self.hash(engine, number, file, hashing);
+                    self.work = Work::Hashing { left, now };
+                }
+                None => match left.pop() {
+                    Some(number) => {
+                        let now = self.begin_hash(engine, number);
+                        self.work = Work::Hashing { left, now };
+                    }
+                    None => self.begin_sharing(engine),
+                },
+            },
+            Work::Sharing { mut left, now } => match now {
+                Some(same) => {
+                    let now = self.share(engine, same);
+                    self.work = Work::Sharing { left, now };
+                }
+                None => {
+                    let Some((size, numbers)) = left.pop() else { return Ok(false) };
+                    let now = Some(Box::new(Same::new(size, numbers, self.dry_run)));
+                    self.work = Work::Sharing { left, now };
+                }
+            },
+            Work::Finished => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn list(&mut self, engine: &Engine) -> SysResult<()> {
+        if let Some(epoch) = self.epochs.pop() {
+            self.report.done += 1;
+            return self.list_epoch(engine, epoch);
+        }
+        let Some(dir) = self.dirs.pop() else {
+            self.begin_hashing();
+            return Ok(());
+        };
+        self.report.done += 1;
+        match engine.live.list(&dir) {
+            Ok(names) => {
+                for (name, child) in names {
+                    let trail = dir.step(&name, child.slot);
+                    match child.kind {
+                        Kind::Dir => {
+                            self.report.total += 1;
+                            self.dirs.push(trail);
+                        }
+                        Kind::File if self.slots.insert(child.slot) => self.list_live(engine, trail),
+                        _ => {}
+                    }
+                }
+            }
+            // Removed since it was listed itself.
+            Err(Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR) => {}
+            Err(errno) => self.leave_out(&Place::Live(dir), why_of(errno), Some(errno)),
+        }
+        Ok(())
+    }
+
+    fn list_epoch(&mut self, engine: &Engine, epoch: Epoch) -> SysResult<()> {
+        let layers = &engine.timeline().store().layers;
+        let objects = layers.list(epoch).map_err(|error| error.errno())?;
+        if objects.is_empty() {
+            return Ok(());
+        }
+        let known: HashMap<ObjectId, Sealed> = engine.timeline().sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
+        for object in objects {
+            let (size, hash) = match known.get(&object) {
+                Some(sealed) => (sealed.size, Some(sealed.hash)),
+                None => match layers.stat(object) {
+                    Ok(Some(stat)) if stat.kind == Kind::File => (stat.size, None),
+                    Ok(_) => continue,
+                    Err(error) => return Err(error.errno()),
+                },
+            };
+            self.add(Item { place: Place::Captured(object), size, hash, look: None, left: false });
+        }
+        Ok(())
+    }
+
+    fn list_live(&mut self, engine: &Engine, trail: Arc<Trail>) {
+        match engine.live.stat(&trail) {
+            Ok(stat) if stat.kind == Kind::File => {
+                let look = Look::of(&stat);
+                // A hint that cannot be read is none.
+                let hash = engine.timeline().store().index.seen(trail.slot, &look).ok().flatten();
+                self.add(Item { place: Place::Live(trail), size: stat.size, hash, look: Some(look), left: false });
+            }
+            Ok(_) | Err(Errno::ENOENT | Errno::ESTALE) => {}
+            Err(errno) => self.leave_out(&Place::Live(trail), why_of(errno), Some(errno)),
+        }
+    }
+
+    fn add(&mut self, item: Item) {
+        if item.size == 0 {
+            return;
+        }
+        let count = if item.place.is_captured() { &mut self.report.captured } else { &mut self.report.live };
+        count.add(item.size);
+        if item.size < self.min_size {
+            self.leave_out(&item.place, LeftWhy::TooSmall, None);
+        } else {
+            self.items.push(item);
+        }
+    }
+
+    /// Only what has the size of another can be the same.
+    fn begin_hashing(&mut self) {
+        let mut sizes: HashMap<u64, u64> = HashMap::new();
+        self.items.iter().for_each(|item| *sizes.entry(item.size).or_insert(0) += 1);
+        let wanted = |item: &Item| item.hash.is_none() && (self.keep || sizes.get(&item.size).is_some_and(|count| *count > 1));
+        let mut left: Vec<usize> = (0..self.items.len()).filter(|at| self.items.get(*at).is_some_and(wanted)).collect();
+        left.reverse();
+        let total = left.iter().filter_map(|at| self.items.get(*at)).fold(0_u64, |sum, item| sum.saturating_add(item.size));
+        (self.report.stage, self.report.done, self.report.total) = (DedupStage::Hashing, 0, total);
+        self.work = Work::Hashing { left, now: None };
+    }
+
+    fn begin_hash(&mut self, engine: &Engine, number: usize) -> Option<(usize, Arc<File>, Box<Hashing>)> {
+        let opened = self.items.get(number).ok_or(Errno::ENOENT).and_then(|item| item.open(engine));
+        match opened {
+            Ok(file) => Some((number, file, Box::new(Hashing::new()))),
+            Err(errno) => {
+                self.fail(number, errno);
+                None
+            }
+        }
+    }
+
+    fn hash(&mut self, engine: &Engine, number: usize, file: Arc<File>, mut hashing: Box<Hashing>) -> Option<(usize, Arc<File>, Box<Hashing>)> {
+        let before = hashing.done();
+        let stepped = hashing.step(&file, &self.hashers, self.items.get(number).is_some_and(|item| item.place.is_captured()));
+        self.report.done += hashing.done() - before;
+        match stepped {
+            Ok(None) => return Some((number, file, hashing)),
+            Ok(Some((size, hash))) => self.hashed(engine, number, &file, size, hash),
+            Err(errno) => self.fail(number, errno),
+        }
+        None
+    }
+
+    fn hashed(&mut self, engine: &Engine, number: usize, file: &File, size: u64, hash: Hash) {
+        let Some(item) = self.items.get_mut(number) else { return };
+        self.report.hashed.add(size);
+        let look = item.look.map(|before| (before, sys::stat_fd(file).map(|stat| Look::of(&stat))));
+        if size != item.size || look.is_some_and(|(before, now)| now != Ok(before)) {
+            return self.left(number, LeftWhy::Differs, None);
+        }
+        item.hash = Some(hash);
+        match (&item.place, item.look) {
+            (Place::Captured(object), _) => {
+                let object = *object;
+                let of_epoch = self.sealed.entry(object.epoch).or_default();
+                of_epoch.push(Sealed { object, size, hash });
+                if of_epoch.len() >= RECORD_OBJECTS_MAX {
+                    self.record(engine);
+                }
+            }
+            (Place::Live(trail), Some(look)) if is_settled(&look) => {
+                self.seen.push((trail.slot, look, hash));
+                if self.seen.len() >= RECORD_OBJECTS_MAX {
+                    self.record(engine);
+                }
+            }
+            (Place::Live(_), _) => {}
+        }
+    }
+
+    /// Puts what was hashed where the next run finds it. Best effort: it can be hashed again.
+    fn record(&mut self, engine: &Engine) {
+        let store = engine.timeline().store();
+        if let Err(error) = store.index.note_seen(&std::mem::take(&mut self.seen)) {
+            tracing::debug!(%error, "hashes of live files are not kept");
+        }
+        let sealed = std::mem::take(&mut self.sealed);
+        if self.dry_run || store.layers.free_bytes().is_ok_and(|free| free < SPACE_KEPT_BYTES) {
+            return;
+        }
+        for (epoch, objects) in sealed {
+            if let Err(errno) = engine.timeline().add_seal(epoch, objects, false) {
+                tracing::warn!(%errno, "hashes are not recorded");
+                return;
+            }
+        }
+    }
+
+    fn begin_sharing(&mut self, engine: &Engine) {
+        self.record(engine);
+        let mut groups: HashMap<(u64, Hash), Vec<usize>> = HashMap::new();
+        for (number, item) in self.items.iter().enumerate().filter(|(_, item)| !item.left) {
+            if let Some(hash) = item.hash {
+                groups.entry((item.size, hash)).or_default().push(number);
+            }
+        }
+        groups.retain(|_, numbers| numbers.len() > 1);
+        let mut left: Vec<(u64, Vec<usize>)> = groups.into_iter().map(|((size, _), numbers)| (size, numbers)).collect();
+        // The largest first: they are popped from the end.
+        left.sort_by_key(|(size, numbers)| (size.saturating_mul(numbers.len() as u64), numbers.first().copied()));
+        let total = left.iter().map(|(_, numbers)| numbers.len() as u64).sum();
+        (self.report.stage, self.report.done, self.report.total) = (DedupStage::Sharing, 0, total);
+        let among: HashSet<usize> = left.iter().flat_map(|(_, numbers)| numbers.iter().copied()).collect();
+        for (number, item) in self.items.iter().enumerate() {
+            if !item.left && !among.contains(&number) {
+                self.report.unique.add(item.size);
+            }
+        }
+        self.work = Work::Sharing { left, now: None };
+    }
+
+    fn share(&mut self, engine: &Engine, mut same: Box<Same>) -> Option<Box<Same>> {
+        match same.step(&mut Opener { engine, items: &self.items }) {
+            Done::Some => {}
+            Done::All => return None,
+            Done::Fate(number, fate) => {
+                self.note(number, fate);
+                if let (Fate::Shared { .. } | Fate::Linked { .. }, false, Some(item)) = (fate, self.dry_run, self.items.get(number)) {
+                    engine.live.shared().add(item.size);
+                }
+            }
+        }
+        Some(same)
+    }
+
+    fn note(&mut self, number: usize, fate: Fate) {
+        self.report.done += 1;
+        let size = self.items.get(number).map_or(0, |item| item.size);
+        match fate {
+            Fate::Source => self.report.sources.add(size),
+            Fate::Already => self.report.already.add(size),
+            // There is nothing to share.
+            Fate::Unplaced => self.report.unique.add(size),
+            Fate::Shared { freed } => {
+                self.report.shared.add(size);
+                self.report.freed_bytes = self.report.freed_bytes.saturating_add(freed);
+            }
+            Fate::Linked { freed } => {
+                self.report.shared.add(size);
+                self.report.linked.add(size);
+                self.report.freed_bytes = self.report.freed_bytes.saturating_add(freed);
+            }
+            Fate::Differs => self.left(number, LeftWhy::Differs, None),
+            Fate::Failed(errno) => self.fail(number, errno),
+        }
+    }
+
+    fn fail(&mut self, number: usize, errno: Errno) {
+        self.left(number, why_of(errno), Some(errno));
+    }
+
+    fn left(&mut self, number: usize, why: LeftWhy, errno: Option<Errno>) {
+        if let Some(item) = self.items.get_mut(number) {
+            item.left = true;
+            let place = item.place.clone();
+            self.leave_out(&place, why, errno);
+        }
+    }
+
+    fn leave_out(&mut self, place: &Place, why: LeftWhy, errno: Option<Errno>) {
+        *self.report.left.entry(why).or_insert(0) += 1;
+        self.left_out.push(LeftOut { path: place.path(), captured: place.is_captured(), why, error: errno.map(|errno| errno.to_string()) });
+    }
+}
+
+/// It will look other when it changes.
+fn is_settled(look: &Look) -> bool {
+    let ns = |time: sys::Time| time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec));
+    ns(sys::now()).saturating_sub(ns(look.ctime)) > SETTLED_NS
+}

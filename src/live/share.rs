@@ -1,0 +1,120 @@
+//! The same content once, on the fly: an object that the sealer has hashed shares what an older one with the same content has.
+//!
+//! Both are of closed epochs, and the bytes are compared: by the kernel where files share extents, and else before one becomes another name of the other. What
+//! is not shared here (the daemon was killed, the disk was full) is left to `dedup`.
+//!
+//! Locking: none but the timeline's, for a moment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Live;
+use crate::store::ids::ObjectId;
+use crate::store::record::Sealed;
+use crate::store::same::{Done, Fate, Files, Same, Way};
+use crate::store::share::CALL_BYTES;
+use crate::sys::{self, Errno, SysResult};
+
+/// Objects with the same content that are tried at most.
+const TRIES_MAX: usize = 3;
+
+/// Files that came to share what others with the same content have, since the mount.
+#[derive(Debug, Default)]
+pub struct SharedCounts {
+    files: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl SharedCounts {
+    /// One more.
+    pub fn add(&self, bytes: u64) {
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// How many, and their bytes.
+    pub fn get(&self) -> (u64, u64) {
+        (self.files.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+}
+
+/// The known object and the new one.
+struct Pair<'a> {
+    live: &'a Live,
+    objects: [ObjectId; 2],
+}
+
+impl Files for Pair<'_> {
+    fn open(&mut self, number: usize) -> SysResult<Arc<std::fs::File>> {
+        let object = self.objects.get(number).ok_or(Errno::ENOENT)?;
+        self.live.timeline.store().layers.open(*object).map(Arc::new).map_err(|error| error.errno())
+    }
+
+    fn way(&self, _source: usize, _target: usize) -> Way {
+        if self.live.reflink { Way::Extents } else { Way::Link }
+    }
+
+    fn link(&mut self, source: usize, target: usize) -> SysResult<bool> {
+        let (Some(source), Some(target)) = (self.objects.get(source), self.objects.get(target)) else { return Err(Errno::ENOENT) };
+        self.live.timeline.store().link_same(*source, *target)
+    }
+
+    /// The known one.
+    fn rank(&self, number: usize) -> u8 {
+        u8::from(number == 0)
+    }
+}
+
+impl Live {
+    /// Objects that share what others have, and their bytes, since the mount.
+    pub fn shared(&self) -> &SharedCounts {
+        &self.shared
+    }
+
+    /// What was just hashed and is on record shares what is known with the same content. `go_on` is asked before so many bytes are read.
+    pub(super) fn share_known(&self, hashed: &[Sealed], mut go_on: impl FnMut(u64) -> bool) {
+        for sealed in hashed {
+            let known = match self.timeline.same_content(sealed) {
+                Ok(known) => known,
+                Err(errno) => return tracing::debug!(%errno, "the contents that are known cannot be looked up"),
+            };
+            for object in known.into_iter().filter(|object| object.epoch < self.timeline.epoch()).take(TRIES_MAX) {
+                match self.share_pair(object, sealed, &mut go_on) {
+                    Some(true) => break,
+                    Some(false) => {}
+                    None => return,
+                }
+            }
+        }
+    }
+
+    /// Whether they share all; `None`: the sealer shall end.
+    fn share_pair(&self, known: ObjectId, sealed: &Sealed, go_on: &mut impl FnMut(u64) -> bool) -> Option<bool> {
+        let mut pair = Pair { live: self, objects: [known, sealed.object] };
+        let mut same = Same::new(sealed.size, vec![1, 0], false);
+        let mut shares = false;
+        // Both are read to be compared: a small object at once, a large one a call at a time.
+        let each = if sealed.size > CALL_BYTES { 2 * CALL_BYTES } else { 0 };
+        if !go_on(2 * CALL_BYTES.min(sealed.size)) {
+            return None;
+        }
+        loop {
+            if !go_on(each) {
+                return None;
+            }
+            match same.step(&mut pair) {
+                Done::Some | Done::Fate(0, _) => {}
+                Done::Fate(_, fate) => {
+                    shares = matches!(fate, Fate::Already | Fate::Shared { .. } | Fate::Linked { .. } | Fate::Unplaced);
+                    if matches!(fate, Fate::Shared { .. } | Fate::Linked { .. }) {
+                        self.shared.add(sealed.size);
+                        if let Ok(file) = pair.open(1) {
+                            sys::drop_cached(&*file, 0, sealed.size);
+                        }
+                    }
+                }
+                Done::All => return Some(shares),
+            }
+        }
+    }
+}

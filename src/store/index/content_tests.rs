@@ -1,0 +1,72 @@
+//! What the index knows of contents: objects by their hash, and hashes of live files.
+
+use std::fs::File;
+
+use super::seen::Look;
+use super::*;
+use crate::store::ids::{ObjectId, ObjectOrigin};
+use crate::store::record::{Record, Sealed};
+use crate::sys::Time;
+
+fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> Sealed {
+    let object = ObjectId { epoch: Epoch(epoch), slot: Slot(slot), serial: 1, origin: ObjectOrigin::Cloned };
+    Sealed { object, size, hash: [hash; 32] }
+}
+
+#[test]
+fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
+    let (journal, _) = Journal::open(&layout).unwrap();
+    let (index, _) = Index::open(&layout).unwrap();
+    let objects = [sealed(1, 10, 5, 7), sealed(1, 11, 6, 8), sealed(1, 12, 0, 7)];
+    let records = [
+        Record::Sealed { epoch: Epoch(1), objects: objects.to_vec(), whole: true },
+        Record::Sealed { epoch: Epoch(2), objects: vec![sealed(2, 10, 5, 7)], whole: false },
+    ];
+    let mut batch = Batch::new();
+    for (record, at) in records.iter().zip(journal.append(&records).unwrap()) {
+        batch.add(at, record).unwrap();
+    }
+    index.apply(&mut batch).unwrap();
+    let of = |index: &Index, hash: u8| index.contents(&[hash; 32], 16).unwrap();
+    // An empty object has no content.
+    let both = vec![(objects[0].object, 5), (sealed(2, 10, 5, 7).object, 5)];
+    assert_eq!((of(&index, 7), of(&index, 8), of(&index, 9)), (both.clone(), vec![(objects[1].object, 6)], vec![]));
+    assert_eq!(index.contents(&[7; 32], 1).unwrap(), [(objects[0].object, 5)]);
+    assert!(index.compare(&journal).unwrap().is_none());
+    let grown = index.dump().unwrap();
+    index.apply(&mut Batch::forget(&objects[..1])).unwrap();
+    assert_eq!(of(&index, 7), both[1..]);
+    assert!(index.compare(&journal).unwrap().is_none(), "what is gone need not be known");
+    // One that the journal never told of is damage.
+    index.rebuild(&journal, None).unwrap();
+    assert_eq!((of(&index, 7), index.dump().unwrap()), (both, grown));
+    let mut strange = Batch::new();
+    strange.add(Address::START, &Record::Sealed { epoch: Epoch(3), objects: vec![sealed(3, 1, 1, 1)], whole: false }).unwrap();
+    strange.applied = None;
+    index.apply(&mut strange).unwrap();
+    assert!(!index.compare(&journal).unwrap().is_none());
+}
+
+#[test]
+fn a_live_file_is_known_while_it_looks_as_it_did() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
+    let (journal, _) = Journal::open(&layout).unwrap();
+    let (index, _) = Index::open(&layout).unwrap();
+    let time = |nsec| Time { sec: -1, nsec };
+    let look = Look { size: 4, mtime: time(1), ctime: time(2) };
+    let before = index.dump().unwrap();
+    index.note_seen(&[(Slot(5), look, [3; 32])]).unwrap();
+    assert_eq!(index.seen(Slot(5), &look).unwrap(), Some([3; 32]));
+    for other in [Look { size: 5, ..look }, Look { mtime: time(2), ..look }, Look { ctime: time(3), ..look }] {
+        assert_eq!(index.seen(Slot(5), &other).unwrap(), None);
+    }
+    assert_eq!(index.seen(Slot(6), &look).unwrap(), None);
+    // No record tells of it: the rest of the index is as it was, and a rebuild begins without.
+    assert_eq!(index.dump().unwrap(), before);
+    assert!(index.compare(&journal).unwrap().is_none());
+    index.rebuild(&journal, None).unwrap();
+    assert_eq!(index.seen(Slot(5), &look).unwrap(), None);
+}
