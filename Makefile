@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-store bench-export bench-import bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ bench-native: ## Real work beside a plain directory and the floor: make bench-na
 	@tests/deps.sh bench
 	cargo bench --bench native -- $(ARGS)
 
+bench-seeds: deps ## The tables of Spike 2, JVS, VRift and sy made again: make bench-seeds [ARGS="--only jvs --quick --write-docs"]
+	cargo bench --bench seeds -- $(ARGS)
+
 bench-export: build ## Export and fork beside cp --reflink and rsync, as root: make bench-export [ARGS="ROUNDS FILES"]
 	@benches/export.sh $(ARGS)
 
@@ -80,8 +83,8 @@ bench-import: build ## Import beside cp --reflink: new, hashed, again; as root: 
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
 	cargo bench --bench store --bench history
 
-bench-compare: ## The same on two revisions, with the change of each: make bench-compare BASE=REV
-	@benches/compare.sh "$(BASE)"
+bench-compare: ## The same on two revisions, with the change of each, and the seeds' JVS rows: make bench-compare BASE=REV [ARGS=seeds]
+	@benches/compare.sh "$(BASE)" $(ARGS)
 
 deny: ## Check dependencies: licences, sources, bans, known vulnerabilities (installs cargo-deny: minutes)
 	@tests/deny.sh

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Compares the criterion benches (store, history) of this working tree with those of another revision:
+# Compares the criterion benches (store, history), and the seeds' rows that run in one process (seeds --only jvs), of this working tree with those of
+# another revision:
 #
-#   compare.sh REV [TEXT]       TEXT: only benches whose name has it
+#   compare.sh REV [TEXT]       TEXT: only benches whose name has it; `seeds`: only the seeds' rows
 #
 # The programs of this working tree are built against both libraries, so that both measure the same; the revision is checked out under target/.
-# Prints each bench with its time and the change against REV: the estimate and its confidence interval of 95%.
+# Prints each bench with its time and the change against REV: the estimate and its confidence interval of 95%; and of the seeds' rows the median, with
+# what was allocated, which does not drift. SEEDS_FS=xfs names their filesystem; mounting it needs root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export LC_ALL=C CARGO_TERM_COLOR=never
@@ -35,6 +37,34 @@ for bench in "${BENCHES[@]}"; do
     grep -q "^name = \"$bench\"" "$tree/Cargo.toml" || printf '\n[[bench]]\nname = "%s"\nharness = false\n' "$bench" >>"$tree/Cargo.toml"
     targets+=(--bench "$bench")
 done
+
+# The seeds' rows are directories of programs, and share what the tests have; an older revision may not know what they call.
+seeds() {
+    local said
+    rm -rf "$tree/benches/seeds" "$tree/benches/shared" "$tree/tests/bounds" "$tree/tests/common"
+    cp -R benches/seeds benches/shared "$tree/benches/"
+    cp -R tests/bounds tests/common "$tree/tests/"
+    grep -q '^name = "seeds"' "$tree/Cargo.toml" || printf '\n[[bench]]\nname = "seeds"\npath = "benches/seeds/main.rs"\nharness = false\n' >>"$tree/Cargo.toml"
+    for which in base now; do
+        if ! said=$(cd "$([ $which = base ] && echo "$tree" || echo .)" && CARGO_TARGET_DIR=$TARGET cargo bench --no-run --bench seeds 2>&1); then
+            echo "bench-compare: the seeds' rows cannot be built for $which: $(grep -m 1 '^error' <<<"$said")" >&2
+            return 0
+        fi
+        cp "$TARGET/$(sed -n 's|^ *Executable benches/seeds/main.rs (.*\(release/deps/[^)]*\))|\1|p' <<<"$said")" "$HOME_DIR/seeds-$which"
+    done
+    # A table that fails is missing in what is compared, and said so.
+    for which in base now; do
+        "$HOME_DIR/seeds-$which" --only jvs --quick --fs "${SEEDS_FS:-xfs}" --json "$HOME_DIR/$which.json" >/dev/null 2>"$HOME_DIR/$which.log" ||
+            grep 'not measured' "$HOME_DIR/$which.log" >&2 || true
+    done
+    echo
+    "$HOME_DIR/seeds-now" --compare "$HOME_DIR/base.json" "$HOME_DIR/now.json"
+}
+
+if [ "$filter" = seeds ]; then
+    seeds
+    exit
+fi
 
 export CRITERION_HOME=$HOME_DIR/criterion
 rm -rf "$CRITERION_HOME"
@@ -67,3 +97,5 @@ for index in "${!BENCHES[@]}"; do
             END { printf "%-52s %12s   %-34s %s\n", name, now, change, verdict }' "$HOME_DIR/now.log"
     done < <("${now[index]}" --bench --list 2>/dev/null | sed -n 's/: benchmark$//p' | grep -F -- "$filter")
 done
+
+if [ -z "$filter" ]; then seeds; fi

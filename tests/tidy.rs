@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The layers, bottom to top. A layer may import itself and those below; those of one rank know nothing of each other.
-const LAYERS: [&[&str]; 8] = [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["cli"]];
+const LAYERS: [&[&str]; 9] =
+    [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["csi"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 11] = [
+const HOMES: [(&str, &[&str]); 17] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("reflink_copy", &["src/sys"]),
@@ -21,6 +22,12 @@ const HOMES: [(&str, &[&str]); 11] = [
     ("toml_edit", &["src/engine"]),
     ("globset", &["src/engine"]),
     ("httparse", &["src/volumes"]),
+    ("prost", &["src/csi"]),
+    ("prost_types", &["src/csi"]),
+    ("protox", &["src/csi/build.rs"]),
+    ("tokio", &["src/csi"]),
+    ("tonic", &["src/csi"]),
+    ("tonic_prost_build", &["src/csi/build.rs"]),
     ("unsafe", &["src/sys"]),
 ];
 
@@ -364,7 +371,7 @@ fn normal(path: &Path) -> PathBuf {
 
 /// The roots of compilation units, and whether each is a test target.
 fn targets() -> Vec<(PathBuf, bool)> {
-    let mut found = vec![(PathBuf::from("src/lib.rs"), false), (PathBuf::from("src/main.rs"), false)];
+    let mut found = ["src/lib.rs", "src/main.rs", "src/csi/build.rs"].map(|path| (PathBuf::from(path), false)).to_vec();
     for dir in ["tests", "benches"] {
         for path in files(dir, "rs") {
             let depth = path.iter().count();

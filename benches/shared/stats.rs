@@ -27,6 +27,11 @@ impl Samples {
         self.0.len()
     }
 
+    /// Every sample, in the order in which they were taken, microseconds.
+    pub fn all(&self) -> &[f64] {
+        &self.0
+    }
+
     /// The smallest sample that at least `share` of all do not exceed (nearest rank), microseconds.
     pub fn at(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();

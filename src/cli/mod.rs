@@ -14,6 +14,8 @@ mod checkpoint;
 mod completion;
 mod config;
 mod copies;
+#[cfg(feature = "csi")]
+mod csi;
 mod daemon;
 mod delete;
 mod diff;
@@ -133,6 +135,8 @@ enum Verb {
     Import(import::Args),
     Verify(verify::Args),
     Volumes(volumes::Args),
+    #[cfg(feature = "csi")]
+    Csi(csi::Args),
     Fsck(fsck::Args),
     Audit(audit::Args),
     Doctor(doctor::Args),
@@ -207,6 +211,8 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Import(args) => import::run(args, context),
         Verb::Verify(args) => verify::run(args, context),
         Verb::Volumes(args) => volumes::run(args, context),
+        #[cfg(feature = "csi")]
+        Verb::Csi(args) => csi::run(args, context),
         Verb::Fsck(args) => fsck::run(args, context),
         Verb::Audit(args) => audit::run(args, context),
         Verb::Doctor(args) => doctor::run(args, context),

@@ -131,7 +131,7 @@ mod tests {
 
     fn mount(id: u64, at: &str, source: &str) -> MountPoint {
         let fs_type = if source.starts_with("ckptfs#") { "fuse.ckptfs" } else { "xfs" };
-        MountPoint { id, dev: id, root: "/".into(), at: at.into(), fs_type: fs_type.into(), source: source.into() }
+        MountPoint { id, dev: id, root: "/".into(), at: at.into(), read_only: false, fs_type: fs_type.into(), source: source.into() }
     }
 
     #[test]

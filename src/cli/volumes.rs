@@ -18,11 +18,11 @@ use crate::volumes::serve::{PoolImage, mount_image, serve};
 use crate::volumes::{Own, Pool, name, own_id, protocol};
 
 /// Where volumes are unless told otherwise.
-const ROOT: &str = "/var/lib/ckptfs/volumes";
+pub const ROOT: &str = "/var/lib/ckptfs/volumes";
 /// Where engines look for plugins.
 const SOCKET: &str = "/run/docker/plugins/ckptfs.sock";
 /// Names the pool for every verb.
-const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
+pub const ROOT_VARIABLE: &str = "CKPTFS_VOLUMES";
 
 /// Container volumes: a driver for Docker and Podman, and what there is to do with its volumes
 ///
@@ -88,6 +88,16 @@ struct Serve {
     /// The socket to answer on, unless the service manager hands one over
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
+    #[command(flatten)]
+    pool: PoolArgs,
+    /// What becomes of a removed volume that does not say it by itself
+    #[arg(long, value_enum, value_name = "HOW", default_value = "delete")]
+    on_remove: Removal,
+}
+
+/// How a driver has its pool.
+#[derive(Debug, clap::Args)]
+pub struct PoolArgs {
     /// Where volumes are mounted; in the pool if not given
     #[arg(long, value_name = "DIR")]
     mounts: Option<PathBuf>,
@@ -97,9 +107,17 @@ struct Serve {
     /// How large to make that file, if it is not there; it takes the space that is used
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "pool_image")]
     pool_size: Option<u64>,
-    /// What becomes of a removed volume that does not say it by itself
-    #[arg(long, value_enum, value_name = "HOW", default_value = "delete")]
-    on_remove: Removal,
+}
+
+impl PoolArgs {
+    /// The pool at `root`, mounted and made.
+    pub fn open(&self, root: &Path) -> VerbResult<Pool> {
+        if let Some(file) = &self.pool_image {
+            let file = std::path::absolute(file).map_err(|cause| io_error(file.display(), cause))?;
+            mount_image(&PoolImage { file, bytes: self.pool_size }, root)?;
+        }
+        Pool::open(root, self.mounts.as_deref(), own())
+    }
 }
 
 /// `--on-remove`.
@@ -121,6 +139,10 @@ fn size(text: &str) -> Result<u64, String> {
 
 /// Whether this is the driver, which has a log to write.
 pub fn is_driver(verb: &Verb) -> bool {
+    #[cfg(feature = "csi")]
+    if matches!(verb, Verb::Csi(_)) {
+        return true;
+    }
     matches!(verb, Verb::Volumes(Args { what: What::Serve(_), .. }))
 }
 
@@ -148,15 +170,11 @@ fn pool(root: &Path) -> VerbResult<Pool> {
 }
 
 fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
-    if let Some(file) = args.pool_image {
-        let file = std::path::absolute(&file).map_err(|cause| io_error(file.display(), cause))?;
-        mount_image(&PoolImage { file, bytes: args.pool_size }, root)?;
-    }
     let on_remove = match args.on_remove {
         Removal::Trash => OnRemove::Trash,
         Removal::Delete => OnRemove::Delete,
     };
-    let pool = Pool::open(root, args.mounts.as_deref(), own())?.with_on_remove(on_remove);
+    let pool = args.pool.open(root)?.with_on_remove(on_remove);
     let socket = std::path::absolute(&args.socket).map_err(|cause| io_error(args.socket.display(), cause))?;
     let shown = pool.root().display().to_string();
     let out = &context.out;

@@ -130,6 +130,8 @@ pub struct MountPoint {
     pub root: PathBuf,
     /// Where it is mounted.
     pub at: PathBuf,
+    /// Nobody can write there through this mount; the filesystem may be mounted elsewhere for writing.
+    pub read_only: bool,
     /// Type, such as `xfs` or `fuse.ckptfs`.
     pub fs_type: String,
     /// Source, such as `/dev/vda1`; filesystems without a device put any word here.

@@ -58,6 +58,26 @@ pub fn mount(image: &Path, at: &Path) -> VerbResult<()> {
     tool("mount", &arguments)
 }
 
+/// Makes the filesystem in an image larger: it has `bytes` then, mounted at `at` or not. One that has them already stays as it is.
+///
+/// # Errors
+/// No room, no xfs_growfs.
+pub fn grow(image: &Path, at: &Path, bytes: u64) -> VerbResult<()> {
+    let file = File::options().write(true).open(image).map_err(|cause| failed(image, cause))?;
+    let has = file.metadata().map_err(|cause| failed(image, cause))?.len();
+    if has < bytes {
+        file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|cause| failed(image, cause))?;
+    }
+    let mounted = facts::table()?.into_iter().rev().find(|mount| mount.at == at);
+    let rests = mounted.is_none();
+    match mounted {
+        Some(mounted) => tool("losetup", &[OsStr::new("-c"), OsStr::new(&mounted.source)])?,
+        None => mount(image, at)?,
+    }
+    let grown = tool("xfs_growfs", &[OsStr::new("-d"), at.as_os_str()]);
+    if rests { grown.and(unmount(at)) } else { grown }
+}
+
 /// Unmounts what [`mount`] has mounted; the loop device goes with it.
 ///
 /// # Errors

@@ -19,6 +19,8 @@
 //! **Locking.** One flock(2) for each volume, taken by whoever changes something of it, and never two at a time but for a volume that is made from another:
 //! then first the new one's, whose name nobody else can have got yet. No locks in memory.
 
+pub mod bind;
+pub mod claims;
 mod error;
 pub mod facts;
 pub mod http;

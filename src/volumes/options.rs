@@ -29,7 +29,7 @@ pub const OPTIONS: [(&str, &str); 14] = [
 ];
 
 /// The smallest filesystem that mkfs.xfs makes.
-const SIZE_BYTES_MIN: u64 = 300 << 20;
+pub const SIZE_BYTES_MIN: u64 = 300 << 20;
 /// Shortest time between two automatic checkpoints.
 const EVERY_MIN: Duration = Duration::from_secs(1);
 

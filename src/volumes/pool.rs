@@ -68,14 +68,14 @@ pub(super) struct Shown {
 }
 
 /// A volume that nobody else works on meanwhile.
-struct Locked {
+pub(super) struct Locked {
     file: File,
     path: PathBuf,
 }
 
 impl Locked {
     /// The volume is gone, and its lock with it.
-    fn forget(self) {
+    pub(super) fn forget(self) {
         // One that is left is an empty file.
         let _ = fs::remove_file(&self.path);
         drop(self.file);
@@ -118,7 +118,7 @@ impl Pool {
         &self.root
     }
 
-    fn meta(&self, name: &str) -> PathBuf {
+    pub(super) fn meta(&self, name: &str) -> PathBuf {
         self.root.join("meta").join(format!("{name}.json"))
     }
 
@@ -134,7 +134,7 @@ impl Pool {
         }
     }
 
-    fn lock(&self, name: &str) -> VerbResult<Locked> {
+    pub(super) fn lock(&self, name: &str) -> VerbResult<Locked> {
         let started = Instant::now();
         while started.elapsed() < LOCK_PATIENCE {
             if let Some(locked) = self.try_lock(name)? {
@@ -198,17 +198,22 @@ impl Pool {
     /// # Errors
     /// `bad-name`, `unknown-option`, `bad-option`, `volume-exists`, what goes wrong with the tree. Nothing is left then.
     pub fn create(&self, name: &str, given: &BTreeMap<String, String>) -> VerbResult<Record> {
+        self.make(Record::new(name, given.clone()), |there| there.options == *given)
+    }
+
+    /// Makes a volume; one that is there is what was asked for if `same` says so.
+    pub(super) fn make(&self, mut record: Record, same: impl FnOnce(&Record) -> bool) -> VerbResult<Record> {
+        let (name, given) = (&record.name.clone(), &record.options.clone());
         name::check(name)?;
         let options = Options::parse(given)?;
         let locked = self.lock(name)?;
-        if let Some(record) = Record::load(&self.meta(name))?.filter(|record| !record.removing) {
-            if record.options == *given {
-                return Ok(record);
+        if let Some(there) = Record::load(&self.meta(name))?.filter(|there| !there.removing) {
+            if same(&there) {
+                return Ok(there);
             }
             let hint = format!("remove it first, or take another name: ckptfs volumes inspect {name}");
             return Err(hinted("volume-exists", format!("volume {name} is there already, with other options"), hint));
         }
-        let mut record = Record::new(name, given.clone());
         let made = self.make_tree(&mut record, &options).and_then(|()| record.save(&self.meta(name)));
         if made.is_err() {
             self.unmake(name, &options);

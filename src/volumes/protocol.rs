@@ -226,7 +226,11 @@ fn told(checkpoint: &CheckpointInfo, sizes: &Sizes) -> Told {
     Told { name: checkpoint.id.0, time: checkpoint.created.clone(), tags, note, bytes }
 }
 
-fn remove(pool: &Pool, text: &str) -> VerbResult<()> {
+/// Removes a volume; what it had is deleted beside.
+///
+/// # Errors
+/// `no-such-volume`, `in-use`.
+pub fn remove(pool: &Pool, text: &str) -> VerbResult<()> {
     let named = name::parse(text)?;
     if named.checkpoint.is_some() {
         // A past state is not a thing of its own: what an engine forgets is only its name for it.

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::claims::{Claim, Snapshot};
 use super::error::{error, failed};
 use super::options::Options;
 use crate::engine::api::VerbResult;
@@ -59,6 +60,15 @@ pub struct Record {
     /// The rules of `keep` are in its configuration.
     #[serde(default)]
     pub configured: bool,
+    /// Who asked for it, if an orchestrator did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claim>,
+    /// Checkpoints that an orchestrator knows as snapshots, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<Snapshot>,
+    /// The orchestrator has deleted it; it is there for its snapshots only, and goes with the last of them.
+    #[serde(default)]
+    pub retired: bool,
     /// Its removal has begun.
     #[serde(default)]
     pub removing: bool,
@@ -69,7 +79,20 @@ impl Record {
     pub fn new(name: &str, options: BTreeMap<String, String>) -> Record {
         let (created, mounts) = (now_text(), Vec::new());
         let name = name.to_owned();
-        Record { version: VERSION, name, created, options, parent: None, mounts, mounted: false, configured: false, removing: false }
+        Record {
+            version: VERSION,
+            name,
+            created,
+            options,
+            parent: None,
+            mounts,
+            mounted: false,
+            configured: false,
+            claim: None,
+            snapshots: Vec::new(),
+            retired: false,
+            removing: false,
+        }
     }
 
     /// Its options, understood.

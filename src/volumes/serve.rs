@@ -55,15 +55,20 @@ pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
     image::mount(file, &root)
 }
 
-/// The socket that engines are answered on.
-struct Socket {
-    listener: UnixListener,
+/// The socket that callers are answered on.
+pub struct Socket {
+    /// Where they come.
+    pub listener: UnixListener,
     /// Its path and inode, if it is ours to remove.
     made: Option<(PathBuf, u64)>,
 }
 
 impl Socket {
-    fn open(path: &Path) -> VerbResult<Socket> {
+    /// The service manager's, or one that is put at `path`.
+    ///
+    /// # Errors
+    /// `not-a-socket`: something else is there.
+    pub fn open(path: &Path) -> VerbResult<Socket> {
         if let Some(listener) = sys::host::activated_listener() {
             return Ok(Socket { listener, made: None });
         }
@@ -92,7 +97,7 @@ impl Socket {
     }
 
     /// A socket that is left makes every call of an engine wait 15 seconds.
-    fn remove(&self) {
+    pub fn remove(&self) {
         if let Some((path, inode)) = &self.made
             && fs::symlink_metadata(path).is_ok_and(|there| there.ino() == *inode)
         {
@@ -112,11 +117,7 @@ pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResul
     })
     .map_err(|cause| failed(Path::new("waiting for signals"), cause))?;
     sys::raise_nofile();
-    let lock_path = pool.root().join("driver.lock");
-    let lock = fs::File::create(&lock_path).map_err(|cause| failed(&lock_path, cause))?;
-    if !sys::flock_exclusive(&lock).map_err(|cause| failed(&lock_path, cause))? {
-        return Err(hinted("in-use", format!("another driver serves the pool {}", pool.root().display()), "end that one first"));
-    }
+    let _only = only_driver(&pool)?;
     let since = jiff::Timestamp::now().as_second();
     let socket = Arc::new(Socket::open(path)?);
     let answers = Arc::new(AtomicUsize::new(0));
@@ -124,12 +125,7 @@ pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResul
     let accept = move || accept(&accepting.listener, &served, &counted);
     std::thread::Builder::new().name("accept".into()).spawn(accept).map_err(|cause| failed(Path::new("starting threads"), cause))?;
     told(&protocol::warnings(&pool));
-    // In a thread of its own: a mount that hangs must not keep the driver from ending.
-    let sweep = move || loop {
-        pool.sweep(since);
-        std::thread::sleep(SWEEP_PAUSE);
-    };
-    std::thread::Builder::new().name("sweep".into()).spawn(sweep).map_err(|cause| failed(Path::new("starting threads"), cause))?;
+    keep_order(pool, since)?;
     // A signal, or its thread is gone: either way it is over.
     let _ = asked.recv();
     socket.remove();
@@ -138,6 +134,31 @@ pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResul
         std::thread::sleep(ANSWERS_PAUSE);
     }
     Ok(())
+}
+
+/// Makes this process the only driver of a pool, as long as what it gives is kept.
+///
+/// # Errors
+/// `in-use`: there is another.
+pub fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
+    let path = pool.root().join("driver.lock");
+    let lock = fs::File::create(&path).map_err(|cause| failed(&path, cause))?;
+    if !sys::flock_exclusive(&lock).map_err(|cause| failed(&path, cause))? {
+        return Err(hinted("in-use", format!("another driver serves the pool {}", pool.root().display()), "end that one first"));
+    }
+    Ok(lock)
+}
+
+/// Puts the pool in order again and again, in a thread of its own: a mount that hangs must not keep the driver from ending.
+///
+/// # Errors
+/// No thread can be started.
+pub fn keep_order(pool: Pool, since: i64) -> VerbResult<()> {
+    let sweep = move || loop {
+        pool.sweep(since);
+        std::thread::sleep(SWEEP_PAUSE);
+    };
+    std::thread::Builder::new().name("sweep".into()).spawn(sweep).map(drop).map_err(|cause| failed(Path::new("starting threads"), cause))
 }
 
 fn accept(listener: &UnixListener, pool: &Pool, answers: &Arc<AtomicUsize>) {

@@ -80,7 +80,7 @@ pub(super) const KIND_MAX: u16 = 20;
 type Coded<T> = Result<T, CodecError>;
 
 /// Appends the payload of `record` to `out` and returns the frame's kind. On failure `out` ends in rubbish that the caller cuts off.
-pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
+pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
     let begin = out.len();
     let mut w = Writer(out);
     let kind = match record {
@@ -174,7 +174,7 @@ fn encode_of_checkpoint(w: &mut Writer<'_>, record: &Record) -> Coded<u16> {
 }
 
 /// Reads the record that a frame of this kind with this payload holds.
-pub(super) fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
+pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
     let mut r = Reader(payload);
     let record = match kind {
         1 => Record::Undo { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)? },

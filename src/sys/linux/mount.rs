@@ -49,6 +49,7 @@ fn parse_mount(line: &[u8]) -> Option<MountPoint> {
     let colon = device.iter().position(|&byte| byte == b':')?;
     let (major, minor) = (number(device.get(..colon)?)?, number(device.get(colon + 1..)?)?);
     let (root, at) = (fields.next()?, fields.next()?);
+    let read_only = fields.next()?.split(|&byte| byte == b',').any(|option| option == b"ro");
     fields.find(|field| *field == b"-")?;
     let (fs_type, source) = (fields.next()?, fields.next()?);
     Some(MountPoint {
@@ -56,6 +57,7 @@ fn parse_mount(line: &[u8]) -> Option<MountPoint> {
         dev: make_device(u32::try_from(major).ok()?, u32::try_from(minor).ok()?),
         root: path(root),
         at: path(at),
+        read_only,
         fs_type: String::from_utf8_lossy(&unescape(fs_type)).into_owned(),
         source: String::from_utf8_lossy(&unescape(source)).into_owned(),
     })

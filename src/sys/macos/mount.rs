@@ -40,6 +40,7 @@ fn mount_of(info: &libc::statfs, id: u64) -> MountPoint {
         dev: u64::from(device_of(&info.f_fsid)),
         root: PathBuf::from("/"),
         at: PathBuf::from(OsString::from_vec(text(&info.f_mntonname))),
+        read_only: info.f_flags & libc::MNT_RDONLY as u32 != 0,
         fs_type: String::from_utf8_lossy(&text(&info.f_fstypename)).into_owned(),
         source: String::from_utf8_lossy(&text(&info.f_mntfromname)).into_owned(),
     }

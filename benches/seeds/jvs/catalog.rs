@@ -1,0 +1,140 @@
+//! The record of a checkpoint, and lists of them.
+
+use ckptfs::engine::api::{CheckpointOptions, Query, StateName, Verbs};
+use ckptfs::store::Store;
+use ckptfs::store::ids::CheckpointId;
+use ckptfs::store::journal::codec;
+use ckptfs::store::record::{Checkpoint, Reason, Record};
+
+use super::served::Served;
+use super::snapshot::{EACH_BYTES, project};
+use super::tell;
+use crate::alloc::{self, Op};
+use crate::report::Report;
+use crate::world::{World, remove};
+
+const RECORD: &str = "JVS: Descriptors (the record of a checkpoint in the journal)";
+const VERIFY: &str = "JVS: Verification";
+const LIST: &str = "JVS: Catalog";
+/// Of what takes less than a clock can tell.
+const TIMES: usize = 1000;
+const TOO_QUICK: usize = 20;
+/// Bytes of a frame before its payload.
+const HEADER_BYTES: usize = 56;
+
+pub fn measure(world: &mut World<'_>, report: &mut Report) {
+    record(world, report);
+    verify(world, report);
+    for (name, checkpoints) in [("ListAll_Empty", 0), ("ListAll_Single", 1), ("ListAll_Many", 50), ("", 10_000)] {
+        list(world, name, checkpoints, report);
+    }
+}
+
+fn descriptor() -> Record {
+    Record::Checkpoint(Checkpoint {
+        id: CheckpointId(1),
+        tags: vec!["v1.0".into(), "release".into()],
+        note: "a note of an ordinary length\nworktree: main".into(),
+        created_ns: 1_760_000_000_000_000_000,
+        atomic: true,
+        dirty: 60,
+        reason: Reason::Asked,
+    })
+}
+
+fn record(world: &World<'_>, report: &mut Report) {
+    let dir = world.dir("jvs-record");
+    let root = std::fs::File::open(&dir).expect("it can be opened");
+    let (store, _) = Store::open(root, true).expect("a store can be made");
+    let record = descriptor();
+    let at = *store.journal.append(std::slice::from_ref(&record)).expect("there is space").first().expect("one record, one place");
+    let (mut encode, mut decode, mut load, mut checksum) = (Op::default(), Op::default(), Op::default(), Op::default());
+    let mut payload = Vec::new();
+    let kind = codec::encode(&record, &mut payload).expect("it can be encoded");
+    let frame = [vec![0; HEADER_BYTES], payload.clone()].concat();
+    for _ in world.options.rounds(100, 5) {
+        encode.run_many(TIMES, || (0..TIMES).for_each(|_| drop(std::hint::black_box(encoded(&record)))));
+        decode.run_many(TIMES, || (0..TIMES).for_each(|_| drop(std::hint::black_box(codec::decode(kind, &payload)))));
+        load.run_many(TIMES, || (0..TIMES).for_each(|_| drop(std::hint::black_box(store.journal.read(at).expect("it can be read")))));
+        checksum.run_many(TIMES, || {
+            (0..TIMES).for_each(|_| {
+                std::hint::black_box(blake3::keyed_hash(&[7; 32], &frame));
+            });
+        });
+    }
+    let rows = [
+        (("DescriptorSerialization", "encode"), &encode),
+        (("DescriptorDeserialization", "decode"), &decode),
+        (("LoadDescriptor", "read from the journal, checksum, decode"), &load),
+        (("ComputeDescriptorChecksum", "BLAKE3 of the frame"), &checksum),
+    ];
+    for (name, op) in rows {
+        tell(world, report, RECORD, name, op, |row| row);
+    }
+    drop(store);
+    remove(&dir);
+}
+
+fn encoded(record: &Record) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(256);
+    codec::encode(record, &mut bytes).expect("it can be encoded");
+    bytes
+}
+
+/// Of a checkpoint of one small file that was written to since, so that there is a version to look at.
+fn verify(world: &World<'_>, report: &mut Report) {
+    let (served, nodes) = project(world, 1, EACH_BYTES);
+    let id = served.checkpoint().id.0;
+    served.write(nodes[0], 1);
+    let (mut plain, mut deep) = (Op::default(), Op::default());
+    alloc::settle();
+    for _ in world.options.rounds(100, 4) {
+        plain.run(|| served.verify(id, false));
+        deep.run(|| served.verify(id, true));
+    }
+    let journal = "with the whole journal's chain";
+    tell(world, report, VERIFY, ("VerifySnapshot_ChecksumOnly", journal), &plain, |row| row);
+    tell(world, report, VERIFY, ("VerifySnapshot_WithPayloadHash", "every byte, and the chain"), &deep, |row| row);
+    served.end();
+}
+
+fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) {
+    let (served, _) = project(world, 1, EACH_BYTES);
+    for number in 0..checkpoints {
+        let tags = if number.is_multiple_of(10) { vec![format!("tag-{number}")] } else { Vec::new() };
+        let worktree = if number.is_multiple_of(2) { "main" } else { "feature" };
+        served.checkpoint_with(CheckpointOptions { note: format!("step {number}\nworktree: {worktree}"), tags, ..CheckpointOptions::default() });
+    }
+    let [mut all, mut by_tag, mut by_worktree, mut of_tag, mut show] = [(); 5].map(|()| Op::default());
+    let tag = Query { tag: Some("tag-*0".into()), ..Query::default() };
+    let one = Query { tag: Some("tag-20".into()), ..Query::default() };
+    let worktree = Query { labels: vec![("worktree".into(), "main".into())], ..Query::default() };
+    alloc::settle();
+    for _ in world.options.rounds(100, 4) {
+        let times = if checkpoints < 1000 { TOO_QUICK } else { 1 };
+        all.run_many(times, || (0..times).for_each(|_| assert_eq!(served.engine().log().expect("a list").len(), checkpoints)));
+        if checkpoints < 50 {
+            continue;
+        }
+        by_tag.run_many(times, || (0..times).for_each(|_| found(&served, &tag, checkpoints / 10)));
+        by_worktree.run_many(times, || (0..times).for_each(|_| found(&served, &worktree, checkpoints / 2)));
+        of_tag.run_many(times, || (0..times).for_each(|_| found(&served, &one, 1)));
+        show.run_many(times, || (0..times).for_each(|_| drop(served.engine().show(&StateName("tag-20".into())).expect("it is there"))));
+    }
+    let what = format!("{checkpoints} checkpoints");
+    tell(world, report, LIST, (name, &what), &all, |row| row);
+    if checkpoints >= 50 {
+        let known = checkpoints == 50;
+        let seed = |name: &'static str| if known { name } else { "" };
+        tell(world, report, LIST, (seed("Find_ByTag"), &format!("`find --tag 'tag-*0'` of {what}: {}", checkpoints / 10)), &by_tag, |row| row);
+        let label = format!("`find --label worktree=main` of {what}: {}", checkpoints / 2);
+        tell(world, report, LIST, (seed("Find_ByWorktree"), &label), &by_worktree, |row| row);
+        tell(world, report, LIST, (seed("FindByTag"), &format!("`find --tag TAG` of {what}: 1")), &of_tag, |row| row);
+        tell(world, report, LIST, ("", &format!("`show TAG` of {what}: also what was open for writing then")), &show, |row| row);
+    }
+    served.end();
+}
+
+fn found(served: &Served, query: &Query, count: usize) {
+    assert_eq!(served.engine().find(query).expect("an answer").len(), count);
+}

@@ -1,0 +1,102 @@
+//! Planning what is to go, and removing it.
+
+use ckptfs::engine::api::{GcOptions, Retention, StateName, Verbs};
+
+use super::served::Served;
+use super::snapshot::{EACH_BYTES, project};
+use super::tell;
+use crate::alloc::{self, Op};
+use crate::report::Report;
+use crate::world::World;
+
+const TITLE: &str = "JVS: GC Operations";
+
+pub fn measure(world: &mut World<'_>, report: &mut Report) {
+    for (name, checkpoints) in [("GCPlan_Small", 10), ("GCPlan_Medium", 100), ("GCPlan_Large", 1000)] {
+        let served = history(world, checkpoints);
+        plan(world, &served, (name, &format!("{checkpoints} checkpoints, none to go")), None, 0, report);
+        if checkpoints == 100 {
+            plan(world, &served, ("GCPlan_WithDeletable", "100 checkpoints, 50 to go"), Some(50), 50, report);
+            lineage(world, &served, checkpoints, report);
+            pins(world, &served, report);
+        }
+        served.end();
+    }
+    let served = history(world, 0);
+    plan(world, &served, ("GCEmptyRepo", "no checkpoint"), None, 0, report);
+    served.end();
+    runs(world, report);
+}
+
+/// A history of checkpoints, each with one version of its own.
+fn history(world: &World<'_>, checkpoints: usize) -> Served {
+    let (served, nodes) = project(world, 1, EACH_BYTES);
+    for number in 0..checkpoints {
+        served.write(nodes[0], number);
+        served.checkpoint();
+    }
+    served
+}
+
+fn options(keep_last: Option<u64>, dry_run: bool) -> GcOptions {
+    GcOptions { retention: Retention { keep_last, ..Retention::default() }, dry_run, run: None }
+}
+
+fn plan(world: &World<'_>, served: &Served, name: (&str, &str), keep_last: Option<u64>, gone: usize, report: &mut Report) {
+    // To ask for the extents of what is not on disk yet is to wait for that.
+    world.sync();
+    alloc::settle();
+    let mut op = Op::default();
+    for _ in world.options.rounds(50, 2) {
+        assert_eq!(op.run(|| served.gc(options(keep_last, true))).gone.len(), gone);
+    }
+    tell(world, report, TITLE, name, &op, |row| row);
+}
+
+/// From the newest to the oldest by what each came from.
+fn lineage(world: &World<'_>, served: &Served, checkpoints: usize, report: &mut Report) {
+    let mut op = Op::default();
+    for _ in world.options.rounds(50, 2) {
+        let steps = op.run(|| {
+            let log = served.engine().log().expect("a list");
+            let mut at = log.first();
+            let mut steps = 0;
+            while let Some(info) = at {
+                steps += 1;
+                at = info.parent.and_then(|parent| log.iter().find(|info| info.id == parent));
+            }
+            steps
+        });
+        assert_eq!(steps, checkpoints, "every checkpoint came from the one before");
+    }
+    tell(world, report, TITLE, ("GCLineageTraversal", "from the newest of 100 to the oldest, by `parent`"), &op, |row| row);
+}
+
+fn pins(world: &World<'_>, served: &Served, report: &mut Report) {
+    for id in 1..=25 {
+        served.engine().pin(&Served::actor(), &StateName(id.to_string()), Some("kept")).expect("it can be pinned");
+    }
+    plan(world, served, ("GCWithPins", "100 checkpoints, 25 of them pinned, 25 to go"), Some(50), 25, report);
+    for id in 26..=35 {
+        served.engine().delete(&Served::actor(), &StateName(id.to_string()), false).expect("it can be deleted");
+    }
+    let nearest = "we have no intents; nearest: 10 deleted that `undo` could bring back, beside the pins";
+    plan(world, served, ("GCWithIntents", nearest), Some(50), 25, report);
+}
+
+fn runs(world: &World<'_>, report: &mut Report) {
+    for (name, count) in [("GCRun_DeleteSingle", 1), ("GCRun_DeleteMultiple", 100)] {
+        let (served, nodes) = project(world, 1, EACH_BYTES);
+        served.checkpoint();
+        let mut op = Op::default();
+        for round in world.options.rounds(30, 4) {
+            for number in 0..count {
+                served.write(nodes[0], round * count + number + 1);
+                served.checkpoint();
+            }
+            assert_eq!(op.run(|| served.gc(options(Some(1), false))).gone.len(), count);
+        }
+        tell(world, report, TITLE, (name, &format!("{count} to go, a version each")), &op, |row| row);
+        served.end();
+    }
+}

@@ -1,0 +1,124 @@
+//! A directory that the engine serves in this process, without a mount: JVS's benchmarks call it so, and allocations can be counted.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, Verbs, VerifyOptions};
+use ckptfs::engine::auto::AutoConfig;
+use ckptfs::engine::request::{Caller, Looked, NodeId, Service};
+use ckptfs::engine::{Config, Engine, IoChoice, SealMode};
+use ckptfs::store::record::Actor;
+use ckptfs::sys;
+
+use crate::world::remove;
+
+const ROOT: NodeId = NodeId(1);
+const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0, request: 0, again: false };
+/// O_RDWR.
+const READ_WRITE: i32 = 2;
+/// What a change writes over the beginning of a file.
+const STAMP_BYTES: usize = 16;
+
+pub struct Served {
+    pub dir: PathBuf,
+    engine: Arc<Engine>,
+}
+
+impl Served {
+    pub fn open(dir: &Path) -> Served {
+        let config = Config {
+            root: sys::open_root(dir).expect("the directory is there"),
+            backing: dir.to_owned(),
+            mount: dir.to_owned(),
+            io: IoChoice::Daemon,
+            strict_writes: false,
+            snapdir_visible: false,
+            succession: None,
+            seal: SealMode::Off,
+            snapdir_mode: None,
+            auto: AutoConfig::default(),
+            hooks: None,
+        };
+        let engine = Engine::open(config).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        engine.started(false);
+        Served { dir: dir.to_owned(), engine }
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub fn actor() -> Actor {
+        Actor { uid: 0, gid: 0, pid: 0, process: "seeds".into() }
+    }
+
+    /// The node of a path, as the kernel would know it.
+    pub fn node(&self, path: &Path) -> NodeId {
+        path.iter().fold(ROOT, |parent, name| match self.engine.lookup(CALLER, parent, name.as_encoded_bytes()) {
+            Ok(Looked::Found(entry)) => entry.node,
+            other => panic!("{}: {other:?}", path.display()),
+        })
+    }
+
+    /// Opens a file, writes over its beginning, closes it: what an editor's save is to the engine.
+    pub fn write(&self, node: NodeId, number: usize) {
+        let fh = self.engine.open(CALLER, node, READ_WRITE).expect("a file can be opened").fh;
+        let data = format!("{number:0STAMP_BYTES$}");
+        self.engine.write(CALLER, node, fh, 0, data.as_bytes(), false).expect("a file can be written");
+        self.engine.release(node, fh);
+    }
+
+    pub fn unlink(&self, name: &str) {
+        self.engine.unlink(CALLER, ROOT, name.as_bytes()).expect("a file can be removed");
+    }
+
+    pub fn checkpoint(&self) -> CheckpointInfo {
+        self.checkpoint_with(CheckpointOptions::default())
+    }
+
+    pub fn checkpoint_with(&self, options: CheckpointOptions) -> CheckpointInfo {
+        self.engine.checkpoint(&Self::actor(), &options).unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+    }
+
+    pub fn restore(&self, id: u64) -> usize {
+        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false };
+        self.engine.restore(&Self::actor(), &options).unwrap_or_else(|error| panic!("no restore: {error}")).changes.len()
+    }
+
+    /// Verifies what a checkpoint shows, to the end.
+    pub fn verify(&self, id: u64, deep: bool) {
+        let mut options = VerifyOptions { state: Some(StateName(id.to_string())), deep, run: None };
+        loop {
+            let verified = self.engine.verify(&options).unwrap_or_else(|error| panic!("cannot verify: {error}"));
+            assert!(verified.findings.is_empty(), "nothing is damaged: {:?}", verified.findings);
+            if verified.finished {
+                return;
+            }
+            options.run = Some(verified.run);
+        }
+    }
+
+    /// Runs a gc to the end.
+    pub fn gc(&self, mut options: GcOptions) -> GcReport {
+        loop {
+            let report = self.engine.gc(&Self::actor(), &options).unwrap_or_else(|error| panic!("no gc: {error}"));
+            if report.finished {
+                return report;
+            }
+            options.run = Some(report.run);
+        }
+    }
+
+    /// Ends in an orderly way and removes everything.
+    pub fn end(self) {
+        let dir = self.dir.clone();
+        drop(self);
+        remove(&dir);
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.engine.close();
+    }
+}

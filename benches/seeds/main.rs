@@ -1,0 +1,93 @@
+//! The tables of the projects that ckptfs grew from, made again: Spike 2, JVS, VRift, sy, and a table of what a platform's copies cost. `make bench-seeds`
+//! runs it; root only.
+//!
+//! ```text
+//! cargo bench --bench seeds -- [--work DIR] [--fs xfs,btrfs,ext4,tmpfs] [--only platform,spike2,jvs,sy,vrift] [--quick] [--long] [--json FILE] [--write-docs]
+//! cargo bench --bench seeds -- --compare BEFORE NOW      two files that --json wrote
+//! ```
+//! It prints Markdown; `--write-docs` writes docs/benchmarks/seeds.md and, with every sample, docs/benchmarks/seeds.json.
+//!
+//! Names of rows are the seed's. What does the same job with plain tools is measured in the same rounds, one after the other; the seed's own figure is of
+//! another machine, and says so. A table that fails says so in its place, and the others come. Exit status 1 then.
+
+mod alloc;
+#[path = "../../tests/common/mod.rs"]
+mod common;
+mod compare;
+mod jvs;
+mod options;
+mod platform;
+mod report;
+#[path = "../../tests/bounds/shapes.rs"]
+mod shapes;
+#[path = "../shared/mod.rs"]
+mod shared;
+mod spike2;
+mod sy;
+mod texts;
+mod vrift;
+mod world;
+
+use std::panic::AssertUnwindSafe;
+use std::time::Instant;
+
+use options::{Options, Seed};
+use report::Report;
+use shared::options::enter_work;
+use world::World;
+
+fn main() {
+    let options = Options::parse().unwrap_or_else(|problem| {
+        eprintln!("seeds: {problem}");
+        std::process::exit(2)
+    });
+    if let Some([before, now]) = &options.compare {
+        return compare::print(before, now);
+    }
+    enter_work(options.work.as_deref());
+    let mut report = Report::new(&options);
+    let began = Instant::now();
+    for fs in &options.filesystems {
+        if let Some(reason) = fs.unavailable() {
+            options.seeds.iter().for_each(|seed| report.missing(*seed, format!("{}: {reason}", fs.name())));
+            continue;
+        }
+        let mut world = World::new(*fs, &options);
+        for seed in &options.seeds {
+            eprintln!("== {} on {}, {} s since the beginning", seed.name(), fs.name(), began.elapsed().as_secs());
+            let measured = std::panic::catch_unwind(AssertUnwindSafe(|| measure(*seed, &mut world, &mut report)));
+            if let Err(panic) = measured {
+                report.missing(*seed, format!("{}: {}", fs.name(), said(panic.as_ref())));
+            }
+        }
+        // What was measured is told even if something cannot be unmounted in time.
+        if std::panic::catch_unwind(AssertUnwindSafe(|| drop(world))).is_err() {
+            eprintln!("seeds: {} did not go away", fs.name());
+        }
+    }
+    eprintln!("== done after {} s", began.elapsed().as_secs());
+    report.print(&texts::SEEDS);
+    if let Some(path) = &options.json {
+        std::fs::write(path, report.json()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+    if options.write_docs {
+        report.write_docs(texts::INTRODUCTION, &texts::SEEDS);
+    }
+    std::process::exit(i32::from(report.has_failed()));
+}
+
+fn measure(seed: Seed, world: &mut World<'_>, report: &mut Report) {
+    match seed {
+        Seed::Platform => platform::measure(world, report),
+        Seed::Spike2 => spike2::measure(world, report),
+        Seed::Jvs => jvs::measure(world, report),
+        Seed::Sy => sy::measure(world, report),
+        Seed::Vrift => vrift::measure(world, report),
+    }
+}
+
+/// What a panic said.
+fn said(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    text.unwrap_or_else(|| "it panicked without a word".to_owned()).lines().take(3).collect::<Vec<_>>().join(" ")
+}

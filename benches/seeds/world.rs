@@ -1,0 +1,167 @@
+//! A filesystem of its own, the tree of 36,076 files on it, mounts, and changes made to files.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ckptfs::control::{Client, STORE_NAME};
+use rustix::fs::{CWD, Mode, OFlags};
+
+use crate::common::command::{succeeds, tool};
+use crate::common::{Fs, Image, Io, Mount, MountOpts};
+use crate::options::Options;
+use crate::shared::stats::Samples;
+use crate::shared::tree;
+
+/// Files of Spike 2's tree.
+pub const FILES: usize = 36_076;
+/// The same where it shall be quick.
+const FILES_QUICK: usize = 4_000;
+/// Sparse.
+const IMAGE_BYTES: u64 = 16 << 30;
+/// What lies in memory takes memory.
+const TMPFS_BYTES: u64 = 6 << 30;
+/// A whole run of one mount is shorter.
+const MOUNT_LIMIT: Duration = Duration::from_secs(1800);
+/// Seconds for one command.
+pub const SECONDS: u64 = 600;
+
+/// A filesystem, and how it is measured.
+pub struct World<'a> {
+    pub options: &'a Options,
+    image: Image,
+    tree: Option<PathBuf>,
+}
+
+impl<'a> World<'a> {
+    pub fn new(fs: Fs, options: &'a Options) -> World<'a> {
+        let bytes = if fs == Fs::Tmpfs { TMPFS_BYTES } else { IMAGE_BYTES };
+        World { options, image: Image::new(fs, bytes), tree: None }
+    }
+
+    pub fn fs(&self) -> &'static str {
+        self.image.fs().name()
+    }
+
+    pub fn has_reflink(&self) -> bool {
+        self.image.fs().has_reflink()
+    }
+
+    /// A capture is a copy that is on disk before the change: milliseconds for each file.
+    pub fn captures_slowly(&self) -> bool {
+        self.image.fs() == Fs::Ext4
+    }
+
+    pub fn path(&self) -> &Path {
+        self.image.path()
+    }
+
+    /// An empty directory.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let dir = self.image.path().join(name);
+        remove(&dir);
+        self.image.dir(name)
+    }
+
+    /// How many files the tree has.
+    pub fn files(&self) -> usize {
+        if self.options.quick { FILES_QUICK } else { FILES }
+    }
+
+    /// The tree, without any history; made when it is first asked for.
+    pub fn tree(&mut self) -> PathBuf {
+        let dir = self.image.path().join("tree");
+        if self.tree.is_none() {
+            eprintln!("{}: making the tree of {} files", self.fs(), self.files());
+            remove(&dir);
+            tree::make(&dir, self.files());
+            self.tree = Some(dir.clone());
+        }
+        remove(&dir.join(STORE_NAME));
+        self.sync();
+        dir
+    }
+
+    /// Writes back what is dirty, so that no operation pays for the one before.
+    pub fn sync(&self) {
+        succeeds(tool("sync", &["-f"]).arg(self.image.path()), SECONDS);
+    }
+
+    /// Bytes in use, as `df` tells.
+    pub fn used(&self) -> i64 {
+        self.sync();
+        let space = rustix::fs::statvfs(self.image.path()).expect("it is mounted");
+        ((space.f_blocks - space.f_bfree) * space.f_frsize) as i64
+    }
+
+    /// Mounts a directory in place, as a user would find it: passthrough where there is reflink.
+    pub fn mount(&self, dir: &Path) -> Mount {
+        let io = if self.has_reflink() { Io::Passthrough } else { Io::Daemon };
+        Mount::start(dir, &MountOpts { limit: MOUNT_LIMIT, ..MountOpts::new(io) })
+    }
+}
+
+/// A connection to the daemon of a mount.
+pub fn client(mount: &Mount) -> Client {
+    let store = rustix::fs::openat(CWD, mount.path().join(STORE_NAME), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    Client::connect(store.expect("the mount leads to its store")).expect("the daemon listens")
+}
+
+/// Removes a tree, if it is there.
+pub fn remove(dir: &Path) {
+    if fs::symlink_metadata(dir).is_ok() {
+        succeeds(tool("rm", &["-rf", "--"]).arg(dir), SECONDS);
+    }
+}
+
+/// Every `step`th file, each far from the one before.
+pub fn spread(files: &[PathBuf], count: usize, round: usize) -> Vec<&PathBuf> {
+    const PRIME: usize = 7919;
+    (0..count).map(|index| &files[(round * count + index) * PRIME % files.len()]).collect()
+}
+
+/// Writes a number over the beginning of a file.
+pub fn stamp(path: &Path, number: usize) {
+    let file = OpenOptions::new().write(true).open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    file.write_all_at(format!("{number:016}").as_bytes(), 0).expect("a file can be written");
+}
+
+/// A file of so many bytes that do not compress to nothing.
+pub fn fill(path: &Path, bytes: usize, seed: u64) {
+    use std::io::Write;
+    let mut block = vec![0; bytes.clamp(1, 1 << 20)];
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    for chunk in block.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+    }
+    let mut file = File::create(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut left = bytes;
+    while left > 0 {
+        let now = left.min(block.len());
+        file.write_all(&block[..now]).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        left -= now;
+    }
+}
+
+/// Runs a process, which must succeed, and adds the time from fork to exit.
+pub fn timed(samples: &mut Samples, command: &mut std::process::Command) {
+    samples.time(|| succeeds(command, SECONDS));
+}
+
+/// Copies a tree as everybody does, data shared where the filesystem can do that.
+pub fn cp(from: &Path, to: &Path) -> std::process::Command {
+    let mut command = tool("cp", &["-a", "--reflink=auto", "--"]);
+    command.arg(from).arg(to);
+    command
+}
+
+/// Makes the directory `to` what `from` is, as far as times and sizes tell.
+pub fn rsync(from: &Path, to: &Path) -> std::process::Command {
+    let mut command = tool("rsync", &["-a", "--"]);
+    command.arg(from.join("")).arg(to.join(""));
+    command
+}

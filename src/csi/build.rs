@@ -1,0 +1,16 @@
+//! Makes Rust of csi.proto, with a compiler in Rust: nothing has to be installed.
+
+fn main() {
+    println!("cargo::rerun-if-changed=src/csi/csi.proto");
+    println!("cargo::rerun-if-changed=src/csi/build.rs");
+    #[cfg(feature = "csi")]
+    generate();
+}
+
+#[cfg(feature = "csi")]
+fn generate() {
+    let files = protox::compile(["csi.proto"], ["src/csi"]).expect("csi.proto is that of the specification");
+    // Calls that are not implemented answer so. Clients are for the tests.
+    let builder = tonic_prost_build::configure().build_transport(false).generate_default_stubs(true);
+    builder.compile_fds(files).expect("code is written to OUT_DIR");
+}

@@ -1,0 +1,130 @@
+//! Volumes shown at places that somebody else names (mount(8), `--bind`).
+//!
+//! What is shown where is what the kernel's table says; nothing of it is recorded.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::{error, failed};
+use super::facts;
+use super::own::tool;
+use super::pool::{Place, make_dir};
+use crate::engine::api::VerbResult;
+use crate::fuse::{SOURCE_PREFIX, escape_source};
+use crate::sys::{self, Errno, MountPoint};
+
+/// Mode of the directories that are made.
+const MODE: u32 = 0o750;
+
+/// What is at a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum There {
+    /// Nothing is mounted.
+    Nothing,
+    /// The volume, served.
+    Volume {
+        /// Nobody can write there.
+        read_only: bool,
+    },
+    /// What was the volume, and answers no more: its daemon and its holder are gone.
+    Dead,
+    /// Something else.
+    Other,
+}
+
+/// The path as the kernel's table has it: without links, but for the last name, which may be a mount that does not answer.
+///
+/// # Errors
+/// Its directory is not there; it is not absolute.
+pub fn real(path: &Path) -> VerbResult<PathBuf> {
+    let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), path.is_absolute()) else {
+        return Err(error("bad-path", format!("{} is no absolute path of a directory", path.display())));
+    };
+    let parent = parent.canonicalize().map_err(|cause| failed(parent, cause))?;
+    Ok(parent.join(name))
+}
+
+fn is_of(mount: &MountPoint, place: &Place) -> bool {
+    let mut source = std::ffi::OsString::from(SOURCE_PREFIX);
+    source.push(&place.backing);
+    mount.fs_type.contains("fuse") && mount.source == escape_source(&source)
+}
+
+/// What is at `at`, with respect to the volume in `place`.
+///
+/// # Errors
+/// The table of mounts cannot be read.
+pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
+    let table = facts::table()?;
+    let Some(top) = table.iter().rev().find(|mount| mount.at == at) else { return Ok(There::Nothing) };
+    Ok(match is_of(top, place) {
+        false => There::Other,
+        true if facts::serves(&table, at) => There::Volume { read_only: top.read_only },
+        true => There::Dead,
+    })
+}
+
+/// The places where the volume is shown besides its own.
+///
+/// # Errors
+/// The table of mounts cannot be read.
+pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
+    let table = facts::table()?;
+    Ok(table.into_iter().filter(|mount| mount.at != place.point && is_of(mount, place)).map(|mount| mount.at).collect())
+}
+
+/// Shows the volume at `at`, which is made if it is not there. `options` are those of mount(8). What is shown there alike is left as it is.
+///
+/// # Errors
+/// `other-mount`: something else is mounted there, or the volume with other rights.
+pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> VerbResult<()> {
+    match there(place, at)? {
+        There::Nothing => {}
+        There::Dead => sys::unmount(at, true).map_err(|cause| failed(at, cause))?,
+        There::Volume { read_only: as_it_is } if as_it_is == read_only => return Ok(()),
+        There::Volume { .. } => return Err(error("other-mount", format!("the volume is mounted at {} with other rights", at.display()))),
+        There::Other => return Err(error("other-mount", format!("something else is mounted at {}", at.display()))),
+    }
+    make_dir(at, MODE)?;
+    // Both calls of it, the bind and its flags, are done by mount(8), whatever becomes of us meanwhile.
+    let mut all = options.to_vec();
+    all.extend([if read_only { "ro" } else { "rw" }, "bind"]);
+    let all = all.join(",");
+    let done = tool("mount", &[OsStr::new("-o"), OsStr::new(&all), place.point.as_os_str(), at.as_os_str()]);
+    if done.is_err() {
+        // Nothing half done is taken for what was asked.
+        let _ = sys::unmount(at, true);
+    }
+    done
+}
+
+/// Takes away whatever is shown of the volume at `at`; nothing else.
+///
+/// # Errors
+/// It is in use.
+pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
+    loop {
+        let lazy = match there(place, at)? {
+            There::Nothing | There::Other => return Ok(()),
+            There::Volume { .. } => false,
+            There::Dead => true,
+        };
+        match sys::unmount(at, lazy) {
+            // Somebody else was faster.
+            Ok(()) | Err(Errno::EINVAL) => {}
+            Err(cause) => return Err(failed(at, cause)),
+        }
+    }
+}
+
+/// Removes the directory that was made, if it is there.
+///
+/// # Errors
+/// There is something in it, or it is mounted.
+pub fn remove_target(at: &Path) -> VerbResult<()> {
+    match fs::remove_dir(at) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(failed(at, cause)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,12 @@
+//! The CSI driver: the published conformance suite, and what it does not ask, over gRPC as an orchestrator does.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod support;
+
+mod classes;
+mod conformance;
+mod manifests;
+mod node;
+mod snapshots;
+mod survival;

@@ -1,0 +1,448 @@
+//! A pool on a filesystem of its own, a CSI driver that serves it, and calls to it.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ckptfs::csi::proto::controller_client::ControllerClient;
+use ckptfs::csi::proto::identity_client::IdentityClient;
+use ckptfs::csi::proto::node_client::NodeClient;
+use ckptfs::csi::proto::volume_capability::access_mode::Mode;
+use ckptfs::csi::proto::volume_capability::{AccessMode, AccessType, MountVolume};
+use ckptfs::csi::proto::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
+use ckptfs::csi::proto::{
+    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest, NodePublishVolumeRequest,
+    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, Snapshot, Volume, VolumeCapability, VolumeContentSource,
+};
+use serde_json::Value;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Response, Status};
+
+use crate::common::command::try_run_limited;
+use crate::common::mount::wait_until;
+use crate::common::{Fs, Image, run_limited, skip, tool};
+
+/// Seconds for one call, or one command.
+pub const SECONDS: u64 = 60;
+/// What this node is called.
+pub const NODE: &str = "node-1";
+
+/// A pool, and its driver.
+pub struct Rig {
+    driver: Option<Child>,
+    runtime: tokio::runtime::Runtime,
+    /// The directory of the pool.
+    pub root: PathBuf,
+    /// Where the driver answers.
+    pub socket: PathBuf,
+    image: Image,
+}
+
+/// Why none of these tests can run here, if so; said already.
+pub fn unavailable() -> bool {
+    let why = if Path::new("/dev/fuse").exists() { Fs::Xfs.unavailable() } else { Some("there is no /dev/fuse".to_owned()) };
+    why.map(|why| skip(&why)).is_some()
+}
+
+/// A mounted filesystem, used so.
+pub fn capability(mode: Mode) -> Option<VolumeCapability> {
+    let mount = MountVolume::default();
+    Some(VolumeCapability { access_type: Some(AccessType::Mount(mount)), access_mode: Some(AccessMode { mode: mode.into() }) })
+}
+
+/// The parameters of a class.
+pub fn class(list: &[(&str, &str)]) -> HashMap<String, String> {
+    list.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+/// A volume that is asked for, of so many bytes at least.
+pub fn wanted(name: &str, bytes: u64) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: Some(CapacityRange { required_bytes: bytes as i64, limit_bytes: 0 }),
+        volume_capabilities: capability(Mode::SingleNodeWriter).into_iter().collect(),
+        ..CreateVolumeRequest::default()
+    }
+}
+
+/// A volume to begin with.
+pub fn from_volume(id: &str) -> Option<VolumeContentSource> {
+    Some(VolumeContentSource { r#type: Some(Source::Volume(VolumeSource { volume_id: id.to_owned() })) })
+}
+
+/// A snapshot to begin with.
+pub fn from_snapshot(id: &str) -> Option<VolumeContentSource> {
+    Some(VolumeContentSource { r#type: Some(Source::Snapshot(SnapshotSource { snapshot_id: id.to_owned() })) })
+}
+
+impl Rig {
+    /// A pool on XFS, served.
+    pub fn start() -> Rig {
+        let image = Image::of(Fs::Xfs);
+        let (root, sockets) = (image.dir("pool"), image.dir("run"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
+        let mut rig = Rig { driver: None, runtime, root, socket: sockets.join("csi.sock"), image };
+        rig.serve();
+        rig
+    }
+
+    /// The program, for this pool.
+    pub fn ckptfs(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
+        command.args(arguments).env("CKPTFS_VOLUMES", &self.root).env("CKPTFS_TRIPWIRE", "off").env("NO_COLOR", "1").current_dir("/");
+        command
+    }
+
+    /// What the program prints.
+    #[track_caller]
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// What the program says on stderr when it fails.
+    #[track_caller]
+    pub fn refused(&self, arguments: &[&str]) -> String {
+        let output = run_limited(&mut self.ckptfs(arguments), SECONDS);
+        assert!(!output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// The driver's own log.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.image.path().join("driver.log")
+    }
+
+    /// Starts a driver, and waits until it answers.
+    pub fn serve(&mut self) {
+        let log = File::options().create(true).append(true).open(self.log_path()).expect("the disk is ours");
+        let endpoint = format!("unix://{}", self.socket.display());
+        let mut command = self.ckptfs(&["csi", "--endpoint", &endpoint, "--node-id", NODE]);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a copy")).stderr(log);
+        let said = || self.log().matches("serving the volumes in").count();
+        let before = said();
+        let mut driver = command.spawn().expect("the driver starts");
+        wait_until("the driver answers", SECONDS, || said() > before || driver.try_wait().expect("a child").is_some());
+        assert!(said() > before, "the driver ended: {}", self.log());
+        self.driver = Some(driver);
+    }
+
+    /// Kills the driver as a crash would.
+    pub fn kill(&mut self) {
+        let mut driver = self.driver.take().expect("it runs");
+        driver.kill().expect("it is ours");
+        driver.wait().expect("it is ours");
+    }
+
+    /// Ends the driver in order; its exit status.
+    pub fn end(&mut self) -> i32 {
+        let mut driver = self.driver.take().expect("it runs");
+        let pid = rustix::process::Pid::from_child(&driver);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+        wait_until("the driver ends", SECONDS, || driver.try_wait().expect("a child").is_some());
+        driver.wait().expect("it is ours").code().expect("no signal")
+    }
+
+    /// The answer of a call, on a connection of its own.
+    pub fn call<T, F: Future<Output = Result<Response<T>, Status>>>(&self, call: impl FnOnce(Channel) -> F) -> Result<T, Status> {
+        let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display())).expect("an address");
+        let endpoint = endpoint.timeout(Duration::from_secs(SECONDS));
+        self.runtime.block_on(async move {
+            let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            call(channel).await.map(Response::into_inner)
+        })
+    }
+
+    /// A call to the controller.
+    pub fn controller<T, F: Future<Output = Result<Response<T>, Status>>>(
+        &self,
+        call: impl FnOnce(ControllerClient<Channel>) -> F,
+    ) -> Result<T, Status> {
+        self.call(|channel| call(ControllerClient::new(channel)))
+    }
+
+    /// A call to the node.
+    pub fn node<T, F: Future<Output = Result<Response<T>, Status>>>(&self, call: impl FnOnce(NodeClient<Channel>) -> F) -> Result<T, Status> {
+        self.call(|channel| call(NodeClient::new(channel)))
+    }
+
+    /// A call to the identity.
+    pub fn identity<T, F: Future<Output = Result<Response<T>, Status>>>(&self, call: impl FnOnce(IdentityClient<Channel>) -> F) -> Result<T, Status> {
+        self.call(|channel| call(IdentityClient::new(channel)))
+    }
+
+    /// Asks for a volume.
+    pub fn try_create(&self, request: CreateVolumeRequest) -> Result<Volume, Status> {
+        self.controller(|mut client| async move { client.create_volume(request).await }).map(|made| made.volume.expect("a volume"))
+    }
+
+    /// A volume without a size.
+    #[track_caller]
+    pub fn create(&self, name: &str) -> Volume {
+        self.try_create(wanted(name, 0)).unwrap_or_else(|error| panic!("{error}; {}", self.log()))
+    }
+
+    /// A volume that begins with something.
+    #[track_caller]
+    pub fn create_from(&self, name: &str, source: Option<VolumeContentSource>) -> Volume {
+        self.try_create(CreateVolumeRequest { volume_content_source: source, ..wanted(name, 0) })
+            .unwrap_or_else(|error| panic!("{error}; {}", self.log()))
+    }
+
+    /// Deletes a volume.
+    pub fn delete(&self, id: &str) -> Result<(), Status> {
+        let request = DeleteVolumeRequest { volume_id: id.to_owned(), ..DeleteVolumeRequest::default() };
+        self.controller(|mut client| async move { client.delete_volume(request).await }).map(drop)
+    }
+
+    /// Makes a snapshot.
+    pub fn try_snapshot(&self, volume: &str, name: &str) -> Result<Snapshot, Status> {
+        let request = CreateSnapshotRequest { source_volume_id: volume.to_owned(), name: name.to_owned(), ..CreateSnapshotRequest::default() };
+        self.controller(|mut client| async move { client.create_snapshot(request).await }).map(|made| made.snapshot.expect("a snapshot"))
+    }
+
+    /// Makes a snapshot.
+    #[track_caller]
+    pub fn snapshot(&self, volume: &str, name: &str) -> Snapshot {
+        self.try_snapshot(volume, name).unwrap_or_else(|error| panic!("{error}; {}", self.log()))
+    }
+
+    /// Deletes a snapshot.
+    pub fn delete_snapshot(&self, id: &str) -> Result<(), Status> {
+        let request = DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..DeleteSnapshotRequest::default() };
+        self.controller(|mut client| async move { client.delete_snapshot(request).await }).map(drop)
+    }
+
+    /// Where a volume is staged.
+    pub fn staging(&self, id: &str) -> PathBuf {
+        let staging = self.image.dir("kubelet/staging").join(id);
+        // Not looked at: it may be a mount that does not answer.
+        let _ = fs::create_dir(&staging);
+        staging
+    }
+
+    /// Where pod `pod` is to see a volume.
+    pub fn target(&self, id: &str, pod: &str) -> PathBuf {
+        self.image.dir(&format!("kubelet/pods/{pod}")).join(id)
+    }
+
+    /// Stages a volume.
+    pub fn try_stage(&self, id: &str, mode: Mode) -> Result<PathBuf, Status> {
+        let staging = self.staging(id);
+        let request = NodeStageVolumeRequest {
+            volume_id: id.to_owned(),
+            staging_target_path: text(&staging),
+            volume_capability: capability(mode),
+            ..NodeStageVolumeRequest::default()
+        };
+        self.node(|mut client| async move { client.node_stage_volume(request).await }).map(|_| staging)
+    }
+
+    /// Ends that.
+    pub fn unstage(&self, id: &str) -> Result<(), Status> {
+        let request = NodeUnstageVolumeRequest { volume_id: id.to_owned(), staging_target_path: text(&self.staging(id)) };
+        self.node(|mut client| async move { client.node_unstage_volume(request).await }).map(drop)
+    }
+
+    /// Publishes a staged volume for a pod.
+    pub fn try_publish(&self, id: &str, pod: &str, mode: Mode, readonly: bool) -> Result<PathBuf, Status> {
+        let target = self.target(id, pod);
+        let request = NodePublishVolumeRequest {
+            volume_id: id.to_owned(),
+            staging_target_path: text(&self.staging(id)),
+            target_path: text(&target),
+            volume_capability: capability(mode),
+            readonly,
+            ..NodePublishVolumeRequest::default()
+        };
+        self.node(|mut client| async move { client.node_publish_volume(request).await }).map(|_| target)
+    }
+
+    /// Ends that.
+    pub fn unpublish(&self, id: &str, pod: &str) -> Result<(), Status> {
+        let request = NodeUnpublishVolumeRequest { volume_id: id.to_owned(), target_path: text(&self.target(id, pod)) };
+        self.node(|mut client| async move { client.node_unpublish_volume(request).await }).map(drop)
+    }
+
+    /// Stages and publishes a volume for a pod that writes; where it sees it.
+    #[track_caller]
+    pub fn use_it(&self, id: &str, pod: &str) -> PathBuf {
+        let shown = self.try_stage(id, Mode::SingleNodeWriter).and_then(|_| self.try_publish(id, pod, Mode::SingleNodeWriter, false));
+        shown.unwrap_or_else(|error| panic!("{error}; {}", self.log()))
+    }
+
+    /// Ends that.
+    #[track_caller]
+    pub fn leave(&self, id: &str, pod: &str) {
+        self.unpublish(id, pod).and_then(|()| self.unstage(id)).unwrap_or_else(|error| panic!("{error}; {}", self.log()));
+    }
+
+    /// How often something is mounted at a place.
+    pub fn mounts_at(&self, at: &Path) -> usize {
+        mount_points().iter().filter(|point| *point == at).count()
+    }
+
+    /// Whether a volume is mounted in the pool.
+    pub fn is_mounted(&self, id: &str) -> bool {
+        self.mounts_at(&self.root.join("mnt").join(id)) > 0
+    }
+
+    /// The record of a volume, as it is on disk.
+    pub fn record(&self, id: &str) -> Value {
+        let text = fs::read(self.root.join("meta").join(format!("{id}.json"))).unwrap_or_else(|error| panic!("{id}: {error}"));
+        serde_json::from_slice(&text).expect("JSON")
+    }
+
+    /// The directory of the whole rig.
+    pub fn disk(&self) -> &Path {
+        self.image.path()
+    }
+}
+
+/// What a call was refused with.
+#[track_caller]
+pub fn code<T: std::fmt::Debug>(result: Result<T, Status>) -> Code {
+    result.expect_err("it is refused").code()
+}
+
+pub fn text(path: &Path) -> String {
+    path.to_str().expect("text").to_owned()
+}
+
+fn mount_points() -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
+    table.lines().filter_map(|line| line.split(' ').nth(4).map(PathBuf::from)).collect()
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the driver's log:\n{}", self.log());
+        }
+        if let Some(mut driver) = self.driver.take() {
+            let _ = driver.kill();
+            let _ = driver.wait();
+        }
+        let pool = self.root.join("mnt");
+        let ours: Vec<PathBuf> = mount_points().into_iter().filter(|point| point.starts_with(self.disk()) && point != self.disk()).collect();
+        // What is shown elsewhere first, then the filesystems, each of which ends with its mount in the pool; images last.
+        for point in ours.iter().rev().filter(|point| !point.starts_with(&self.root)) {
+            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), 20);
+        }
+        for point in ours.iter().rev().filter(|point| point.starts_with(&pool)) {
+            let minor = crate::common::mount::minor_of(point);
+            if try_run_limited(self.ckptfs(&["umount"]).arg(point), 20).is_err()
+                && let Some(minor) = minor
+            {
+                let _ = fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+            }
+        }
+        for point in mount_points().into_iter().rev().filter(|point| point.starts_with(&self.root)) {
+            let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), point.as_os_str()]), 20);
+        }
+    }
+}
+
+/// A program that writes to a file again and again: what a pod is to a volume. Each line is one write.
+pub struct Pod {
+    process: Child,
+    log: PathBuf,
+}
+
+impl Pod {
+    /// Starts one that appends to `log` in a directory.
+    pub fn start(at: &Path) -> Pod {
+        let log = at.join("log");
+        let script = "while echo line >>\"$1\"; do read -rt 0.01 _ || true; done";
+        let process = tool("bash", &["-c", script, "pod"]).arg(&log).stdin(Stdio::piped()).spawn().expect("bash(1) starts");
+        let pod = Pod { process, log };
+        pod.writes_on();
+        pod
+    }
+
+    fn bytes(&self) -> u64 {
+        fs::metadata(&self.log).map_or(0, |found| found.len())
+    }
+
+    /// Waits until it has written something more.
+    #[track_caller]
+    pub fn writes_on(&self) {
+        let before = self.bytes();
+        wait_until("the pod writes", SECONDS, || self.bytes() > before);
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Publishes a staged volume at a path, on a connection of its own.
+pub fn publish_at(socket: &Path, id: &str, staging: &Path, target: &Path) -> Result<(), Status> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    let request = NodePublishVolumeRequest {
+        volume_id: id.to_owned(),
+        staging_target_path: text(staging),
+        target_path: text(target),
+        volume_capability: capability(Mode::SingleNodeWriter),
+        ..NodePublishVolumeRequest::default()
+    };
+    runtime.block_on(async move {
+        let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        NodeClient::new(channel).node_publish_volume(request).await.map(drop)
+    })
+}
+
+/// Makes a volume from another, stages it, publishes it and takes a snapshot, each call again until it is done, as an orchestrator does.
+pub fn work_through(socket: &Path, name: &str, from: &str, staging: &Path, target: &Path, stop: &std::sync::atomic::AtomicBool) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address").timeout(Duration::from_secs(SECONDS));
+    let create = CreateVolumeRequest { volume_content_source: from_volume(from), ..wanted(name, 0) };
+    let stage = NodeStageVolumeRequest {
+        volume_id: name.to_owned(),
+        staging_target_path: text(staging),
+        volume_capability: capability(Mode::SingleNodeWriter),
+        ..NodeStageVolumeRequest::default()
+    };
+    let publish = NodePublishVolumeRequest {
+        volume_id: name.to_owned(),
+        staging_target_path: text(staging),
+        target_path: text(target),
+        volume_capability: capability(Mode::SingleNodeWriter),
+        ..NodePublishVolumeRequest::default()
+    };
+    let snapshot = CreateSnapshotRequest { source_volume_id: name.to_owned(), name: name.to_owned(), ..CreateSnapshotRequest::default() };
+    runtime.block_on(async move {
+        for step in 0..4 {
+            while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+                let Ok(channel) = endpoint.connect().await else {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    continue;
+                };
+                let (mut controller, mut node) = (ControllerClient::new(channel.clone()), NodeClient::new(channel));
+                let done = match step {
+                    0 => controller.create_volume(create.clone()).await.map(drop),
+                    1 => node.node_stage_volume(stage.clone()).await.map(drop),
+                    2 => node.node_publish_volume(publish.clone()).await.map(drop),
+                    _ => controller.create_snapshot(snapshot.clone()).await.map(drop),
+                };
+                match done {
+                    Ok(()) => break,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            }
+        }
+    });
+}
