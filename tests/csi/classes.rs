@@ -140,3 +140,36 @@ fn the_driver_says_who_it_is_and_is_alone() {
         assert!(refused.contains(said), "{refused}");
     }
 }
+
+#[test]
+fn nonsense_is_answered_with_an_error_and_nothing_else() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    for bytes in
+        [&b"POST /VolumeDriver.List HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\xff\xff\x01\x05\x00\x00\x00\x01"]
+    {
+        let mut stream = std::os::unix::net::UnixStream::connect(&rig.socket).unwrap();
+        let _ = std::io::Write::write_all(&mut stream, bytes);
+    }
+    let huge = "x".repeat(5 << 20);
+    assert!(rig.try_create(wanted(&huge, 0)).is_err());
+    let odd = "a\0b\u{202e}/../".repeat(300);
+    assert_eq!(code(rig.try_create(wanted(&odd, 0))), Code::InvalidArgument);
+    for id in [odd.as_str(), "..", "a/b", "v@1"] {
+        rig.delete(id).unwrap();
+        rig.delete_snapshot(id).unwrap();
+        assert_eq!(code(rig.try_snapshot(id, "s")), Code::NotFound, "{id:?}");
+        assert_eq!(code(rig.try_create(CreateVolumeRequest { volume_content_source: from_volume(id), ..wanted("w", 0) })), Code::NotFound);
+    }
+    rig.create("v");
+    // Snapshots of a volume that nobody uses, many at once: each is made, and it rests afterwards.
+    let socket = &rig.socket;
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..6).map(|number| scope.spawn(move || crate::support::snapshot_at(socket, "v", &format!("s{}", number / 2)))).collect();
+        let made: BTreeSet<String> = asked.into_iter().map(|one| one.join().unwrap().unwrap()).collect();
+        assert_eq!(made.len(), 3, "two of a name are one");
+    });
+    assert!(!rig.is_mounted("v") && rig.record("v")["mounts"].as_array().is_some_and(Vec::is_empty));
+}

@@ -446,3 +446,15 @@ pub fn work_through(socket: &Path, name: &str, from: &str, staging: &Path, targe
         }
     });
 }
+
+/// Makes a snapshot, on a connection of its own; its id.
+pub fn snapshot_at(socket: &Path, volume: &str, name: &str) -> Result<String, Status> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    let request = CreateSnapshotRequest { source_volume_id: volume.to_owned(), name: name.to_owned(), ..CreateSnapshotRequest::default() };
+    runtime.block_on(async move {
+        let channel = endpoint.connect().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let made = ControllerClient::new(channel).create_snapshot(request).await?.into_inner();
+        Ok(made.snapshot.expect("a snapshot").snapshot_id)
+    })
+}
