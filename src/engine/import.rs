@@ -70,10 +70,15 @@ impl Engine {
     }
 
     fn clear_stage(&self) -> SysResult<()> {
+        // An import that was killed may have asked for something that is still being done.
+        let _gate = self.live.gate.write();
         let staging = self.live.staging();
         for entry in sys::list_dir(&sys::open_dir_at(staging, b".")?)? {
             if entry.name.starts_with(STAGED_PREFIX.as_bytes()) {
-                sys::unlink_at(staging, &entry.name)?;
+                match sys::unlink_at(staging, &entry.name) {
+                    Ok(()) | Err(Errno::ENOENT) => {}
+                    Err(errno) => return Err(errno),
+                }
             }
         }
         Ok(())

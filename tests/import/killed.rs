@@ -25,13 +25,16 @@ fn paths(place: &Place, below: &str) -> u64 {
 
 fn start(place: &Place) -> Child {
     let mut command = place.command(&["project", "--into", "tree"]);
+    // The `mount` that it has started goes with it.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("started")
 }
 
 /// Kills it with SIGKILL; whether it had ended before.
 fn kill(mut child: Child) -> bool {
     let ended = child.try_wait().expect("wait").is_some();
-    let _ = child.kill();
+    let group = i32::try_from(child.id()).expect("a process id");
+    let _ = ckptfs::sys::kill_group(group, 9);
     child.wait().expect("wait");
     ended
 }

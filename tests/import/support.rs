@@ -70,6 +70,11 @@ impl Place {
 
     /// As [`Place::mount`], where an import that was killed may have left it mounted.
     pub fn adopted(&self) -> Mount {
+        // A daemon that was being started when its import was killed may come still, or hold the store until it has ended.
+        crate::common::mount::wait_until("the store is free", 60, || {
+            let _ = run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS);
+            run_limited(tool(CKPTFS, &["mount"]).arg(self.tree()), SECONDS).status.success()
+        });
         let _ = run_limited(tool(CKPTFS, &["umount"]).arg(self.tree()), SECONDS);
         self.mount()
     }
