@@ -71,8 +71,8 @@ pub use name::{NAME_LEN_MAX, device_major, device_minor, make_device, mode_bits}
 pub use os::{
     Signals, all_xattrs, allocation, backing_close, chmod_fd, chown_fd, clone_file, clone_to, copy_file_range, create_file_at, dedupe_range,
     dirty_pages, drop_cached, drop_cap_fsetid_for, extent_map, facts_of, fallocate, finish_writeback, fs_name, fuse_abort, fusermount_unmount,
-    getxattr, has_sys_admin, keep_descriptor, lease_free, leave_descriptors, link_fd, list_dir, listxattr, message_pair, mknod_at, mount_bind,
-    mount_overlay, mount_scratch, mounts, mounts_of_all, open_beneath, open_path_at, own_memory, own_thread, peer_cred, private_mounts,
+    getxattr, has_sys_admin, keep_descriptor, lease_free, leave_descriptors, link_fd, list_dir, list_new_dir, listxattr, message_pair, mknod_at,
+    mount_bind, mount_overlay, mount_scratch, mounts, mounts_of_all, open_beneath, open_path_at, own_memory, own_thread, peer_cred, private_mounts,
     process_facts, process_name, process_session, process_starttime, read_dir, receive_message, release_memory, remove_file_xattr, removexattr,
     reopen, replace_descriptor, send_message, set_file_xattr, set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr, shares_extents,
     start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread, watched,

@@ -30,6 +30,58 @@ fn what_has_not_changed_makes_no_checkpoint(v: Variant) {
     assert_eq!(std::fs::read_to_string(mount.view(1).join("plain.txt")).expect("read"), "a line\n");
 }
 
+fn what_a_daemon_has_served_since_is_known_to_it(v: Variant) {
+    let place = Place::new(v);
+    sample_tree(&place.project());
+    place.bring();
+    let mut mount = place.mount();
+    let said = place.tree().join(".ckptfs/imported-in");
+    let unchanged = || assert_eq!(place.bring()["unchanged"], true);
+    unchanged();
+    let first = std::fs::read_to_string(&said).expect("it is written which daemon it was");
+    unchanged();
+    let changes = [
+        "echo mine > plain.txt",
+        "chmod 600 plain.txt",
+        "setfattr -n user.mine -v 1 plain.txt",
+        "echo new > new",
+        "rm plain.txt",
+        "mkdir -p mine/dir",
+        "mv plain.txt other.txt",
+        "touch -r /etc plain.txt",
+        "printf X | dd of=plain.txt conv=notrunc status=none; touch -r /etc plain.txt",
+    ];
+    for change in changes {
+        sh(&place.tree(), change);
+        let again = place.bring();
+        assert_eq!(again["unchanged"], false, "{change}: {again}");
+        place.assert_equal();
+        // The first compares, and says to whom it is known; the second asks only.
+        unchanged();
+        unchanged();
+        assert!(std::fs::read_to_string(&said).expect("read").ends_with(first.split_once(' ').expect("words").1.split_once(' ').expect("words").1));
+    }
+    // In a checkpoint already, so that nothing is dirty.
+    sh(&place.tree(), "echo mine > plain.txt");
+    mount.checkpoint();
+    assert_eq!(place.bring()["unchanged"], false);
+    place.assert_equal();
+    unchanged();
+    // What comes into the source, and goes from it.
+    for change in ["mkdir -p wide/new", "rmdir wide/new", "chmod 711 wide", "touch new"] {
+        sh(&place.project(), change);
+        assert_eq!(place.bring()["unchanged"], false, "{change}");
+        place.assert_equal();
+        unchanged();
+    }
+    // Another daemon knows nothing of what was done between.
+    mount.umount();
+    sh(&place.tree(), "echo unserved > new");
+    mount.remount();
+    assert_eq!(place.bring()["unchanged"], false);
+    place.assert_equal();
+}
+
 fn a_record_that_is_lost_or_damaged_costs_only_time(v: Variant) {
     let place = Place::new(v);
     sample_tree(&place.project());
@@ -173,5 +225,6 @@ fn a_series_that_grew_goes_on(v: Variant) {
 }
 
 for_each_variant! { reflink => what_was_changed_in_the_tree_is_a_checkpoint_before_it_goes }
+for_each_variant! { reflink => what_a_daemon_has_served_since_is_known_to_it }
 for_each_variant! { all => after_any_changes_the_tree_is_the_source }
 for_each_variant! { one => what_has_not_changed_makes_no_checkpoint, a_series_that_grew_goes_on, a_record_that_is_lost_or_damaged_costs_only_time }

@@ -12,7 +12,7 @@ use super::with::Project;
 use crate::cli::Context;
 use crate::cli::error::{Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
-use crate::engine::api::{CheckpointInfo, CheckpointOptions, VerbResult};
+use crate::engine::api::{CheckpointInfo, CheckpointOptions, Status, VerbResult};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, Time, XattrMode};
 use crate::transfer::import::bring::{Bring, Brought};
@@ -130,12 +130,18 @@ impl Source {
 /// Imports an item.
 pub fn import(item: &Item, target: &mut Target, how: &How, last: bool, context: &Context) -> Outcome<Made> {
     let started = Instant::now();
-    let source = Source::read(item, how.threads)?;
+    let store = if target.state == State::Tree { Some(target.store()?) } else { None };
+    let (source, kept) = std::thread::scope(|scope| {
+        let reading = store.as_ref().map(|store| scope.spawn(move || Kept::read(store)));
+        let source = Source::read(item, how.threads);
+        (source, reading.and_then(|reading| reading.join().ok()).unwrap_or_default())
+    });
+    let source = source?;
     let mut made = Made { count: source.scan.count(), left_out: source.scan.left.clone(), ..Made::new(item) };
     let tag = how.tag.as_ref().filter(|_| last);
     let done = match target.state {
         State::Empty | State::Unfinished => first(item, &source, target, how, tag, &mut made, context),
-        State::Tree => again(item, &source, target, how, tag, &mut made, context),
+        State::Tree => again(item, &source, target, how, (tag, kept), &mut made, context),
     };
     done?;
     made.duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -222,16 +228,32 @@ fn with_root(mut plan: Plan, source: &Source) -> Plan {
 }
 
 /// Into a tree: only what differs.
-fn again(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Option<&String>, made: &mut Made, context: &Context) -> Outcome {
+fn again(
+    item: &Item,
+    source: &Source,
+    target: &mut Target,
+    how: &How,
+    (tag, mut kept): (Option<&String>, Kept),
+    made: &mut Made,
+    context: &Context,
+) -> Outcome {
     let path = target.path.clone();
     let cannot = |cause: Errno| io_error(path.display(), cause);
-    let mut kept = Kept::read(target.store()?);
+    let served = target.served_by();
+    if let Some(id) = kept.checkpoint.filter(|_| !how.each && served.as_ref().is_some_and(|(status, name)| is_known(&kept, source, status, name))) {
+        (made.checkpoint, made.unchanged) = (Some(id), true);
+        return tag.map_or(Ok(()), |tag| give_tag(target, id, tag));
+    }
     loop {
         let there = scan::scan(target.backing()?, how.threads).map_err(cannot)?;
         let suspects =
             kept.record.as_ref().map_or_else(|| plan::everything(&source.scan, &there), |record| plan::suspects(record, &source.scan, &there));
         if let Some(id) = kept.checkpoint.filter(|_| suspects.is_empty() && !how.each) {
             (made.checkpoint, made.unchanged) = (Some(id), true);
+            if let Some((_, name)) = served {
+                // It saves time and is worth no failure.
+                let _ = kept.write_daemon(target.store()?, &name);
+            }
             return tag.map_or(Ok(()), |tag| give_tag(target, id, tag));
         }
         if !target.is_served() {
@@ -259,6 +281,12 @@ fn again(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Opti
         note_checkpoint(target, &bytes, info.id)?;
         return tag.filter(|_| info.unchanged).map_or(Ok(()), |tag| give_tag(target, info.id, tag));
     }
+}
+
+/// Nothing has changed, and the tree need not be read to know that: its daemon says so.
+fn is_known(kept: &Kept, source: &Source, status: &Status, daemon: &str) -> bool {
+    let as_imported = |record| plan::is_as_imported(record, &source.scan);
+    kept.is_known_to(daemon) && status.latest == kept.checkpoint && status.dirty.is_empty() && kept.record.as_ref().is_some_and(as_imported)
 }
 
 /// What is in the tree and in no checkpoint gets one.

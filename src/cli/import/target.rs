@@ -8,7 +8,7 @@ use crate::cli::copies;
 use crate::cli::error::{Outcome, hinted, io_error};
 use crate::cli::locate::{self, Located};
 use crate::control::{Client, STORE_NAME};
-use crate::engine::api::{TreePath, VerbError, VerbResult};
+use crate::engine::api::{Status, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::Refused;
 use crate::engine::import::ImportAsk;
 use crate::sys::lock::Mutex;
@@ -113,6 +113,14 @@ impl Target {
     /// A daemon serves it.
     pub fn is_served(&self) -> bool {
         self.daemon.is_some()
+    }
+
+    /// What the daemon says that serves the tree, and what tells it from any other; `None`: none does, or it is ours and ends with us, or cannot say.
+    pub fn served_by(&mut self) -> Option<(Status, String)> {
+        let Some(Daemon { client, ours: false, .. }) = &mut self.daemon else { return None };
+        let status = client.status().ok()?;
+        let name = format!("{} {}", status.daemon.pid, status.daemon.started);
+        Some((status, name))
     }
 
     /// The daemon, which is started if there is none; it is ended when the import is.

@@ -1,7 +1,7 @@
 //! Listing a directory.
 
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, RawDir, SeekFrom};
 
@@ -36,6 +36,17 @@ pub fn read_dir(fd: impl AsFd, from: u64, count: usize) -> SysResult<(Vec<DirEnt
     if from > 0 {
         rustix::fs::seek(&dir, SeekFrom::Start(from)).map_err(Errno::from)?;
     }
+    read_from(dir, count)
+}
+
+/// As [`list_dir`], through `dir` itself, open for reading and never listed before: two calls less.
+pub fn list_new_dir(dir: &OwnedFd) -> SysResult<Vec<DirEntry>> {
+    let mut entries = read_from(dir, usize::MAX)?.0;
+    entries.retain(|entry| entry.name != b"." && entry.name != b"..");
+    Ok(entries)
+}
+
+fn read_from(dir: impl AsFd, count: usize) -> SysResult<(Vec<DirEntry>, bool)> {
     fault::check(Call::List)?;
     let mut buffer = vec![MaybeUninit::uninit(); BUFFER_LEN];
     let mut reader = RawDir::new(dir, &mut buffer);

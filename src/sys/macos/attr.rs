@@ -1,7 +1,7 @@
 //! Attributes of inodes and filesystems, on descriptors of every kind, the calls that make names out of them, and listing.
 
 use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Nsecs, RawMode, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
 
@@ -138,6 +138,11 @@ pub fn fs_name(magic: u64) -> &'static str {
         b"macfuse\0" => "fuse",
         _ => "unknown",
     }
+}
+
+/// As [`list_dir`].
+pub fn list_new_dir(dir: &OwnedFd) -> SysResult<Vec<DirEntry>> {
+    list_dir(dir)
 }
 
 /// All names of the directory that `fd` names but `.` and `..`, in the filesystem's order.

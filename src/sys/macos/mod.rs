@@ -14,7 +14,7 @@ mod process;
 mod watch;
 mod xattr;
 
-pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, mknod_at, read_dir, stat_at, stat_fd, statfs_fd, utimens_fd};
+pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, list_new_dir, mknod_at, read_dir, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use data::{
     allocation, clone_file, clone_to, copy_file_range, dedupe_range, dirty_pages, drop_cached, extent_map, fallocate, finish_writeback, lease_free,
     shares_extents, start_writeback, syncfs, truncate_unshared,

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::record::{CHECKPOINT_NAME, RECORD_NAME, Record};
+use super::record::{CHECKPOINT_NAME, DAEMON_NAME, RECORD_NAME, Record};
 use crate::store::ids::CheckpointId;
 use crate::store::layout::Layout;
 use crate::sys::{self, Errno, Open, RenameMode, SysResult};
@@ -18,6 +18,10 @@ pub struct Kept {
     pub record: Option<Record>,
     /// The checkpoint that shows what it tells of.
     pub checkpoint: Option<CheckpointId>,
+    /// The bytes of the record.
+    bytes: Vec<u8>,
+    /// What is said of the daemon.
+    daemon: Vec<u8>,
 }
 
 impl Kept {
@@ -29,7 +33,24 @@ impl Kept {
         if record.is_none() {
             tracing::warn!("the record of the last import is damaged: everything is compared");
         }
-        Kept { checkpoint: checkpoint.map(CheckpointId).filter(|_| record.is_some()), record }
+        let daemon = read_file(&store, DAEMON_NAME).unwrap_or_default();
+        Kept { checkpoint: checkpoint.map(CheckpointId).filter(|_| record.is_some()), record, bytes, daemon }
+    }
+
+    /// This daemon has served the tree ever since it was compared with the record: what was done to it since, it knows.
+    pub fn is_known_to(&self, daemon: &str) -> bool {
+        self.checkpoint.is_some_and(|id| Record::daemon_text(&self.bytes, id.0, daemon).as_bytes() == self.daemon)
+    }
+
+    /// Notes that a daemon served the tree before it was compared with the record, and does.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn write_daemon(&self, store: impl AsFd, daemon: &str) -> SysResult<()> {
+        match self.checkpoint {
+            Some(id) if !self.is_known_to(daemon) => write_whole(store, DAEMON_NAME, Record::daemon_text(&self.bytes, id.0, daemon).as_bytes()),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -93,6 +93,18 @@ pub fn suspects(record: &Record, source: &Scan, there: &Scan) -> BTreeSet<Vec<u8
     found
 }
 
+/// Everything in the source is as it was imported.
+pub fn is_as_imported(record: &Record, source: &Scan) -> bool {
+    let same = |known: &Known, one: &Found| known.name == one.name && known.kind == one.stat.kind && known.source == Trace::of(&one.stat);
+    record.device == source.root.dev
+        && record.root.0 == Trace::of(&source.root)
+        && record.dirs.len() == source.dirs.len()
+        && source.dirs.iter().all(|listing| {
+            let known = record.dirs.get(&listing.path);
+            known.is_some_and(|known| known.len() == listing.names.len() && known.iter().zip(&listing.names).all(|(known, one)| same(known, one)))
+        })
+}
+
 fn is_proven(known: &Known, source: &Found, there: &Found) -> bool {
     known.name == source.name
         && known.name == there.name

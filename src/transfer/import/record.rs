@@ -20,6 +20,7 @@
 //! trace: inode, size, mtime, ctime             8, 8, 8 + 4, 8 + 4
 //!
 //! .ckptfs/imported-as      the checkpoint that shows it, a blank, the first 16 digits of that hash, a line feed; written when it is made
+//! .ckptfs/imported-in      the same, with a blank and the daemon that has served the tree since, before the line feed
 //! ```
 
 use std::collections::HashMap;
@@ -30,6 +31,8 @@ use crate::sys::{Kind, Stat, Time};
 pub const RECORD_NAME: &[u8] = b"imported";
 /// Name of the file that says as which checkpoint.
 pub const CHECKPOINT_NAME: &[u8] = b"imported-as";
+/// Name of the file that says which daemon has served the tree since it was compared with the record.
+pub const DAEMON_NAME: &[u8] = b"imported-in";
 const MAGIC: &[u8] = b"ckptfs imported 1\n";
 /// Bytes of a hash.
 const HASH_BYTES: usize = 32;
@@ -147,6 +150,11 @@ impl Record {
     pub fn checkpoint_of(bytes: &[u8], text: &[u8]) -> Option<u64> {
         let found = std::str::from_utf8(text).ok()?.split(' ').next()?.parse().ok()?;
         (Record::checkpoint_text(bytes, found).as_bytes() == text).then_some(found)
+    }
+
+    /// The file that says that this daemon serves the tree, and did when it was what the record tells of.
+    pub fn daemon_text(bytes: &[u8], checkpoint: u64, daemon: &str) -> String {
+        format!("{} {daemon}\n", Record::checkpoint_text(bytes, checkpoint).trim_end())
     }
 
     /// What was imported as a name in a directory.

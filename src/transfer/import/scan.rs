@@ -175,9 +175,8 @@ impl Scanning<'_> {
     fn list(&self, path: &[u8], below: &mut Vec<Vec<u8>>, left: &mut Vec<Left>) -> SysResult<Listing> {
         let dir = open_below(self.root, path, OpenKind::Dir)?;
         let mut names = Vec::new();
-        for entry in sys::list_dir(&dir)? {
-            let at = join(path, &entry.name);
-            let mut leave = |why| left.push(Left { path: TreePath(at.clone()), why });
+        for entry in sys::list_new_dir(&dir)? {
+            let mut leave = |why| left.push(Left { path: TreePath(join(path, &entry.name)), why });
             let stat = match sys::stat_at(&dir, &entry.name) {
                 // It was there a moment ago, and is no part of the tree any more.
                 Err(Errno::ENOENT) => continue,
@@ -196,7 +195,7 @@ impl Scanning<'_> {
                     leave(Why::OtherFilesystem);
                     continue;
                 }
-                below.push(at);
+                below.push(join(path, &entry.name));
             }
             names.push(Found { name: entry.name, stat });
         }
