@@ -43,6 +43,8 @@ fn a_destination_that_is_somebody_s_is_left_alone() {
     sh(&other, "setfattr -n user.ckptfs.export -v '1 00112233445566778899aabbccddeeff 1 whole' .");
     assert!(refused(&rig, &["export", &id, &at("other")]).1.contains("another tree"));
     assert_eq!(refused(&rig, &["import", &at("file"), "--into", &at("x")]).0, "not-a-directory");
-    assert_eq!(refused(&rig, &["import", &at("full")]).0, "not-found");
+    // A plain tree may be imported, but holds no snapshots, and not into what is somebody's.
+    assert_eq!(refused(&rig, &["import", "--series", &at("full")]).0, "not-found");
+    assert_eq!(refused(&rig, &["import", &at("full"), "--into", &at("marked")]).0, "not-empty");
     sh(&dir, "[ \"$(cat full/mine file marked/x)\" = \"mine\nmine\nmine\" ]");
 }
