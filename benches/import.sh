@@ -42,6 +42,9 @@ cell() { echo "$(median "$1") ($(sort -n "$times/$1" | head -1), $(sort -n "$tim
 ratio() { awk -v a="$(median "$1")" -v b="$(median "$2")" 'BEGIN { printf "%.2f", a / b }'; }
 rate() { awk -v ms="$(median "$1")" -v files="$FILES" 'BEGIN { printf "%d", files * 1000 / ms }'; }
 
+# Nothing of what came before is written back, or freed, while something is measured.
+settle() { sync -f "$1"; }
+
 measure() {
     local fs=$1 dir=$WORK/$1 round threads
     times=$WORK/times-$fs
@@ -54,12 +57,21 @@ measure() {
     benches/tree.sh "$dir/plain" "$FILES" >/dev/null
     sync
     for round in $(seq "$ROUNDS"); do
+        settle "$dir"
         timed cp cp -a --reflink=always "$dir/plain" "$dir/copy"
         rm -rf "$dir/copy"
         for threads in $THREADS; do
+            settle "$dir"
             timed "fresh-$threads" "$BIN" import "$dir/plain" --into "$dir/tree" --threads "$threads"
+            settle "$dir"
             timed "again-$threads" "$BIN" import "$dir/plain" --into "$dir/tree" --threads "$threads"
+            "$BIN" mount "$dir/tree" >/dev/null 2>&1
+            # The daemon is told that nothing has changed so far.
+            "$BIN" import "$dir/plain" --into "$dir/tree" --threads "$threads" >/dev/null 2>&1
+            timed "mounted-$threads" "$BIN" import "$dir/plain" --into "$dir/tree" --threads "$threads"
+            "$BIN" umount "$dir/tree" >/dev/null 2>&1
             rm -rf "$dir/tree"
+            settle "$dir"
             timed "hash-$threads" "$BIN" import "$dir/plain" --into "$dir/tree" --hash --threads "$threads"
             if [ "$round" = 1 ] && [ "$threads" = "${THREADS##* }" ]; then grep 'files hashed' "$WORK/said" >"$WORK/found-$fs"; fi
             rm -rf "$dir/tree"
@@ -67,7 +79,7 @@ measure() {
         done
     done
     for threads in $THREADS; do
-        echo "| $fs | $threads | $(cell cp) | $(cell "fresh-$threads") | $(rate "fresh-$threads") | $(ratio "fresh-$threads" cp) | $(cell "hash-$threads") | $(rate "hash-$threads") | $(cell "again-$threads") |" >>"$WORK/table"
+        echo "| $fs | $threads | $(cell cp) | $(cell "fresh-$threads") | $(rate "fresh-$threads") | $(ratio "fresh-$threads" cp) | $(cell "hash-$threads") | $(rate "hash-$threads") | $(cell "again-$threads") | $(cell "mounted-$threads") |" >>"$WORK/table"
     done
     {
         echo
@@ -85,6 +97,6 @@ echo "Measured $(date -u '+%Y-%m-%d %H:%M UTC') at commit $(git rev-parse --shor
 echo
 echo "Milliseconds: median (least, most)."
 echo
-echo '| filesystem | threads | `cp -a --reflink=always` | import | files/s | import / cp | import `--hash` | files/s | import again, nothing changed |'
+echo '| filesystem | threads | `cp -a --reflink=always` | import | files/s | import / cp | import `--hash` | files/s | import again, nothing changed | the same, mounted |'
 echo '|---|---|---|---|---|---|---|---|---|'
 cat "$WORK/table" "$WORK/raw"
