@@ -12,7 +12,7 @@ use crate::options::{NO_TIME, Seed};
 use crate::report::{OURS, Report, Row, Value, grouped, size, time};
 use crate::shared::stats::Samples;
 use crate::shared::tree::regular_files;
-use crate::world::{SECONDS, World, cp, remove, timed};
+use crate::world::{SECONDS, World, cp, remove, said, timed};
 
 const TIERS: &str = "VRift: ingest by tier";
 const SPEEDUP: &str = "VRift: parallel speedup";
@@ -202,9 +202,7 @@ fn scenarios(world: &World<'_>, program: &Program, tiers: &[usize], report: &mut
             let Some(mut import) = program.import(&dir, &into(*tier), 4, &more) else { continue };
             let used = world.used();
             let mut took = Samples::default();
-            let output = took.time(|| run_limited(&mut import, SECONDS));
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success(), "{import:?}: {said}");
+            let output = took.time(|| said(&mut import));
             let answer: Json = serde_json::from_slice(&output.stdout).unwrap_or_default();
             let name = TIER[*tier].0;
             let [new, rate, saved, speed] = told(&answer, took.p50());
