@@ -9,7 +9,7 @@ use crate::store::record::Record;
 /// Bytes before the payload.
 pub(super) const HEADER: usize = 56;
 /// Bytes after the payload.
-const HASH: usize = 32;
+pub(super) const HASH: usize = 32;
 /// Bytes of a frame that are not payload.
 pub(super) const OVERHEAD: usize = HEADER + HASH;
 /// Most bytes of a frame.

@@ -243,6 +243,8 @@ impl Search<'_> {
 
     /// All whole frames in these bytes with a number above `seq`, wherever they begin, with their offsets; `None` if telling would take too long.
     fn frames_in(&self, bytes: &[u8], seq: u64) -> Option<Vec<(usize, Header)>> {
+        // They were cut off after the last that is not zero: a frame's hash may end with some.
+        let bytes = &[bytes, &[0; frame::HASH]].concat();
         let mut frames = Vec::new();
         let mut at = 0;
         let mut hashed = SURVEY_HASHED_MAX;

@@ -352,6 +352,27 @@ fn a_frame_that_does_not_continue_the_chain_is_damage() {
     assert!(matches!(bench.open_error(), StoreError::JournalDamaged { segment: 1, offset } if offset == from));
 }
 
+/// What was never written is zeros; a hash may end with some too.
+#[test]
+fn a_frame_of_another_history_that_ends_with_a_zero_is_damage() {
+    let bench = Bench::new();
+    let write = |records: &[Record]| {
+        let _ = fs::remove_file(bench.segment(1));
+        let at = bench.open().0.append(records).unwrap();
+        (at[1].offset as usize, fs::read(bench.segment(1)).unwrap())
+    };
+    let ends_with_zero = |n: &u64| {
+        let (from, bytes) = write(&[record(1), record(*n)]);
+        let end = from + frame::Header::parse(&bytes[from..]).unwrap().total().unwrap();
+        bytes[end - 1] == 0
+    };
+    let n = (2..50_000).find(ends_with_zero).expect("one of 256 does");
+    let (from, bytes) = write(&[record(1), record(n)]);
+    write(&[record(3), record(n)]);
+    change(&bench.segment(1), from as u64, |b| b.copy_from_slice(&bytes[from..400]), 400 - from);
+    assert!(matches!(bench.open_error(), StoreError::JournalDamaged { segment: 1, offset } if offset as usize == from));
+}
+
 #[test]
 fn a_failed_write_latches() {
     let bench = Bench::new();
