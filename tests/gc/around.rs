@@ -29,7 +29,8 @@ fn deleting_one_costs_what_changed_around_it(v: Variant) {
 fn delete_among(v: Variant, count: u64) -> (u64, u64) {
     let image = Image::in_memory(v.fs, 512 << 20);
     let (backing, point) = (image.dir("project"), image.dir("here"));
-    let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io) });
+    // The sealer hashes what was captured and shares what is the same, all the while.
+    let mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io).arg("--seal=off") });
     let mut client = Client::connect(File::open(backing.join(".ckptfs")).unwrap()).unwrap();
     for round in 0..count {
         for file in 0..FILES {
