@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-growth bench-absence bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,7 +42,8 @@ test-posix: ## The POSIX tests, pjdfstest and fsx among them, in their long form
 	@CKPTFS_LONG=1 BOUND_posix=$${BOUND_posix:-5400} BOUND_TOTAL=$${BOUND_TOTAL:-7200} tests/run.sh deps tools build $(call present,posix mounted)
 
 test-crash: ## The kill, power-cut and failing-call tests in their long form
-	@CKPTFS_LONG=1 BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_engine=$${BOUND_engine:-3600} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
+	@mkdir -p target/cuts
+	@CKPTFS_LONG=1 CKPTFS_KEEP=$${CKPTFS_KEEP:-$(CURDIR)/target/cuts} BOUND_crash=$${BOUND_crash:-5400} BOUND_faults=$${BOUND_faults:-7200} BOUND_engine=$${BOUND_engine:-3600} BOUND_TOTAL=$${BOUND_TOTAL:-14400} \
 		tests/run.sh deps build $(call present,crash cut faults takeover engine)
 
 soak: ## Model, concurrency and endurance for SOAK_SECONDS each, decoders and limits in their long form, with a random seed (printed)
@@ -79,6 +80,12 @@ bench-export: build ## Export and fork beside cp --reflink and rsync, as root: m
 
 bench-import: build ## Import beside cp --reflink: new, hashed, again; as root: make bench-import [ARGS="ROUNDS FILES"]
 	@benches/import.sh $(ARGS)
+
+bench-growth: build ## A long history beside a short one: sizes, memory, times; as root: make bench-growth [ARGS="CHECKPOINTS CHANGES FILES"]
+	@benches/growth.sh $(ARGS)
+
+bench-absence: build ## What an unmount writes down and the next mount compares, in milliseconds; as root: make bench-absence [ARGS=FILES]
+	@benches/absence.sh $(ARGS)
 
 bench-store: ## Store and history alone: what an append, a look-up, a batch, a listing of a view cost
 	cargo bench --bench store --bench history

@@ -137,9 +137,9 @@ It is still mounted. Things to try:
   ls .snapshots/                              the past, as directories
   $CKPTFS checkpoint -m "mine" --tag mine
   $CKPTFS status
-  $CKPTFS diff 1 2
+  $CKPTFS diff $FIRST latest
   mkdir .snapshots/from-any-program           a checkpoint without our command
-  $CKPTFS restore 2 --dry-run
+  $CKPTFS restore latest --dry-run
   $CKPTFS doctor
 To end it:
   $CKPTFS umount $PROJECT

@@ -58,7 +58,7 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
             "`delete` and `undo`, there and back twice",
             Box::new(move || {
                 undoes.delete(StateName("5000".into())).expect("it goes");
-                undoes.undo(UndoOptions { walk: UndoWalk::Undo(1), skip: false, dry_run: false }).expect("it comes back");
+                undoes.undo(UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false }).expect("it comes back");
             }),
             None,
         ),

@@ -134,9 +134,6 @@ impl Service for Null {
     fn started(&self, _: bool) {}
     fn ended(&self) {}
     fn no_passthrough(&self, _: Fh) {}
-    fn captures_much(&self, _: NodeId) -> bool {
-        false
-    }
     fn waits(&self, _: NodeId) -> bool {
         false
     }
@@ -199,7 +196,7 @@ impl Service for Null {
         let mut tree = self.tree.lock();
         let child = tree.child(parent, name)?;
         match (tree.child(new_parent, new_name), how) {
-            (_, RenameHow::Exchange) => return Err(Errno::EINVAL),
+            (_, RenameHow::Exchange | RenameHow::Whiteout | RenameHow::NoReplaceWhiteout) => return Err(Errno::EINVAL),
             (Ok(_), RenameHow::NoReplace) => return Err(Errno::EEXIST),
             (Ok(_), RenameHow::Replace) => tree.remove(new_parent, new_name)?,
             (Err(_), _) => {}
@@ -220,7 +217,7 @@ impl Service for Null {
         Ok((entry, opened(entry.node)))
     }
     fn created(&self, _: NodeId) {}
-    fn read(&self, node: NodeId, _: Fh, offset: u64, size: u32) -> SysResult<Vec<u8>> {
+    fn read(&self, node: NodeId, _: Fh, offset: u64, size: u32, _: bool) -> SysResult<Vec<u8>> {
         let mut tree = self.tree.lock();
         let data = &tree.node(node)?.data;
         let from = data.len().min(offset as usize);
@@ -269,7 +266,7 @@ impl Service for Null {
     fn getxattr(&self, _: NodeId, _: &[u8]) -> SysResult<Vec<u8>> {
         Err(Errno::NO_XATTR)
     }
-    fn listxattr(&self, _: NodeId) -> SysResult<Vec<Vec<u8>>> {
+    fn listxattr(&self, _: Caller, _: NodeId) -> SysResult<Vec<Vec<u8>>> {
         Ok(Vec::new())
     }
     fn removexattr(&self, _: Caller, _: NodeId, _: &[u8]) -> SysResult<()> {

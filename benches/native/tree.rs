@@ -100,7 +100,7 @@ fn round(client: &mut Client, root: &Path, paths: &[PathBuf], (fs, dirty): (&'st
         let made = checkpoint.time(|| client.checkpoint(CheckpointOptions::default())).unwrap_or_else(|error| fail(error)).id.to_string();
         let found = diff.time(|| client.diff(StateName(base.clone()), Some(StateName(made.clone())))).unwrap_or_else(|error| fail(error));
         assert_eq!(found.len(), dirty, "a difference is what was changed");
-        let options = RestoreOptions { to: StateName(base.clone()), paths: Vec::new(), dry_run: false };
+        let options = RestoreOptions { to: StateName(base.clone()), paths: Vec::new(), dry_run: false, times: None };
         let restored = restore.time(|| client.restore(options)).unwrap_or_else(|error| fail(error));
         assert_eq!(restored.changes.len(), dirty, "a restore brings back what was changed");
         for id in [Some(base), Some(made), restored.guard.map(|id| id.to_string())].into_iter().flatten() {

@@ -120,7 +120,7 @@ fn restores(world: &World<'_>, mount: &Mount, files: &[PathBuf], (copy, other): 
                 spread(files, *changed, round).iter().for_each(|file| stamp(&root.join(file), usize::MAX - round));
             }
             let mut client = client(mount);
-            let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false };
+            let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
             let restored = ours.time(|| client.restore(options)).unwrap_or_else(|error| panic!("no restore: {error}"));
             assert_eq!(restored.changes.len(), *changed, "a restore brings back what was changed and no more");
             timed(rival, &mut rsync(copy, other));

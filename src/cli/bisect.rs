@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::run::{execute, shown};
 use super::{Context, launch, locate};
-use crate::engine::api::{CheckpointInfo, Query, StateName, VerbResult};
+use crate::engine::api::{CheckpointInfo, Query, StateName, VerbError, VerbResult};
 use crate::store::ids::CheckpointId;
 
 /// The test cannot tell.
@@ -115,20 +115,41 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut log = args.log.as_ref().map(|path| open_log(path)).transpose()?;
     let mut search = Search::new(row.len());
     let mut steps = Vec::new();
+    for (end, said, wanted) in [(row.first(), &args.good, Verdict::Good), (row.last(), &args.bad, Verdict::Bad)] {
+        let Some(checkpoint) = end else { break };
+        let step = try_one(checkpoint.id, &args, &served)?;
+        note(log.as_mut(), &step)?;
+        if step.result != wanted {
+            return Err(not_as_said(said, &step, wanted).into());
+        }
+        context.out.talk(&format!("checkpoint {} is {}", step.id, word(step.result)));
+        steps.push(step);
+    }
     while let Some(index) = search.next() {
         let Some(checkpoint) = row.get(index) else { break };
         let left = search.left();
         context.out.talk(&format!("checkpoint {}: {} between, about {left} more to try", checkpoint.id, search.bad - search.good - 1));
         let step = try_one(checkpoint.id, &args, &served)?;
-        if let Some(log) = &mut log {
-            let line = serde_json::to_string(&step).map_err(|cause| error("internal", cause.to_string()))?;
-            writeln!(log, "{line}").map_err(|cause| io_error("the log", cause))?;
-        }
+        note(log.as_mut(), &step)?;
         context.out.talk(&format!("checkpoint {} is {}", step.id, word(step.result)));
         search.tried(index, step.result);
         steps.push(step);
     }
     tell(&row, &search, &steps, context)
+}
+
+fn note(log: Option<&mut std::fs::File>, step: &Step) -> VerbResult<()> {
+    let Some(log) = log else { return Ok(()) };
+    let line = serde_json::to_string(step).map_err(|cause| error("internal", cause.to_string()))?;
+    writeln!(log, "{line}").map_err(|cause| io_error("the log", cause))
+}
+
+/// What is between two ends that are not as they were said to be leads nowhere.
+fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
+    let (id, is) = (step.id, if step.result == Verdict::Skip { "cannot be told" } else { word(step.result) });
+    let message =
+        format!("{said:?} (checkpoint {id}) was said to be {}, but is {is}: the test ended with status {} there", word(wanted), step.status);
+    hinted("not-as-said", message, "try the test alone: ckptfs run --at ID -- TEST")
 }
 
 /// The checkpoints from the good one to the bad one, oldest first.
@@ -140,7 +161,8 @@ fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInf
         return Err(hinted("bad-range", message, "name the good one first; to find what repaired something, let TEST fail where it is repaired"));
     }
     let mut row = served.client.find(Query::default())?;
-    row.retain(|checkpoint| (good.id..=bad.id).contains(&checkpoint.id));
+    let ends = [good.id, bad.id];
+    row.retain(|one| ends.contains(&one.id) || (good.id..bad.id).contains(&one.id) && !one.reason.is_guard_or_mark());
     row.reverse();
     Ok(row)
 }

@@ -2,8 +2,9 @@
 
 use std::io;
 
+use super::error::{Failure, Outcome};
 use super::output::{Out, Role};
-use crate::engine::api::{Change, ChangeKind, TreePath};
+use crate::engine::api::{Change, ChangeKind, TreePath, Why};
 
 /// Prints one line per change: the letter and the path; of a rename both paths.
 pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
@@ -51,6 +52,21 @@ pub fn print_nul(out: &mut Out, changes: &[Change]) -> io::Result<()> {
     Ok(())
 }
 
+/// Says why some paths cannot be told.
+///
+/// # Errors
+/// The answer is no: there are such.
+pub fn all_told(out: &mut Out, changes: &[Change]) -> Outcome {
+    out.flush()?;
+    let mut unknown = changes.iter().filter(|change| change.change == ChangeKind::Unknown).peekable();
+    let whole = unknown.peek().is_none();
+    for change in unknown {
+        let why = change.why.unwrap_or(Why::Unreadable).words();
+        out.warn(&format!("how {} differs cannot be told: {why}", String::from_utf8_lossy(path(&change.path))));
+    }
+    if whole { Ok(()) } else { Err(Failure::No) }
+}
+
 /// "1 change", "2 changes".
 pub fn count(count: u64) -> String {
     if count == 1 { "1 change".into() } else { format!("{count} changes") }
@@ -64,7 +80,7 @@ fn path(path: &TreePath) -> &[u8] {
 fn role(change: ChangeKind) -> Role {
     match change {
         ChangeKind::Added => Role::Good,
-        ChangeKind::Deleted => Role::Bad,
+        ChangeKind::Deleted | ChangeKind::Unknown => Role::Bad,
         ChangeKind::Modified | ChangeKind::Renamed | ChangeKind::TypeChanged => Role::Notice,
     }
 }

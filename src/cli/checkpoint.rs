@@ -40,7 +40,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let quiesce_ms = args.quiesce.map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
-    let mut options = CheckpointOptions { note: args.message, tags: args.tag, sync: args.sync, if_changed: args.if_changed, quiesce_ms };
+    let mut options = CheckpointOptions { note: args.message, tags: args.tag, sync: args.sync, if_changed: args.if_changed, quiesce_ms, of_ns: None };
     let mut dir = context.dir().map(Path::to_owned);
     if args.from_hook {
         let hook = hook::read(io::stdin().lock())?;
@@ -50,7 +50,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         options.note = read_note(file)?;
     }
     let mut served = locate::served(dir.as_deref())?;
+    let wanted_tags = options.tags.clone();
+    let wanted_note = !options.note.is_empty() && !args.from_hook;
     let made = served.client.checkpoint(options)?;
+    let wanted_tags: Vec<String> = wanted_tags.into_iter().filter(|tag| !made.tags.contains(tag)).collect();
     if context.out.json {
         context.out.json(&made)?;
     } else if !args.from_hook {
@@ -61,7 +64,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         context.out.warn("it never became quiet: something was being changed when the checkpoint was made");
     }
     if made.unchanged {
-        context.out.talk(&format!("nothing has changed since checkpoint {}", made.id));
+        let given = [(!wanted_tags.is_empty()).then(|| format!("the tag {}", wanted_tags.join(", "))), wanted_note.then(|| "the note".to_owned())];
+        let given: Vec<String> = given.into_iter().flatten().collect();
+        let not_given = if given.is_empty() { String::new() } else { format!(", which stays as it is: it did not get {}", given.join(" and ")) };
+        context.out.talk(&format!("nothing has changed since checkpoint {}{not_given}", made.id));
     } else if !made.atomic {
         context.out.warn("files written all the time were not all captured at one instant (mount with --writes=daemon for that)");
     }

@@ -12,7 +12,7 @@ use super::Context;
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::{self, Located};
 use super::output::Role;
-use crate::control::STORE_NAME;
+use crate::control::{STORE_NAME, Store};
 use crate::engine::api::{VerbError, VerbResult};
 use crate::engine::settings::{
     self, ConfigError, FILE_BYTES_MAX, Files, KEYS, Key, Kind, Origin, STORE_FILE, Setting, Settings, TIERS, Value, parse, parse_value, read_store,
@@ -88,16 +88,16 @@ struct Found {
 
 impl Found {
     fn around(dir: Option<&Path>) -> VerbResult<Found> {
-        let root = match locate::locate(locate::start(dir)?)? {
-            Located::Served(served) => Some(served.root),
-            Located::Store { root } => Some(root),
-            Located::Stale { .. } | Located::Nothing { .. } => None,
+        let of = |root: PathBuf, store: Option<&Store>| {
+            let dir = store.map(|store| store.dir().try_clone()).transpose().map_err(|cause| io_error(root.display(), cause))?;
+            Ok::<_, VerbError>(dir.map(|dir| (dir, root.join(STORE_NAME).join(STORE_FILE))))
         };
-        let open = |root: PathBuf| {
-            let store = host::open_dir_path(&root.join(STORE_NAME)).map_err(|cause| io_error(root.join(STORE_NAME).display(), cause))?;
-            Ok::<_, VerbError>((store, root.join(STORE_NAME).join(STORE_FILE)))
+        let store = match locate::locate(locate::start(dir)?)? {
+            Located::Served(served) => of(served.root, served.client.store())?,
+            Located::Store { root, store } => of(root, Some(&store))?,
+            Located::Stale { .. } | Located::Foreign { .. } | Located::Nothing { .. } => None,
         };
-        Ok(Found { store: root.map(open).transpose()?, user: user_file() })
+        Ok(Found { store, user: user_file() })
     }
 
     fn path(&self, origin: Origin) -> String {
@@ -130,7 +130,8 @@ pub fn settings(dir: Option<&Path>) -> VerbResult<Settings> {
 
 /// As [`settings`], of the backing directory of a tree that is to be mounted.
 pub fn settings_of(backing: &Path) -> VerbResult<Settings> {
-    let store = host::open_dir_path(&backing.join(STORE_NAME)).ok().map(|store| (store, backing.join(STORE_NAME).join(STORE_FILE)));
+    let store = Store::of(backing).ok().flatten().and_then(|store| store.dir().try_clone().ok());
+    let store = store.map(|store| (store, backing.join(STORE_NAME).join(STORE_FILE)));
     let found = Found { store, user: user_file() };
     Ok(found.of_store()?.or(found.of_user()?))
 }

@@ -1,7 +1,6 @@
 //! What `export`, `fork` and `import` have in common: a destination, and connections to the daemon that tell what goes there.
 
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -12,15 +11,15 @@ use serde::Serialize;
 
 use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::locate::Served;
-use super::output::Out;
+use super::output::{Out, hand_on};
 use super::progress::Bar;
 use super::tree_path::normal;
 use super::{Context, launch, time};
-use crate::control::{Client, STORE_NAME};
+use crate::control::Client;
 use crate::engine::api::{StateName, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};
 use crate::store::ids::CheckpointId;
-use crate::sys::{self, Errno, host};
+use crate::sys::{self, Errno};
 use crate::transfer::write::Writer;
 use crate::transfer::{Feed, Sink, hand_over};
 
@@ -46,7 +45,6 @@ pub struct Begun {
     /// What it is of, and from what.
     pub part: ExportPart,
     client: Client,
-    root: PathBuf,
 }
 
 impl Begun {
@@ -55,9 +53,9 @@ impl Begun {
     /// # Errors
     /// `unknown-checkpoint`.
     pub fn begin(served: Served, id: &str, from: Option<CheckpointId>) -> VerbResult<Begun> {
-        let Served { mut client, root, .. } = served;
+        let Served { mut client, .. } = served;
         let (part, _) = client.export(ExportAsk::Begin { state: StateName(id.to_owned()), from })?;
-        Ok(Begun { part, client, root })
+        Ok(Begun { part, client })
     }
 
     /// Hands everything to a sink.
@@ -66,19 +64,12 @@ impl Begun {
     /// Those of the daemon.
     pub fn hand_over<S: Sink>(self, sink: &S, threads: usize, bar: &Bar) -> VerbResult<Vec<Refused>> {
         let run = self.part.run;
-        let mut feeds: Vec<Box<dyn Feed>> = vec![Box::new(Telling { client: self.client, run })];
-        while feeds.len() < threads {
-            let Some(client) = connect(&self.root) else { break };
-            feeds.push(Box::new(Telling { client, run }));
-        }
+        let more: Vec<Client> = (1..threads).map_while(|_| self.client.again()).collect();
+        let clients = std::iter::once(self.client).chain(more);
+        let feeds = clients.map(|client| Box::new(Telling { client, run }) as Box<dyn Feed>).collect();
         // It ends with the connection on which it was begun.
         hand_over(feeds, sink, &|done, total| bar.at(done, total.unwrap_or(0)))
     }
-}
-
-/// One more connection to the daemon of a tree.
-pub fn connect(root: &Path) -> Option<Client> {
-    Client::connect(host::open_dir_path(&root.join(STORE_NAME)).ok()?).ok()
 }
 
 /// Threads for a copy: a difference is told in order.
@@ -246,7 +237,9 @@ pub fn served(context: &Context) -> VerbResult<Served> {
 pub fn own_verb(verb: &str, dir: &Path, variables: &[(&str, &str)]) -> Outcome {
     let output = Command::new(launch::program()).arg(verb).arg(dir).envs(variables.iter().copied()).stdin(Stdio::null()).output();
     let output = output.map_err(|cause| io_error(format!("ckptfs {verb}"), cause))?;
-    // Whoever closed stderr does not want to be told.
-    let _ = if output.status.success() { Ok(()) } else { std::io::stderr().write_all(&output.stderr) };
-    if output.status.success() { Ok(()) } else { Err(Failure::No) }
+    if output.status.success() {
+        return Ok(());
+    }
+    hand_on(&output.stderr);
+    Err(Failure::No)
 }

@@ -8,17 +8,19 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use super::error::{Outcome, hinted, io_error, plain};
+use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
-use super::mount::{Io, Seal, Serving, Snapdir, Writes};
-use super::{holder, log_to_stderr, mounts};
+use super::mount::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
+use super::{holder, holders, log_to_stderr, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::*;
@@ -26,7 +28,8 @@ use crate::engine::export::parts::{ExportAsk, ExportPart};
 use crate::engine::import::{ImportAsk, ImportPart};
 use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
-use crate::engine::{Config, Engine, IoChoice, SealMode};
+use crate::engine::word::word;
+use crate::engine::{Config, Engine, IoChoice, Keep, SealMode};
 use crate::fuse::{MountConfig, Session};
 use crate::store::record::Actor;
 use crate::sys::host;
@@ -43,6 +46,12 @@ const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Threads that read the kernel's requests, unless told otherwise.
 const READERS: u8 = 4;
+
+/// So long an inode is waited for on a full disk, for the control socket; and between two attempts.
+const BIND_WAIT: Duration = Duration::from_millis(300);
+const BIND_PAUSE: Duration = Duration::from_millis(10);
+/// How often it is tried to make the control socket of a mount that serves without one.
+const BIND_PERIOD: Duration = Duration::from_secs(1);
 
 /// Answers that are under way at the end have so long.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -115,25 +124,35 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         // Without a receiver the end has come already.
         let _ = tell_signal.send(End::Signal(signal));
     })?;
-    let (link, before) = if args.worker { holder::meet()? } else { (None, None) };
+    let (link, mut before) = if args.worker { holder::meet()? } else { (None, None) };
+    let control = before.as_mut().and_then(|before| before.control.take());
     let device = before.as_ref().map(|before| before.device.try_clone()).transpose().map_err(|cause| io_error("/dev/fuse", cause))?;
     let engine = Engine::open(config(args, link.as_ref(), before)?)?;
-    let listener = bind(engine.store_fd())?;
+    let listener = match control.map_or_else(|| bind(&engine), |socket| Ok(socket.into())) {
+        // The tree is served all the same: who removes something makes room.
+        Err(cause) if lacks_room(&cause) => {
+            engine.warn("the filesystem is full: the verbs work once there is room for the control socket; remove something".into());
+            None
+        }
+        bound => Some(bound.map_err(|cause| io_error("the control socket", cause))?),
+    };
     let resumed = device.is_some();
     let session = match start_session(args, &engine, device) {
         Ok(session) => session,
         Err(cause) => {
             engine.close();
+            engine.unmake();
             return Err(mount_error(args, &cause));
         }
     };
     if let Some(link) = link.as_ref().filter(|_| !resumed) {
-        hand_over(args, link, &engine, &session)?;
+        hand_over(args, link, &engine, &session, listener.as_ref())?;
     }
     engine.set_caches(session.caches());
     let verbs = Arc::new(Served { verbs: Arc::clone(&engine), mountpoint: args.mountpoint.clone() });
-    let started = start_threads(listener, verbs, session, &tell_end);
-    let announced = started.and_then(|answers| announce(args, &engine, resumed).map(|()| answers));
+    let started = start_threads(args, &engine, listener, verbs, session, &tell_end);
+    let below = if resumed { Vec::new() } else { watch_below(args, &engine) };
+    let announced = started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
     if let Some(link) = &link {
         link.serves();
     }
@@ -143,11 +162,13 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         detach(args);
     }
     engine.close();
-    if let Ok(answers) = &announced {
+    if let Some(answers) = announced.as_ref().ok().and_then(|answers| answers.get()) {
         answers.wait_given(ANSWERS_TIMEOUT);
     }
-    // No daemon listens there now; a stale socket would only be refused.
-    let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
+    // No daemon listens there now; a stale socket is only refused. On a full disk it stays: its inode is that of the next.
+    if !engine.is_full() {
+        let _ = sys::unlink_at(engine.store_fd(), SOCKET_NAME.as_bytes());
+    }
     if let Some(link) = &link {
         link.end();
     }
@@ -179,11 +200,12 @@ fn start_session(args: &Args, engine: &Arc<Engine>, device: Option<OwnedFd>) -> 
 }
 
 /// Gives the holder what the next worker will need.
-fn hand_over(args: &Args, link: &holder::Link, engine: &Engine, session: &Session) -> VerbResult<()> {
+fn hand_over(args: &Args, link: &holder::Link, engine: &Engine, session: &Session, listener: Option<&UnixListener>) -> VerbResult<()> {
     let cannot = |cause: std::io::Error| io_error("handing over to the holder", cause);
     let device = session.device().map_err(cannot)?;
-    let log = if args.foreground { None } else { Some(open_log(engine.store_fd())?) };
-    link.mounted(device.as_fd(), engine.root_fd(), log.as_ref().map(AsFd::as_fd)).map_err(|cause| cannot(cause.into()))
+    let log = if args.foreground { None } else { Some(open_log(engine)?) };
+    let (control, log) = (listener.map(AsFd::as_fd), log.as_ref().map(AsFd::as_fd));
+    link.mounted(device.as_fd(), engine.root_fd(), control, log).map_err(|cause| cannot(cause.into()))
 }
 
 fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::Before>) -> VerbResult<Config> {
@@ -203,6 +225,7 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
         backing: args.backing.clone(),
         mount: args.mountpoint.clone(),
         io,
+        io_for_all: args.serving.others_io.map_or(io == IoChoice::Passthrough, |who| who == OthersIo::Kernel),
         strict_writes: args.serving.writes == Some(Writes::Daemon),
         snapdir_visible: args.serving.snapdir == Some(Snapdir::Visible),
         succession,
@@ -220,7 +243,7 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
 fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
     MountConfig {
         mountpoint: args.mountpoint.clone(),
-        source: mounts::source(&args.backing),
+        source: sys::mount_source(&args.backing),
         passthrough: engine.wants_passthrough(),
         allow_other: args.allow_other,
         read_only: args.serving.read_only(),
@@ -232,19 +255,34 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
 }
 
 /// Binds the control socket in the store, in place of what a daemon before left there: the store's lock says that it runs no more.
-fn bind(store: BorrowedFd<'_>) -> VerbResult<UnixListener> {
-    let cannot = |cause: std::io::Error| io_error("the control socket", cause);
+fn bind(engine: &Engine) -> std::io::Result<UnixListener> {
+    let store = engine.store_fd();
     match sys::unlink_at(store, SOCKET_NAME.as_bytes()) {
         Ok(()) | Err(Errno::ENOENT) => {}
-        Err(cause) => return Err(cannot(cause.into())),
+        Err(cause) => return Err(cause.into()),
     }
-    let path = host::path_in(store, SOCKET_NAME).map_err(|cause| cannot(cause.into()))?;
-    let listener = UnixListener::bind(path).map_err(cannot)?;
-    host::chmod_in(store, SOCKET_NAME, 0o600).map_err(|cause| cannot(cause.into()))?;
+    let path = host::path_in(store, SOCKET_NAME)?;
+    let started = Instant::now();
+    let listener = loop {
+        match engine.with_last_room(|| UnixListener::bind(&path)) {
+            // XFS frees the inode of the one that was removed in its own time.
+            Err(cause) if lacks_room(&cause) && started.elapsed() < BIND_WAIT => std::thread::sleep(BIND_PAUSE),
+            bound => break bound?,
+        }
+    };
+    host::chmod_in(store, SOCKET_NAME, 0o600)?;
     Ok(listener)
 }
 
-fn start_threads(listener: UnixListener, verbs: Arc<Served>, session: Session, tell_end: &Sender<End>) -> VerbResult<Answers> {
+/// Starts what serves. Without a listener one is made as soon as there is room for it.
+fn start_threads(
+    args: &Args,
+    engine: &Arc<Engine>,
+    listener: Option<UnixListener>,
+    verbs: Arc<Served>,
+    session: Session,
+    tell_end: &Sender<End>,
+) -> VerbResult<Arc<OnceLock<Answers>>> {
     let cannot = |cause: std::io::Error| io_error("starting threads", cause);
     let tell_session = tell_end.clone();
     let wait = move || {
@@ -258,26 +296,69 @@ fn start_threads(listener: UnixListener, verbs: Arc<Served>, session: Session, t
     let leave = move || {
         let _ = tell_asked.send(End::Asked);
     };
-    serve(listener, verbs, leave).map_err(cannot)
+    let tree = sys::mount_source(&args.backing);
+    let answers = Arc::new(OnceLock::new());
+    match listener {
+        Some(listener) => drop(answers.set(serve(listener, verbs, tree, leave).map_err(cannot)?)),
+        None => {
+            let (engine, answers) = (Arc::clone(engine), Arc::clone(&answers));
+            let try_again = move || {
+                let served = loop {
+                    std::thread::sleep(BIND_PERIOD);
+                    match bind(&engine) {
+                        Err(cause) if lacks_room(&cause) => {}
+                        bound => break bound.and_then(|listener| serve(listener, verbs, tree, leave)),
+                    }
+                };
+                match served {
+                    Ok(served) => drop(answers.set(served)),
+                    Err(error) => tracing::error!(%error, "the control socket cannot be made"),
+                }
+            };
+            std::thread::Builder::new().name("control".into()).spawn(try_again).map_err(cannot)?;
+        }
+    }
+    Ok(answers)
 }
 
-fn open_log(store: BorrowedFd<'_>) -> VerbResult<File> {
-    let cannot = |cause: std::io::Error| io_error("the daemon's log", cause);
+fn lacks_room(cause: &std::io::Error) -> bool {
+    cause.raw_os_error().is_some_and(|number| Errno(number).is_no_room())
+}
+
+fn open_log(engine: &Engine) -> VerbResult<File> {
+    let (store, log) = (engine.store_fd(), LOG_NAME.as_bytes());
     if host::size_in(store, LOG_NAME) > LOG_BYTES_MAX {
-        let (log, aside) = (LOG_NAME.as_bytes(), b"daemon.log.1");
-        sys::rename_at(store, log, store, aside, sys::RenameMode::Replace).map_err(|cause| cannot(cause.into()))?;
+        let aside = engine.with_last_room(|| Ok(sys::rename_at(store, log, store, b"daemon.log.1", sys::RenameMode::Replace)?));
+        aside.map_err(|cause| io_error("the daemon's log", cause))?;
     }
-    host::open_log(store, LOG_NAME).map_err(|cause| cannot(cause.into()))
+    match engine.with_last_room(|| Ok(host::open_log(store, LOG_NAME)?)) {
+        // Without room there is nothing to be read in it either.
+        Err(cause) if lacks_room(&cause) => OpenOptions::new().write(true).open("/dev/null"),
+        opened => opened,
+    }
+    .map_err(|cause| io_error("the daemon's log", cause))
+}
+
+/// Has the engine watch what somebody can write to past the mount that covers the directory now; who has something of it.
+fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
+    let Some(tree) = Tree::below(&args.backing) else { return Vec::new() };
+    let found = tree.users(&[std::os::unix::process::parent_id()], holders::THOROUGH);
+    engine.watch_held(found.files.iter().map(|HeldFile { ino, path }| (path.as_os_str().as_bytes(), *ino)));
+    engine.tell_below(!found.holders.is_empty(), found.complete);
+    found.holders
 }
 
 /// Tells the parent that the mount serves, and lets go of it: from then on stderr is the log.
-fn announce(args: &Args, engine: &Engine, resumed: bool) -> VerbResult<()> {
+fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> VerbResult<()> {
     if args.foreground || resumed {
+        if !below.is_empty() {
+            tracing::warn!("{}", holders::passed_by(below.iter()));
+        }
         tracing::info!(mount = %args.mountpoint.display(), "serving");
         return Ok(());
     }
     let cannot = |cause: std::io::Error| io_error("the daemon's log", cause);
-    let log = open_log(engine.store_fd())?;
+    let log = open_log(engine)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
     let (io, writes) = engine.io();
     let warnings = engine.warnings();
@@ -286,7 +367,8 @@ fn announce(args: &Args, engine: &Engine, resumed: bool) -> VerbResult<()> {
     for (number, to) in [(0, &null), (1, &null), (2, &log)] {
         host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
     }
-    tell_on(&mut pipe, &Handshake::Ready(Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), warnings }))?;
+    let ready = Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), warnings, below };
+    tell_on(&mut pipe, &Handshake::Ready(ready))?;
     Ok(())
 }
 
@@ -320,7 +402,7 @@ fn detach(args: &Args) {
 /// Why mounting failed, for people.
 fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
     let at = args.mountpoint.display();
-    let doctor = format!("what is missing here: ckptfs doctor {}", args.backing.display());
+    let doctor = format!("what is missing here: ckptfs doctor {}", word(args.backing.display()));
     match cause.kind() {
         std::io::ErrorKind::NotFound => hinted("no-fuse", format!("{at} cannot be mounted: no FUSE here ({})", plain(cause)), doctor),
         std::io::ErrorKind::PermissionDenied => {
@@ -422,9 +504,10 @@ impl Verbs for Served {
     fn import(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
         self.verbs.import(by, ask, files)
     }
-    fn unmount(&self, lazy: bool) -> VerbResult<()> {
+    fn unmount(&self, lazy: bool, keep: Option<Keep>) -> VerbResult<()> {
         let at: &Path = &self.mountpoint;
         self.verbs.hush();
+        self.verbs.keep_at_end(keep);
         mounts::unmount(at, lazy).map_err(|cause| mounts::unmount_error(at, cause))
     }
 }

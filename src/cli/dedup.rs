@@ -11,9 +11,9 @@ use super::locate::{Located, Served};
 use super::output::{Out, Role};
 use super::progress::Bar;
 use super::{Context, locate, size};
-use crate::control::Client;
+use crate::control::{Client, STORE_NAME};
 use crate::engine::api::{DedupOptions, DedupReport, VerbResult, host_path};
-use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy};
+use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy, drop_kept};
 use crate::sys::{self, Errno, SysResult};
 use crate::transfer::same::{self, Got, Holder, Plain};
 
@@ -103,9 +103,9 @@ fn add(dir: &Path, options: &DedupOptions, served: &mut Vec<Served>, plain: &mut
             served.push(other);
             return Ok(());
         }
-        Located::Store { root } => (root, options.live),
+        Located::Store { root, .. } => (root, options.live),
         Located::Nothing { .. } => (start, true),
-        stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
+        other @ (Located::Stale { .. } | Located::Foreign { .. }) => return Err(locate::not_served(&other)),
     };
     if plain.iter().any(|(known, _)| *known == root) {
         return Err(known(&root));
@@ -148,8 +148,9 @@ impl Holder for Asked<'_> {
 
     fn open(&mut self, number: u64) -> SysResult<File> {
         let asked = self.client.dedup(DedupOptions { files: vec![number], ..self.ask() });
-        let file = asked.ok().and_then(|(_, mut files)| files.pop());
-        file.map(File::from).ok_or(Errno::ENOENT)
+        let file = asked.ok().and_then(|(_, mut files)| files.pop()).ok_or(Errno::ENOENT)?;
+        // What a daemon gives is looked at: anything else than a file could keep us, or have no end.
+        if sys::stat_fd(&file)?.kind == sys::Kind::File { Ok(File::from(file)) } else { Err(Errno::EINVAL) }
     }
 }
 
@@ -165,6 +166,9 @@ fn across(mut asked: Vec<Asked<'_>>, mut plain: Vec<(PathBuf, Plain)>, projects:
         let _ = client.dedup(DedupOptions { run: Some(run), keep: false, ..options });
     }
     for (root, mut plain) in plain {
+        if !dry_run && let Err(cause) = forget_kept(&root) {
+            out.warn(&format!("what the last unmount of {} has kept may have what was to come free: {cause}", root.display()));
+        }
         projects.push(Project { project: root, report: None, across: None });
         if let Some(got) = got.get_mut(projects.len() - 1) {
             plain.left_out.iter().for_each(|left| *got.left.entry(left.why).or_insert(0) += 1);
@@ -175,6 +179,14 @@ fn across(mut asked: Vec<Asked<'_>>, mut plain: Vec<(PathBuf, Plain)>, projects:
         project.across = Some(got);
     }
     Ok(())
+}
+
+/// What an unmount has kept of a tree has the extents that its files had.
+fn forget_kept(root: &Path) -> SysResult<()> {
+    match sys::open_root(root).and_then(|root| sys::open_dir_at(root, STORE_NAME.as_bytes())) {
+        Err(Errno::ENOENT) => Ok(()),
+        store => drop_kept(store?),
+    }
 }
 
 /// Asks until it is finished; what was left out is told in parts.

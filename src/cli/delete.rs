@@ -5,13 +5,13 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use serde::Serialize;
 
 use super::error::{Failure, Outcome};
-use super::{Context, changes, locate, time};
-use crate::control::Client;
+use super::freeing::Freeing;
+use super::{Context, changes, time};
 use crate::engine::api::{CheckpointInfo, Query, StateName, VerbResult};
 
 /// Delete a checkpoint; `ckptfs undo` brings it back, as long as it was not freed
 ///
-/// What only it needs takes space until it is freed: by `ckptfs gc`, or at once with --now.
+/// What only it needs takes space until it is freed: by `ckptfs gc`, or at once with --now. Works without a mount too.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A number, a tag, or `latest`
@@ -36,9 +36,9 @@ struct Deleted<'a> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut served = locate::served(context.dir())?;
-    let checkpoint = match served.client.show(StateName(args.id.clone())) {
-        Err(missing) if args.now => deleted_already(&mut served.client, &args.id)?.ok_or(missing)?,
+    let mut freeing = Freeing::of(context.dir())?;
+    let checkpoint = match freeing.whole(&args.id) {
+        Err(missing) if args.now => deleted_already(&mut freeing, &args.id)?.ok_or(missing)?,
         shown => shown?,
     };
     let what = if args.now { format!("{} for good", describe(&checkpoint)) } else { describe(&checkpoint) };
@@ -52,13 +52,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     // By number: a tag or `latest` may mean another checkpoint by now.
     let state = StateName(checkpoint.id.to_string());
-    let deleted = if args.now { served.client.free(state)? } else { served.client.delete(state)? };
+    let deleted = freeing.delete(state, args.now)?;
     print(&deleted, false, &format!("deleted {what}"), context)
 }
 
 /// A checkpoint that is deleted and not freed, by its number.
-fn deleted_already(client: &mut Client, id: &str) -> VerbResult<Option<CheckpointInfo>> {
-    let deleted = client.find(Query { hidden: true, ..Query::default() })?;
+fn deleted_already(freeing: &mut Freeing, id: &str) -> VerbResult<Option<CheckpointInfo>> {
+    let deleted = freeing.find(Query { hidden: true, ..Query::default() })?;
     Ok(deleted.into_iter().find(|checkpoint| checkpoint.id.to_string() == id))
 }
 

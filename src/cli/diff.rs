@@ -7,7 +7,7 @@ use super::error::{Failure, Outcome, hinted};
 use super::output::{Out, Role};
 use super::past::{Tree, state};
 use super::{Context, changes, locate, patch};
-use crate::engine::api::{Change, CheckpointInfo, StateName, TreePath, VerbResult};
+use crate::engine::api::{Change, CheckpointInfo, StateName, TreePath};
 use crate::sys::Errno;
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
@@ -60,20 +60,14 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         (_, _, false, true) => changes::print_nul(out, &changes)?,
         (_, _, false, false) => changes::print(out, &changes)?,
     }
-    Ok(())
+    changes::all_told(out, &changes)
 }
 
 fn print_patch(served: &mut locate::Served, from: &Option<CheckpointInfo>, to: &Option<CheckpointInfo>, context: &mut Context) -> Outcome {
     let name = |state: &Option<CheckpointInfo>| StateName(state.as_ref().map_or("live".into(), |checkpoint| checkpoint.id.to_string()));
     let changes = served.client.diff(name(from), Some(name(to)))?;
-    let mount = served.client.stats()?.mount;
-    let tree = |state: &Option<CheckpointInfo>| -> VerbResult<Tree> {
-        match state {
-            Some(checkpoint) => Tree::past(&mount, checkpoint),
-            None => Tree::live(&mount),
-        }
-    };
-    let left_out = patch::print(&mut context.out, &changes, &tree(from)?, &tree(to)?)?;
+    let (before, after) = (Tree::at(served, from.as_ref())?, Tree::at(served, to.as_ref())?);
+    let left_out = patch::print(&mut context.out, &changes, &before, &after)?;
     let name = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();
     for path in &left_out.strange {
         context.out.warn(&format!("{} is in no patch: git knows files and symbolic links only", name(path)));

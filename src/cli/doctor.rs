@@ -10,8 +10,9 @@ use serde::Serialize;
 use super::error::{Failure, Outcome, plain};
 use super::output::{Out, Role};
 use super::{Context, locate, mount, mounts};
-use crate::control::STORE_NAME;
+use crate::control::{STORE_NAME, Store};
 use crate::engine::api::{VerbResult, host_path};
+use crate::engine::word::word;
 use crate::sys::host;
 use crate::sys::{self, Errno, Open, SysResult};
 
@@ -72,7 +73,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let path = cwd.join(&given);
     let directory = path.canonicalize().unwrap_or(path);
     let mut findings = about_directory(&directory);
-    findings.extend(about_machine());
+    let reflink = findings.iter().all(|finding| finding.check != "reflink" || finding.state == State::Ok);
+    findings.extend(about_machine(reflink));
     let ok = findings.iter().all(|finding| finding.state != State::Fail);
     let report = Report { directory, ok, findings };
     print(&report, &mut context.out)?;
@@ -120,7 +122,12 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
     let shown = directory.display();
     let dir = match std::fs::metadata(directory) {
         _ if mounts::is_dead(directory) => {
-            return vec![warn("directory", format!("{shown} is a mount whose daemon has died"), STALE_COST, Some(&format!("ckptfs mount {shown}")))];
+            return vec![warn(
+                "directory",
+                format!("{shown} is a mount whose daemon has died"),
+                STALE_COST,
+                Some(&format!("ckptfs mount {}", word(shown))),
+            )];
         }
         Err(cause) => return vec![fail("directory", super::error::io_error(shown, cause).message, "name a directory that exists")],
         Ok(found) if !found.is_dir() => return vec![fail("directory", format!("{shown} is not a directory"), "name a directory")],
@@ -131,15 +138,15 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
     };
     let mut findings = vec![served(directory)];
     // Through the mount the store's link leads to the real directory; where nothing is mounted the directory itself is real.
-    let store = host::open_dir_path(&directory.join(STORE_NAME)).ok();
-    let filesystem = sys::statfs_fd(store.as_ref().unwrap_or(&dir)).map(|info| sys::fs_name(info.fs_type));
+    let store = Store::of(directory).ok().flatten();
+    let place = store.as_ref().map_or(&dir, Store::dir);
+    let filesystem = sys::statfs_fd(place).map(|info| sys::fs_name(info.fs_type));
     findings.push(match filesystem {
         Ok(name @ ("xfs" | "btrfs" | "apfs")) => ok("filesystem", name),
         Ok(name) => warn("filesystem", name, "reflinks are known from xfs, btrfs and apfs; the next line says what was tried", None),
         Err(cause) => fail("filesystem", plain(&cause.into()), "use a local filesystem"),
     });
-    let place = store.and_then(|_| sys::open_root(&directory.join(STORE_NAME)).ok()).unwrap_or(dir);
-    findings.push(match probe_reflink(&place) {
+    findings.push(match probe_reflink(place) {
         Ok(()) => ok("reflink", "works here"),
         Err(Errno::EACCES | Errno::EPERM | Errno::EROFS) => {
             fail("reflink", "no permission to write here: no history can be kept", "be the owner of the directory, or root")
@@ -157,7 +164,7 @@ const REFLINK_COST: &str = "a changed file is copied once per checkpoint: time a
 /// Whether the directory is served already.
 fn served(directory: &Path) -> Finding {
     let Ok(table) = mounts::all() else { return ok("mounted", "unknown") };
-    match table.iter().find(|mount| mounts::serves(mount, directory) || (mounts::is_ours(mount) && mount.at == directory)) {
+    match table.iter().find(|mount| mount.serves(directory) || (mount.is_ours() && mount.at == directory)) {
         Some(mount) => ok("mounted", format!("at {}", mount.at.display())),
         None => ok("mounted", "no"),
     }
@@ -190,7 +197,7 @@ fn probe_reflink(dir: &OwnedFd) -> SysResult<()> {
     sys::clone_file(&from, &to)
 }
 
-fn about_machine() -> Vec<Finding> {
+fn about_machine(reflink: bool) -> Vec<Finding> {
     let release = host::kernel_release();
     let kernel = kernel_version(&release);
     let mut findings = vec![device()];
@@ -204,7 +211,7 @@ fn about_machine() -> Vec<Finding> {
         ),
         None => ok("kernel", if release.is_empty() { std::env::consts::OS.to_owned() } else { release }),
     });
-    findings.push(passthrough(kernel));
+    findings.push(passthrough(kernel, reflink));
     findings.extend(privileges());
     findings.push(stale());
     findings
@@ -245,9 +252,10 @@ fn helper_version() -> Option<String> {
     text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
-fn passthrough(kernel: Option<(u32, u32)>) -> Finding {
+fn passthrough(kernel: Option<(u32, u32)>, reflink: bool) -> Finding {
     const COST: &str = "the daemon does reads and writes: each first read of a page, and each write, is a request to it";
     match kernel {
+        _ if !reflink => warn("passthrough", "not without reflink: a mount here has the I/O of the daemon, and captures are copies", COST, None),
         Some(version) if version >= EXACT_TIMES_KERNEL && sys::has_sys_admin() => ok("passthrough", "the kernel can read and write files by itself"),
         Some(version) if version >= EXACT_TIMES_KERNEL => warn("passthrough", "not without CAP_SYS_ADMIN", COST, Some("mount as root to have it")),
         _ => warn("passthrough", "not with this kernel (Linux 6.13 has what it needs)", COST, None),
@@ -294,13 +302,13 @@ fn helper() -> Option<(PathBuf, bool)> {
 fn stale() -> Finding {
     let dead = || -> VerbResult<Vec<String>> {
         let table = mounts::all()?;
-        let ours = table.iter().filter(|mount| mounts::is_ours(mount));
+        let ours = table.iter().filter(|mount| mount.is_ours());
         Ok(ours.filter(|mount| mounts::is_dead(&mount.at)).map(|mount| mount.at.display().to_string()).collect())
     };
     match dead() {
         Ok(dead) if dead.is_empty() => ok("stale mounts", "none"),
         Ok(dead) => {
-            let hint = dead.first().map(|at| format!("ckptfs mount {at} (or ckptfs umount {at})"));
+            let hint = dead.first().map(|at| format!("ckptfs mount {0} (or ckptfs umount {0})", word(at)));
             warn("stale mounts", dead.join(", "), "nothing in them can be reached before they are repaired", hint.as_deref())
         }
         Err(error) => warn("stale mounts", error.message, "dead mounts cannot be found", None),

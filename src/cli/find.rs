@@ -65,6 +65,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         until: args.until,
         limit: args.max_count,
         pinned: args.pinned,
+        counted: true,
         uid: args.author.as_deref().map(user).transpose()?,
         ..Query::default()
     };

@@ -43,8 +43,9 @@ struct Answer {
     dir: PathBuf,
     mounted: bool,
     dry_run: bool,
+    /// What was copied; nothing, of what was only asked.
     #[serde(flatten)]
-    copied: Copied,
+    copied: Option<Copied>,
     duration_us: u64,
 }
 
@@ -59,8 +60,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             return Err(taken().into());
         }
         let id = Begun::begin(served, &args.id, None)?.part.checkpoint;
+        let out = &mut context.out;
+        if out.json {
+            let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+            return Ok(out.json(&Answer { forked: id, dir: dest, mounted: false, dry_run: true, copied: None, duration_us })?);
+        }
         let line = format!("fork of checkpoint {id} would fill {}", dest.display());
-        return Ok(context.out.line(&line)?);
+        return Ok(out.line(&line)?);
     }
     let dir = copies::open_destination(&dest)?;
     if !copies::is_empty(&dest, &dir)? {
@@ -83,7 +89,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let out = &mut context.out;
     if out.json {
-        out.json(&Answer { forked, dir: dest, mounted: args.mount && refused.is_empty(), dry_run: false, copied, duration_us })?;
+        out.json(&Answer { forked, dir: dest, mounted: args.mount && refused.is_empty(), dry_run: false, copied: Some(copied), duration_us })?;
         return if refused.is_empty() { Ok(()) } else { Err(Failure::No) };
     }
     let at = dest.display().to_string();

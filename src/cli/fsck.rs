@@ -4,7 +4,10 @@ use super::error::{Failure, Outcome, hinted};
 use super::locate::{self, Located};
 use super::progress::Bar;
 use super::{Context, error, findings, verify};
-use crate::engine::check::{CheckOptions, StoreCheck};
+use crate::engine::api::Damage;
+use crate::engine::check::{CheckOptions, INDEX_MADE, StoreCheck};
+use crate::engine::word::word;
+use crate::store::check::DamageKind;
 use crate::sys;
 
 /// Check the store of a directory that is not mounted, and repair what can be repaired safely
@@ -26,10 +29,10 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let root = match locate::locate(locate::start(context.dir())?)? {
-        Located::Store { root } => root,
+        Located::Store { root, .. } => root,
         Located::Served(served) => {
             let root = served.root.display();
-            let hint = format!("verify it while it is mounted: ckptfs verify; or unmount it first: ckptfs umount {root}");
+            let hint = format!("verify it while it is mounted: ckptfs verify; or unmount it first: ckptfs umount {}", word(&root));
             return Err(hinted("in-use", format!("{root} is mounted"), hint).into());
         }
         other => return Err(locate::not_served(&other).into()),
@@ -47,12 +50,18 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     } else {
         Vec::new()
     };
-    let left = found.findings.iter().any(|finding| !(args.repair && !args.dry_run && finding.repair.is_some()));
+    let rebuilt = repaired.iter().any(|said| said == INDEX_MADE);
+    let of_index = |kind| matches!(kind, DamageKind::IndexMissing | DamageKind::IndexUnreadable | DamageKind::IndexWrong);
+    let left: Vec<&Damage> = found
+        .findings
+        .iter()
+        .filter(|finding| !(args.repair && !args.dry_run && finding.repair.is_some() || rebuilt && of_index(finding.kind)))
+        .collect();
     findings::print(&found, args.deep, &repaired, context)?;
-    if !left {
+    if left.is_empty() {
         return Ok(());
     }
-    if !args.repair && found.findings.iter().any(|finding| finding.repair.is_some()) {
+    if !args.repair && left.iter().any(|finding| finding.repair.is_some()) {
         context.out.talk("some of it can be repaired: ckptfs fsck --repair (what it would do: --repair --dry-run)");
     }
     Err(Failure::Damage)

@@ -4,10 +4,10 @@ use std::io::{self, IsTerminal};
 
 use super::delete::confirmed;
 use super::error::{Failure, Outcome, hinted};
+use super::freeing::Freeing;
 use super::output::{Out, Role};
 use super::progress::Bar;
-use super::{Context, config, locate, size};
-use crate::control::Client;
+use super::{Context, config, size};
 use crate::engine::api::{GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
 use crate::store::ids::CheckpointId;
@@ -15,7 +15,7 @@ use crate::store::ids::CheckpointId;
 /// Thin out the history by rules, and free what no checkpoint needs; what is freed cannot be brought back
 ///
 /// A checkpoint stays that one of the rules keeps, on the command line or in the configuration; without any rule all stay that were not deleted. Pinned and tagged
-/// ones and the newest stay whatever the rules are.
+/// ones and the newest stay whatever the rules are. Works without a mount too.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Only tell what would go, and how many bytes would come free
@@ -52,9 +52,9 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let retention = retention(&args, context)?;
-    let mut served = locate::served(context.dir())?;
+    let mut freeing = Freeing::of(context.dir())?;
     let ask = !args.yes && !args.dry_run && io::stdin().is_terminal() && io::stderr().is_terminal();
-    let plan = if args.dry_run || ask { Some(whole(&mut served.client, &retention, true, context)?) } else { None };
+    let plan = if args.dry_run || ask { Some(whole(&mut freeing, &retention, true, context)?) } else { None };
     if let Some(plan) = plan.as_ref().filter(|_| args.dry_run) {
         return print(plan, &args, context);
     }
@@ -70,7 +70,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             return Err(Failure::No);
         }
     }
-    let report = whole(&mut served.client, &retention, false, context)?;
+    let report = whole(&mut freeing, &retention, false, context)?;
     print(&report, &args, context)
 }
 
@@ -99,12 +99,12 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
 }
 
 /// Asks until it is finished.
-fn whole(client: &mut Client, retention: &Retention, dry_run: bool, context: &Context) -> VerbResult<GcReport> {
-    let mut options = GcOptions { retention: retention.clone(), dry_run, run: None };
+fn whole(by: &mut Freeing, retention: &Retention, dry_run: bool, context: &Context) -> VerbResult<GcReport> {
+    let mut options = GcOptions { retention: retention.clone(), dry_run, ..GcOptions::default() };
     let mut bar = Bar::start(&context.out, "measuring versions", false);
     let mut freeing = false;
     loop {
-        let report = client.gc(options.clone())?;
+        let report = by.gc(options.clone())?;
         if report.freeing && !freeing {
             freeing = true;
             bar.stop();
@@ -128,6 +128,7 @@ fn rule(rule: Rule) -> &'static str {
         Rule::Pinned => "pinned",
         Rule::Tagged => "tagged",
         Rule::Newest => "the newest",
+        Rule::Undo => "undo may need it",
         Rule::Last => "keep-last",
         Rule::Within => "keep-within",
         Rule::Hourly => "keep-hourly",

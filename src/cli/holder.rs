@@ -9,11 +9,11 @@
 //!
 //! ```text
 //!   to the worker     S count time                      serve: mount
-//!                     T count time [ledger, device, root]   take over; then
+//!                     T count time [ledger, device, root, control?]   take over; then
 //!                     O number [file]                   an open file without a name, any number of times
 //!                     E                                 that is all
 //!                     m                                 these are held
-//!   from the worker   M [ledger, device, root, log?]    it is mounted: hold these
+//!   from the worker   M [ledger, device, root, control?, log?]   it is mounted: hold these; the letters c and l follow if those are there
 //!                     R                                 it serves
 //!                     K number [file], D number         hold this, let go of it
 //!                     B                                 it ends in order: let go of all, and end first
@@ -55,6 +55,8 @@ struct Held {
     ledger: OwnedFd,
     device: OwnedFd,
     root: OwnedFd,
+    /// The socket that listens for verbs: whoever connects while there is no worker waits for the next, and nothing need be made on a full disk.
+    control: Option<OwnedFd>,
     files: HashMap<u64, OwnedFd>,
 }
 
@@ -134,7 +136,8 @@ impl Holder {
         message.extend(self.takeovers.to_le_bytes());
         message.extend(self.taken_over.bytes());
         let Some(held) = &self.held else { return sys::send_message(socket, &message, &[]) };
-        sys::send_message(socket, &message, &[held.ledger.as_fd(), held.device.as_fd(), held.root.as_fd()])?;
+        let fds = [&held.ledger, &held.device, &held.root].into_iter().chain(&held.control);
+        sys::send_message(socket, &message, &fds.map(AsFd::as_fd).collect::<Vec<_>>())?;
         for (number, file) in &held.files {
             send_patiently(socket, &numbered(b'O', *number), &[file.as_fd()])?;
         }
@@ -168,10 +171,11 @@ impl Holder {
         let number = message.get(1..9).and_then(|bytes| bytes.first_chunk::<8>()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
         match (message.first(), &mut self.held) {
             (Some(b'M'), _) if fds.len() >= 3 => {
-                let log = fds.drain(3..).next();
+                let log = if message.ends_with(b"l") { fds.pop() } else { None };
+                let control = if message.contains(&b'c') { fds.pop() } else { None };
                 let mut fds = fds.into_iter();
                 if let (Some(ledger), Some(device), Some(root)) = (fds.next(), fds.next(), fds.next()) {
-                    self.held = Some(Held { ledger, device, root, files: HashMap::new() });
+                    self.held = Some(Held { ledger, device, root, control, files: HashMap::new() });
                 }
                 if let Some(log) = log {
                     let_go_of_terminal(&log);
@@ -241,6 +245,7 @@ pub struct Before {
     pub device: OwnedFd,
     pub root: OwnedFd,
     pub orphans: Orphans,
+    pub control: Option<OwnedFd>,
     ledger: OwnedFd,
 }
 
@@ -270,12 +275,13 @@ pub fn meet() -> VerbResult<(Option<Arc<Link>>, Option<Before>)> {
     let before = match (first.first(), fds.next(), fds.next(), fds.next()) {
         (Some(b'S'), ..) => None,
         (Some(b'T'), Some(ledger), Some(device), Some(root)) => {
+            let control = fds.next();
             let mut orphans = Orphans::new();
             loop {
                 let (message, mut files) = receive()?;
                 match (message.first(), message.get(1..9).and_then(|bytes| bytes.first_chunk::<8>()), files.pop()) {
                     (Some(b'O'), Some(number), Some(file)) => drop(orphans.insert(u64::from_le_bytes(*number), file)),
-                    (Some(b'E'), ..) => break Some(Before { device, root, orphans, ledger }),
+                    (Some(b'E'), ..) => break Some(Before { device, root, orphans, control, ledger }),
                     _ => return Err(error("internal", "the holder says what nobody understands".to_owned())),
                 }
             }
@@ -300,10 +306,17 @@ impl Link {
     }
 
     /// The mount is made: the holder is to hold what the next worker needs, and does when this returns.
-    pub fn mounted(&self, device: BorrowedFd<'_>, root: BorrowedFd<'_>, log: Option<BorrowedFd<'_>>) -> SysResult<()> {
+    pub fn mounted(
+        &self,
+        device: BorrowedFd<'_>,
+        root: BorrowedFd<'_>,
+        control: Option<BorrowedFd<'_>>,
+        log: Option<BorrowedFd<'_>>,
+    ) -> SysResult<()> {
         let ledger = self.ledger.get().ok_or(Errno::EINVAL)?;
-        let fds: Vec<BorrowedFd<'_>> = [ledger.fd(), device, root].into_iter().chain(log).collect();
-        sys::send_message(&self.socket, b"M", &fds)?;
+        let message: Vec<u8> = [Some(b'M'), control.map(|_| b'c'), log.map(|_| b'l')].into_iter().flatten().collect();
+        let fds: Vec<BorrowedFd<'_>> = [ledger.fd(), device, root].into_iter().chain(control).chain(log).collect();
+        sys::send_message(&self.socket, &message, &fds)?;
         sys::receive_message(&self.socket, &mut [0; MESSAGE_MAX]).map(drop)
     }
 
@@ -321,7 +334,7 @@ impl Link {
     /// Without a holder there is nobody to be told.
     fn say(&self, message: &[u8], fds: &[BorrowedFd<'_>]) {
         match sys::send_message(&self.socket, message, fds) {
-            Ok(()) | Err(Errno::EPIPE) => {}
+            Ok(()) | Err(Errno::EPIPE | Errno::ECONNRESET) => {}
             Err(cause) => tracing::warn!(%cause, "the holder was not told; what is open may be lost if this daemon dies"),
         }
     }

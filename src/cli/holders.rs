@@ -1,51 +1,394 @@
-//! Who uses a mount, so that "in use" can be said with names. Linux only: elsewhere nobody is found.
+//! Who uses a mount, or the directory below it, so that it can be said with names. Linux only: elsewhere nobody is found.
+//!
+//! **Below a mount** is whoever had something of the directory open when it was mounted, or has the filesystem mounted elsewhere too: a shell with its
+//! working directory there, a program with an open file or a mapping, a container with a bind mount. What they do passes the mount by.
+//!
+//! Nothing of theirs is opened and no filesystem is asked: links in `/proc` are read, and what the kernel says of descriptors. To read the mappings of a
+//! process can take as long as it likes (whoever serves a filesystem of its own can have it hold its `mmap_lock`), so threads do it, which are not
+//! waited for beyond a limit.
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use crate::sys::host;
+use serde::{Deserialize, Serialize};
+
+use super::mounts;
+use super::output::{Out, escape};
+use crate::control::STORE_NAME;
+use crate::engine::api::host_path;
+use crate::sys::{self, MountPoint, host};
+
+/// Threads that look at processes: one may be made to wait.
+const THREADS: usize = 4;
+/// So long a process is waited for.
+const STUCK: Duration = Duration::from_millis(300);
+/// So long is looked where it matters that nobody is missed.
+pub const THOROUGH: Duration = Duration::from_secs(2);
+/// So long is looked where somebody waits for something else.
+pub const QUICK: Duration = Duration::from_millis(200);
+/// Processes that are named.
+const SHOWN_MAX: usize = 5;
 
 /// How a process uses a mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "use", content = "path", rename_all = "kebab-case")]
 pub enum Use {
     /// Its working directory is there.
     WorkingDirectory,
     /// Its root directory is there, or its program.
     Program,
     /// It has this open.
-    Open(PathBuf),
+    Open(#[serde(with = "host_path")] PathBuf),
     /// It has this mapped.
-    Mapped(PathBuf),
+    Mapped(#[serde(with = "host_path")] PathBuf),
+    /// It is a loop device of this file.
+    Device(#[serde(with = "host_path")] PathBuf),
 }
 
 /// A process that uses a mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// Its number.
+    /// Its number; 0: the kernel.
     pub pid: u32,
     /// Its name.
     pub name: String,
     /// The first use that was found; one that is more than a working directory before that.
+    #[serde(flatten)]
     pub by: Use,
 }
 
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Holder { pid, name, by } = self;
+        // Both are somebody else's to choose.
+        let (name, shown) = (escape(name.as_bytes()), |path: &Path| escape(path.as_os_str().as_bytes()));
         match by {
             Use::WorkingDirectory => write!(f, "{name} (pid {pid}) has its working directory there"),
             Use::Program => write!(f, "{name} (pid {pid}) runs from there"),
-            Use::Open(path) => write!(f, "{name} (pid {pid}) has {} open", path.display()),
-            Use::Mapped(path) => write!(f, "{name} (pid {pid}) has {} mapped", path.display()),
+            Use::Open(path) => write!(f, "{name} (pid {pid}) has {} open", shown(path)),
+            Use::Mapped(path) => write!(f, "{name} (pid {pid}) has {} mapped", shown(path)),
+            Use::Device(path) => write!(f, "{name} is a device of {}", shown(path)),
         }
     }
 }
 
-/// The processes that use the mount with number `mount_id` and device `dev`, as far as we may look.
-pub fn of(mount_id: u64, dev: u64) -> Vec<Holder> {
+/// The names of some, and how many more there are.
+pub fn named<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
+    let more = holders.len().saturating_sub(SHOWN_MAX);
+    let mut named: Vec<String> = holders.take(SHOWN_MAX).map(Holder::to_string).collect();
+    named.extend((more > 0).then(|| format!("and {more} more")));
+    named.join(", ")
+}
+
+/// What it means that these have something of the directory below the mount.
+pub fn passed_by<'a>(holders: impl ExactSizeIterator<Item = &'a Holder>) -> String {
+    format!("what is done in the directory below the mount passes it by, and these have it open: {}", named(holders))
+}
+
+/// Warns of who has something of the directory below the mount, but for the shells that wait for this program: they are told to enter the mount.
+pub fn warn(below: &[Holder], out: &Out) {
+    let waiting = ancestors();
+    let others: Vec<&Holder> = below.iter().filter(|holder| !(waiting.contains(&holder.pid) && holder.by == Use::WorkingDirectory)).collect();
+    if !others.is_empty() {
+        out.warn(&passed_by(others.into_iter()));
+    }
+}
+
+/// Says so if the working directory of this process, and of the shell that started it, is the directory below a mount of ours. It costs two system calls.
+pub fn warn_if_below(out: &Out) {
+    let Ok(cwd) = std::env::current_dir() else { return };
+    let (Ok(here), Ok(seen)) = (host::mount_id(Path::new(".")), host::mount_id(&cwd)) else { return };
+    if here == seen {
+        return;
+    }
+    if let Some(mount) = sys::mounts().unwrap_or_default().iter().find(|mount| mount.id == seen && mount.is_ours()) {
+        let at = mount.at.display();
+        out.warn(&format!("the working directory is still the directory below the mount at {at}, where nothing is seen; enter the mount: cd ."));
+    }
+}
+
+/// A file of the tree that somebody may write to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HeldFile {
+    /// Its number, if that was told.
+    pub ino: Option<u64>,
+    /// Its path in the tree.
+    pub path: PathBuf,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Processes, by number.
+    pub holders: Vec<Holder>,
+    /// Files that may be mapped, or are open, to be written.
+    pub files: HashSet<HeldFile>,
+    /// Every process was looked at that we may look at.
+    pub complete: bool,
+}
+
+/// A mount through which the tree is seen.
+#[derive(Debug)]
+struct Sight {
+    mount: u64,
+    /// The tree, or what of it is seen there.
+    at: PathBuf,
+    /// Where in the tree that is.
+    below: PathBuf,
+}
+
+/// A tree, and every mount through which it is seen.
+#[derive(Debug)]
+pub struct Tree {
+    sights: Vec<Sight>,
+    /// The device, as mappings name it.
+    dev: u64,
+    /// Where the tree is on its filesystem.
+    root: PathBuf,
+    /// There are no other mounts.
+    complete: bool,
+    /// Where files of it are whose mount the kernel does not tell; empty: its sights say so.
+    at: PathBuf,
+}
+
+/// What of the tree at `root` of the device `dev` is seen through a mount.
+fn sight(mount: &MountPoint, dev: u64, root: &Path) -> Option<Sight> {
+    let (at, below) = match root.strip_prefix(&mount.root) {
+        Ok(rest) => (mount.at.join(rest), PathBuf::new()),
+        Err(_) => (mount.at.clone(), mount.root.strip_prefix(root).ok()?.to_owned()),
+    };
+    (mount.dev == dev).then_some(Sight { mount: mount.id, at, below })
+}
+
+impl Tree {
+    /// All that is on a mount.
+    pub fn on(mount: &MountPoint) -> Tree {
+        let sights = vec![Sight { mount: mount.id, at: "/".into(), below: PathBuf::new() }];
+        Tree { sights, dev: mount.dev, root: "/".into(), complete: true, at: mount.at.clone() }
+    }
+
+    /// The directory below a mount of ours that serves `backing`, as its filesystem is mounted here.
+    pub fn below(backing: &Path) -> Option<Tree> {
+        let table: Vec<MountPoint> = sys::mounts().ok()?.into_iter().filter(|mount| !(mount.is_ours() && mount.at == backing)).collect();
+        let base = mounts::containing(&table, backing)?;
+        let root = base.root.join(backing.strip_prefix(&base.at).ok()?);
+        let sights = table.iter().filter_map(|mount| sight(mount, base.dev, &root)).collect();
+        Some(Tree { sights, dev: base.dev, root, complete: false, at: PathBuf::new() })
+    }
+
+    /// It is seen through another mount too.
+    pub fn is_elsewhere(&self) -> bool {
+        self.sights.len() > 1
+    }
+
+    /// In every namespace, too, that we may look into; what is found of that within `patience`.
+    fn everywhere(mut self, patience: Duration) -> Tree {
+        // There may be very many namespaces, with very many mounts in each.
+        let ((tell, told), (dev, root)) = (mpsc::channel(), (self.dev, self.root.clone()));
+        let look = move || {
+            let others = sys::mounts_of_all(|mount| sight(mount, dev, &root).is_some()).unwrap_or_default();
+            // Nobody may be waiting any more.
+            let _ = tell.send(others.iter().filter_map(|(_, mount)| sight(mount, dev, &root)).collect::<Vec<Sight>>());
+        };
+        let others = std::thread::Builder::new().spawn(look).ok().and_then(|_| told.recv_timeout(patience).ok());
+        self.complete = others.is_some();
+        for other in others.into_iter().flatten() {
+            // Of one mount count the paths of our own table.
+            if !self.sights.iter().any(|known| known.mount == other.mount) {
+                self.sights.push(other);
+            }
+        }
+        self
+    }
+
+    /// Where in the tree a path is that the kernel told; `mount`: the mount that it is on, if that is known.
+    fn place(&self, path: &Path, mount: Option<u64>) -> Option<PathBuf> {
+        let sights = self.sights.iter().filter(|sight| mount.is_none_or(|mount| sight.mount == mount));
+        let mut places = sights.filter_map(|sight| path.strip_prefix(&sight.at).ok().map(|rest| sight.below.join(rest)));
+        places.find(|place| !place.starts_with(STORE_NAME))
+    }
+
+    /// The processes that use it, but for `except` and this one, as far as we may look, and as many as can be looked at within `patience`.
+    pub fn users(self, except: &[u32], patience: Duration) -> Found {
+        let Ok(processes) = fs::read_dir("/proc") else { return Found::default() };
+        let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        let pids: Arc<Vec<u32>> = Arc::new(pids.filter(|pid| *pid != std::process::id() && !except.contains(pid)).collect());
+        let until = Instant::now() + patience;
+        let tree = if self.complete { self } else { self.everywhere(patience) };
+        let (next, tree) = (Arc::new(AtomicUsize::new(0)), Arc::new(tree));
+        let (tell, told) = mpsc::channel();
+        for _ in 0..THREADS.min(pids.len()) {
+            let (pids, next, tree, tell) = (Arc::clone(&pids), Arc::clone(&next), Arc::clone(&tree), tell.clone());
+            // Without a thread less is found.
+            let _ = std::thread::Builder::new().spawn(move || {
+                while let Some(pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut files = HashSet::new();
+                    let holder = tree.user(*pid, &mut files);
+                    if tell.send((holder, files)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(tell);
+        let (mut found, mut looked_at) = (tree.devices(), 0);
+        while let Ok((holder, files)) = told.recv_timeout(STUCK.min(until.saturating_duration_since(Instant::now()))) {
+            found.holders.extend(holder);
+            found.files.extend(files);
+            looked_at += 1;
+        }
+        found.complete = tree.complete && looked_at == pids.len();
+        found.holders.sort_by_key(|holder| holder.pid);
+        found
+    }
+
+    /// How a process uses it, and what of it.
+    fn user(&self, pid: u32, files: &mut HashSet<HeldFile>) -> Option<Holder> {
+        let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+        let mut by: [Option<Use>; 4] = Default::default();
+        for thread in distinct(&tasks, pid) {
+            let thread = tasks.join(thread.to_string());
+            let uses = [
+                self.open_files(&thread, files).map(Use::Open),
+                self.mappings(&thread, files).map(Use::Mapped),
+                (self.is_at(&thread.join("root")) || self.is_at(&thread.join("exe"))).then_some(Use::Program),
+                self.is_at(&thread.join("cwd")).then_some(Use::WorkingDirectory),
+            ];
+            by.iter_mut().zip(uses).for_each(|(by, found)| *by = by.take().or(found));
+        }
+        let by = by.into_iter().flatten().next()?;
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        Some(Holder { pid, name: name.trim_end().to_owned(), by })
+    }
+
+    /// What a link of a process leads to is there. It is asked without a request, and only where the path says that it may be.
+    fn is_at(&self, link: &Path) -> bool {
+        let path = fs::read_link(link).ok().filter(|path| self.place(path, None).is_some());
+        path.is_some_and(|path| host::mount_id(link).is_ok_and(|mount| self.place(&path, Some(mount)).is_some()))
+    }
+
+    /// Descriptors (proc_pid_fdinfo(5)); the first.
+    fn open_files(&self, process: &Path, files: &mut HashSet<HeldFile>) -> Option<PathBuf> {
+        let mut first = None;
+        for entry in fs::read_dir(process.join("fd")).ok()?.filter_map(Result::ok) {
+            let Some(path) = fs::read_link(entry.path()).ok().filter(|path| self.place(path, None).is_some()) else { continue };
+            let Ok(info) = fs::read_to_string(process.join("fdinfo").join(entry.file_name())) else { continue };
+            let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_ascii);
+            let mount = field("mnt_id:").and_then(|id| id.parse().ok());
+            let Some(place) = mount.and_then(|mount| self.place(&path, Some(mount))) else { continue };
+            // The last octal digit has the access mode: 1 and 2 are to write.
+            if field("flags:").is_some_and(|flags| flags.ends_with(['1', '2'])) {
+                files.insert(HeldFile { ino: field("ino:").and_then(|ino| ino.parse().ok()), path: place });
+            }
+            first.get_or_insert(path);
+        }
+        first
+    }
+
+    /// Mapped files of the device (proc_pid_maps(5): range, permissions, offset, device, inode, path); the first.
+    fn mappings(&self, process: &Path, files: &mut HashSet<HeldFile>) -> Option<PathBuf> {
+        let wanted = format!("{:02x}:{:02x}", sys::device_major(self.dev), sys::device_minor(self.dev));
+        let maps = fs::read(process.join("maps")).ok()?;
+        let mut first = None;
+        for line in maps.split(|byte| *byte == b'\n') {
+            let mut fields = line.splitn(6, |byte| *byte == b' ');
+            if fields.nth(3) != Some(wanted.as_bytes()) {
+                continue;
+            }
+            let ino = fields.next().and_then(|ino| std::str::from_utf8(ino).ok()?.parse().ok());
+            // A line end in a name is `\012` here, and a name may hold just that: the number tells.
+            let text = fields.next().unwrap_or_default().trim_ascii_start();
+            let path = bytes_path(text);
+            for path in [&path, &bytes_path(&with_line_ends(text))] {
+                files.extend(self.place(path, None).map(|path| HeldFile { ino, path }));
+            }
+            first = first.or_else(|| self.place(&path, None).map(|_| path));
+        }
+        first
+    }
+
+    /// Loop devices of files: whoever made one is gone, and the kernel writes to the file.
+    fn devices(&self) -> Found {
+        let mut found = Found::default();
+        for device in fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok) {
+            let Ok(text) = fs::read(device.path().join("loop/backing_file")) else { continue };
+            let path = bytes_path(text.strip_suffix(b"\n").unwrap_or(&text));
+            if let Some(place) = self.place(&path, None).filter(|_| path.starts_with(&self.at)) {
+                let name = device.file_name().to_string_lossy().into_owned();
+                found.files.insert(HeldFile { ino: None, path: place });
+                found.holders.push(Holder { pid: 0, name, by: Use::Device(path) });
+            }
+        }
+        found
+    }
+}
+
+fn with_line_ends(text: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let Some((&first, after)) = rest.split_first() {
+        let end = after.strip_prefix(b"012").filter(|_| first == b'\\');
+        bytes.push(if end.is_some() { b'\n' } else { first });
+        rest = end.unwrap_or(after);
+    }
+    bytes
+}
+
+fn bytes_path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
+
+/// The threads of a process that have open files, mappings or directories of their own: one, mostly.
+fn distinct(tasks: &Path, pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
+    for entry in fs::read_dir(tasks).into_iter().flatten().filter_map(Result::ok) {
+        let thread = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(thread) = thread.filter(|thread| !found.iter().any(|known| host::same_tables(*known, *thread))) {
+            found.push(thread);
+        }
+    }
+    found
+}
+
+/// Processes that are looked at take no longer than this in all.
+const LOOK_MAX: Duration = Duration::from_millis(500);
+/// So many are told.
+const TOLD_MAX: usize = 8;
+
+/// The processes that have one of these files of the tree at `root` open, as another file than is there now: what they read and write is what was there
+/// before. One is told of each process; no more than [`TOLD_MAX`], as far as we may look and as [`LOOK_MAX`] goes.
+pub fn of_replaced(root: &Path, files: &HashSet<PathBuf>) -> Vec<Holder> {
+    let began = Instant::now();
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| *pid != std::process::id()).filter_map(|pid| holder(pid, mount_id, dev)).collect()
+    let in_time = pids.filter(|pid| *pid != std::process::id()).take_while(|_| began.elapsed() < LOOK_MAX);
+    // The daemon has files of the directory below the mount open, under the same names.
+    let Ok(dev) = fs::metadata(root).map(|found| found.dev()) else { return Vec::new() };
+    in_time.filter_map(|pid| replaced_file(pid, root, dev, files)).take(TOLD_MAX).collect()
+}
+
+fn replaced_file(pid: u32, root: &Path, dev: u64, files: &HashSet<PathBuf>) -> Option<Holder> {
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let found = fs::read_dir(process.join("fd")).ok()?.filter_map(Result::ok).find_map(|entry| {
+        let link = fs::read_link(entry.path()).ok()?;
+        // proc_pid_fd(5): the kernel says so of what has no name any more.
+        let bytes = link.as_os_str().as_bytes();
+        let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b" (deleted)").unwrap_or(bytes)));
+        if !path.strip_prefix(root).is_ok_and(|below| files.contains(below)) {
+            return None;
+        }
+        let (held, there) = (fs::metadata(entry.path()).ok()?, fs::symlink_metadata(&path).ok());
+        (held.dev() == dev && there.is_none_or(|there| there.ino() != held.ino())).then_some(path)
+    })?;
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    Some(Holder { pid, name: name.trim_end().to_owned(), by: Use::Open(found) })
 }
 
 /// This process's parent, its parent, and so on.
@@ -59,38 +402,6 @@ pub fn ancestors() -> Vec<u32> {
     found
 }
 
-fn holder(pid: u32, mount_id: u64, dev: u64) -> Option<Holder> {
-    let process = PathBuf::from(format!("/proc/{pid}"));
-    let is_there = |link: &str| host::mount_id(&process.join(link)) == Ok(mount_id);
-    let by = open_file(&process, mount_id)
-        .map(Use::Open)
-        .or_else(|| mapping(&process, dev).map(Use::Mapped))
-        .or_else(|| (is_there("root") || is_there("exe")).then_some(Use::Program))
-        .or_else(|| is_there("cwd").then_some(Use::WorkingDirectory))?;
-    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-    Some(Holder { pid, name: name.trim_end().to_owned(), by })
-}
-
-/// A descriptor on the mount (proc_pid_fdinfo(5), `mnt_id`).
-fn open_file(process: &Path, mount_id: u64) -> Option<PathBuf> {
-    let wanted = format!("mnt_id:\t{mount_id}");
-    fs::read_dir(process.join("fdinfo")).ok()?.filter_map(Result::ok).find_map(|entry| {
-        let info = fs::read_to_string(entry.path()).ok()?;
-        info.lines().any(|line| line == wanted).then(|| fs::read_link(process.join("fd").join(entry.file_name())).unwrap_or_default())
-    })
-}
-
-/// A mapped file of the device (proc_pid_maps(5): range, permissions, offset, device, inode, path).
-fn mapping(process: &Path, dev: u64) -> Option<PathBuf> {
-    let wanted = format!("{:02x}:{:02x}", crate::sys::device_major(dev), crate::sys::device_minor(dev));
-    let maps = fs::read(process.join("maps")).ok()?;
-    maps.split(|byte| *byte == b'\n').find_map(|line| {
-        let line = String::from_utf8_lossy(line);
-        let mut fields = line.splitn(6, ' ');
-        (fields.nth(3)? == wanted).then(|| PathBuf::from(fields.nth(1).unwrap_or_default().trim_start()))
-    })
-}
-
 /// Field 4 of proc_pid_stat(5), counted after the name, which may hold anything.
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
@@ -100,7 +411,6 @@ fn parent(pid: u32) -> Option<u32> {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::os::linux::fs::MetadataExt;
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -111,11 +421,13 @@ mod tests {
         let path = dir.path().canonicalize().expect("path").join("held");
         let file = fs::File::create(&path).expect("create");
         let mut child = Command::new("sleep").arg("10").stdin(Stdio::from(file)).spawn().expect("spawn");
-        let mount_id = host::mount_id(&path).expect("mount id");
-        let found = holder(child.id(), mount_id, fs::metadata(&path).expect("stat").st_dev());
+        let tree = Tree::below(path.parent().expect("directory")).expect("its mount");
+        let mut files = HashSet::new();
+        let found = tree.user(child.id(), &mut files);
         child.kill().expect("kill");
         child.wait().expect("wait");
         assert_eq!(found.map(|holder| holder.by), Some(Use::Open(path)));
+        assert_eq!(files.into_iter().map(|file| file.path).collect::<Vec<_>>(), [Path::new("held")]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::size::human;
 use super::tree_path::beyond_links;
 use super::{Context, locate, time};
 use crate::engine::api::{Query, VerbResult, host_path};
+use crate::engine::word::word;
 use crate::sys;
 use crate::transfer::import::contents::Found;
 
@@ -195,7 +196,7 @@ fn tell(answer: Answer, items: &[Item], context: &mut Context) -> Outcome {
         }
         out.talk(&format!("{} {verb} {at} in {}", counted(items), time::duration(answer.duration_us)));
         if !answer.dry_run && matches!(locate::locate(answer.tree.clone()), Ok(locate::Located::Store { .. })) {
-            out.talk(&format!("mount it: ckptfs mount {at}"));
+            out.talk(&format!("mount it: ckptfs mount {}", word(&at)));
         }
     }
     if missed > 0 {

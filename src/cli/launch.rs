@@ -11,6 +11,8 @@ use std::process::{Child, Command, Stdio};
 use serde::{Deserialize, Serialize};
 
 use super::error::{error, hinted, io_error};
+use super::holders::Holder;
+use super::output::hand_on;
 use crate::engine::api::{VerbError, VerbResult};
 use crate::sys::host;
 
@@ -35,6 +37,9 @@ pub struct Ready {
     pub writes: String,
     /// What somebody should know.
     pub warnings: Vec<String>,
+    /// Who has something of the directory below the mount.
+    #[serde(default)]
+    pub below: Vec<Holder>,
 }
 
 /// What the daemon says before it serves is kept up to so many bytes.
@@ -73,11 +78,11 @@ fn wait(mut child: Child, pipe: UnixStream) -> VerbResult<Ready> {
     for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
         match serde_json::from_slice::<Handshake>(&line) {
             Ok(Handshake::Ready(ready)) => {
-                say(&talk);
+                hand_on(&talk);
                 return Ok(ready);
             }
             Ok(Handshake::Error(error)) => {
-                say(&talk);
+                hand_on(&talk);
                 return Err(error);
             }
             Err(_) if talk.len() + line.len() < TALK_BYTES_MAX => {
@@ -87,15 +92,9 @@ fn wait(mut child: Child, pipe: UnixStream) -> VerbResult<Ready> {
             Err(_) => {}
         }
     }
-    say(&talk);
+    hand_on(&talk);
     let end = child.wait().map_or_else(|cause| cause.to_string(), |status| status.to_string());
     Err(hinted("daemon-lost", format!("the daemon ended before it served ({end})"), "CKPTFS_LOG=debug ckptfs mount ... says more"))
-}
-
-/// Hands the daemon's talk on.
-fn say(talk: &[u8]) {
-    // Whoever closed stderr does not want to be told.
-    let _ = std::io::stderr().write_all(talk);
 }
 
 /// In the daemon: tells the parent, through what is its stdout.

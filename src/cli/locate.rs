@@ -1,18 +1,19 @@
 //! Which mount, or which store, a verb acts on: the one that contains the working directory.
 //!
-//! Walking up and looking for `.ckptfs` costs a few microseconds; the table of mounts is not read.
+//! Walking up and looking for `.ckptfs` costs a few microseconds. Where there is one the kernel is asked whose it is ([`look`]) before anything else is.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::error::{error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
-use crate::control::{Client, STORE_NAME};
-use crate::engine::api::{AuditEvent, CheckpointInfo, Query, StateName, VerbError, VerbResult, Verbs};
+use crate::control::{Client, STORE_NAME, Seen, Store, look};
+use crate::engine::api::{AuditEvent, CheckpointInfo, Query, StateName, VerbError, VerbResult, Verbs, not_exact};
 use crate::engine::offline::Offline;
-use crate::sys::Errno;
-use crate::sys::{self, host};
+use crate::engine::word::word;
+use crate::sys::{self, Errno, MountPoint, host};
 
 /// How often a daemon is looked for where one should be, and how long after each other.
 const TRIES_MAX: u32 = 40;
@@ -29,6 +30,26 @@ pub struct Served {
     pub client: Client,
 }
 
+impl Served {
+    /// Where the tree is mounted. The kernel says so: what a daemon would say of that is not asked.
+    pub fn mount(&self) -> VerbResult<PathBuf> {
+        if self.client.store().is_some_and(Store::is_mounted) {
+            return Ok(self.root.clone());
+        }
+        let whole = |mount: &MountPoint| mount.serves(&self.root) && mount.root == Path::new("/");
+        let mount = mounts::all()?.into_iter().find(whole).map(|mount| mount.at);
+        mount.ok_or_else(|| error("not-mounted", format!("{} is served, but not mounted in any place that is seen from here", self.root.display())))
+    }
+
+    /// The root of the mount (`O_PATH`), and where it is.
+    pub fn open_mount(&self) -> VerbResult<(PathBuf, OwnedFd)> {
+        let at = self.mount()?;
+        let opened = self.client.store().ok_or(Errno::ENOTCONN).and_then(|store| store.open_mount(&at));
+        let root = opened.map_err(|cause| io_error(at.display(), cause))?;
+        Ok((at, root))
+    }
+}
+
 /// What was found around a directory.
 #[derive(Debug)]
 pub enum Located {
@@ -38,6 +59,15 @@ pub enum Located {
     Store {
         /// The directory that holds the store.
         root: PathBuf,
+        /// The store.
+        store: Store,
+    },
+    /// What may be a tree, of somebody who is neither the caller nor root: nothing is asked there, and nothing beyond.
+    Foreign {
+        /// The directory.
+        root: PathBuf,
+        /// Whose it is, if that could be found out.
+        owner: Option<u32>,
     },
     /// A mount whose daemon has died.
     Stale {
@@ -85,25 +115,26 @@ pub fn locate(cwd: PathBuf) -> VerbResult<Located> {
 
 fn locate_once(cwd: &Path) -> VerbResult<Located> {
     for dir in cwd.ancestors() {
-        let store = match host::open_dir_path(&dir.join(STORE_NAME)) {
-            Ok(store) => store,
-            Err(Errno::ENOTCONN) => break,
-            // What is left of the link to a daemon that is gone; beyond it nothing is looked for, or another tree would be taken.
-            Err(Errno::ENOENT) if dir.join(STORE_NAME).is_symlink() => break,
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ENAMETOOLONG) => continue,
-            Err(Errno::EACCES | Errno::EPERM) => return Err(denied(dir)),
+        let root = || dir.to_owned();
+        let store = match look(dir) {
+            Ok(Seen::Nothing) => continue,
+            // Beyond it nothing is looked for, or another tree would be taken.
+            Ok(Seen::Gone) => break,
+            Ok(Seen::Foreign(owner)) => return Ok(Located::Foreign { root: root(), owner: Some(owner) }),
+            Ok(Seen::Store(store)) => store,
+            Err(Errno::EACCES | Errno::EPERM) => return Ok(Located::Foreign { root: root(), owner: None }),
             Err(cause) => return Err(io_error(dir.join(STORE_NAME).display(), cause)),
         };
-        match Client::connect(&store) {
-            Ok(client) => return Ok(Located::Served(Served { root: dir.to_owned(), client, cwd: cwd.to_owned() })),
-            Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => return Ok(Located::Store { root: dir.to_owned() }),
+        match Client::of(&store) {
+            Ok(client) => return Ok(Located::Served(Served { root: root(), client, cwd: cwd.to_owned() })),
+            Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => return Ok(Located::Store { root: root(), store }),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
                 // Anybody may have a directory of this name; a store says what it is.
-                if host::holds(&store, "format") {
-                    return Ok(Located::Store { root: dir.to_owned() });
+                if host::holds(store.dir(), "format") {
+                    return Ok(Located::Store { root: root(), store });
                 }
             }
-            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => return Err(denied(dir)),
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => return Ok(Located::Foreign { root: root(), owner: None }),
             Err(cause) => return Err(io_error(format!("the daemon of {}", dir.display()), cause)),
         }
     }
@@ -126,18 +157,12 @@ pub fn served(dir: Option<&Path>) -> VerbResult<Served> {
 pub fn history(dir: Option<&Path>) -> VerbResult<History> {
     match locate(start(dir)?)? {
         Located::Served(served) => Ok(History::Daemon(served.client)),
-        Located::Store { root } => match offline(&root)? {
-            Some(store) => Ok(History::Store(store)),
-            None => Err(not_served(&Located::Store { root })),
-        },
+        Located::Store { root, .. } => {
+            let root = sys::open_root(&root).map_err(|cause| io_error(root.display(), cause))?;
+            Ok(History::Store(Box::new(Offline::open(root)?)))
+        }
         other => Err(not_served(&other)),
     }
-}
-
-/// The history as the store alone tells it.
-fn offline(root: &Path) -> VerbResult<Option<Box<dyn Verbs>>> {
-    let root = sys::open_root(root).map_err(|cause| super::error::io_error(root.display(), cause))?;
-    Ok(Some(Box::new(Offline::open(root)?)))
 }
 
 /// Who tells the history.
@@ -174,25 +199,48 @@ impl History {
     }
 }
 
+/// The checkpoint that is meant, where the beginning of a tag is not enough.
+///
+/// # Errors
+/// Those of `show`; `not-exact`.
+pub fn whole(name: &str, mut show: impl FnMut(StateName) -> VerbResult<CheckpointInfo>) -> VerbResult<CheckpointInfo> {
+    let found = show(StateName(name.to_owned()))?;
+    let base = name.rsplit_once('~').map_or(name, |(base, _)| base);
+    let told = base.is_empty() || base.starts_with("@{") || base.parse::<jiff::Timestamp>().is_ok();
+    let word = ["latest", "auto"].contains(&base) || base.parse::<u64>().is_ok();
+    if told || word || found.tags.iter().any(|tag| tag == name) {
+        return Ok(found);
+    }
+    let tags = show(StateName(base.to_owned()))?.tags;
+    match tags.iter().find(|tag| tag.starts_with(base)) {
+        Some(tag) if tag != base && !tags.iter().any(|tag| tag == base) => Err(not_exact(name, tag)),
+        _ => Ok(found),
+    }
+}
+
 /// Why there is no daemon to ask.
 pub fn not_served(located: &Located) -> VerbError {
     match located {
         Located::Served(_) => error("internal", "the daemon was found"),
-        Located::Store { root } => {
+        Located::Store { root, .. } => {
             let root = root.display();
-            hinted("not-mounted", format!("{root} has a history but is not mounted"), format!("ckptfs mount {root}"))
+            hinted("not-mounted", format!("{root} has a history but is not mounted"), format!("ckptfs mount {}", word(root)))
         }
         Located::Stale { root } => {
             let root = root.display();
-            hinted("stale-mount", format!("the daemon of the mount at {root} has died"), format!("this repairs it: ckptfs mount {root}"))
+            hinted("stale-mount", format!("the daemon of the mount at {root} has died"), format!("this repairs it: ckptfs mount {}", word(root)))
+        }
+        Located::Foreign { root, owner } => {
+            let root = root.display();
+            let (whose, act) = match owner {
+                Some(owner) => (format!(" (number {owner})"), format!(": sudo -u '#{owner}' ckptfs ...")),
+                None => (String::new(), String::new()),
+            };
+            let message = format!("what is at {root} belongs to another user{whose}, who is asked nothing and believed nothing");
+            hinted("no-permission", message, format!("only the user who mounted it controls it{act}; or name the directory that is meant: -C DIR"))
         }
         Located::Nothing { cwd } => hinted("not-mounted", format!("{} is in no directory that ckptfs serves", cwd.display()), "ckptfs mount DIR"),
     }
-}
-
-fn denied(dir: &Path) -> VerbError {
-    let message = format!("the mount at {} belongs to another user", dir.display());
-    hinted("no-permission", message, "only the user who mounted it and root control it")
 }
 
 /// Whether this is how a mount fails whose daemon has died.
@@ -211,7 +259,7 @@ mod tests {
         std::fs::create_dir_all(root.join("a/.ckptfs")).expect("mkdir");
         std::fs::create_dir_all(root.join("a/b/.ckptfs")).expect("mkdir");
         std::fs::write(root.join("a/.ckptfs/format"), "x").expect("write");
-        let Located::Store { root: found } = locate(root.join("a/b")).expect("locate") else { panic!("no store") };
+        let Located::Store { root: found, .. } = locate(root.join("a/b")).expect("locate") else { panic!("no store") };
         assert_eq!(found, root.join("a"));
         assert!(matches!(locate(root.clone()).expect("locate"), Located::Nothing { .. }));
         assert_eq!(served(Some(&root.join("a"))).expect_err("no daemon").code, "not-mounted");

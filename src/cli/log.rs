@@ -43,7 +43,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Some(before) => Some(source.show(&StateName(before))?.id),
         None => None,
     };
-    let query = Query { limit: args.max_count, before, hidden: args.deleted, ..Query::default() };
+    let query = Query { limit: args.max_count, before, hidden: args.deleted, counted: true, ..Query::default() };
     if context.out.json {
         return Ok(context.out.json(&source.find(query)?)?);
     }
@@ -90,7 +90,7 @@ impl Printer {
     fn print(&mut self, checkpoints: &[CheckpointInfo], out: &mut Out) -> Outcome {
         for checkpoint in checkpoints {
             self.id_width = self.id_width.max(checkpoint.id.to_string().len());
-            self.count_width = self.count_width.max(changes::count(checkpoint.dirty).len());
+            self.count_width = self.count_width.max(count(checkpoint).len());
         }
         for checkpoint in checkpoints {
             let mut line = line(out, checkpoint, self.id_width, self.count_width);
@@ -147,10 +147,18 @@ fn letter(change: VersionKind) -> (&'static str, Role) {
     }
 }
 
+/// As many as `diff` tells; as the operations counted them, if it would take long to compare.
+fn count(checkpoint: &CheckpointInfo) -> String {
+    match checkpoint.changes {
+        Some(exact) => changes::count(exact),
+        None => changes::count(checkpoint.dirty),
+    }
+}
+
 fn line(out: &Out, checkpoint: &CheckpointInfo, id_width: usize, count_width: usize) -> String {
     let id = out.paint(Role::Id, &format!("{:>id_width$}", checkpoint.id.to_string()));
     let created = time::local(&checkpoint.created);
-    format!("{id}  {created}  {:>count_width$}{}", changes::count(checkpoint.dirty), remarks(out, checkpoint))
+    format!("{id}  {created}  {:>count_width$}{}", count(checkpoint), remarks(out, checkpoint))
 }
 
 /// Tags, what it guards, and the note's first line.

@@ -27,6 +27,7 @@ mod export;
 mod find;
 mod findings;
 mod fork;
+mod freeing;
 mod fsck;
 mod gc;
 mod graph;
@@ -34,6 +35,7 @@ mod holder;
 mod holders;
 mod hook;
 mod import;
+mod interrupt;
 mod launch;
 mod locate;
 mod log;
@@ -170,6 +172,10 @@ pub fn main() -> ExitCode {
         log_to_stderr(if volumes::is_driver(&verb) { Some("info") } else { None });
     }
     let mut context = Context { dir: global.change_dir, out: Out::new(global.json, global.color) };
+    // These say it in their own way, or act on no tree.
+    if !matches!(verb, Verb::Mount(_) | Verb::Umount(_) | Verb::Daemon(_) | Verb::Completion(_)) {
+        holders::warn_if_below(&context.out);
+    }
     let result = match &global.volume {
         Some(name) => volumes::with(name, &mut context, |context| run(verb, context)),
         None => run(verb, &mut context),

@@ -3,29 +3,35 @@
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
 
 use super::error::{Outcome, error, hinted, io_error};
+use super::holders::{self, Holder};
 use super::launch::Ready;
 use super::tree_path::{beyond_links, normal};
 use super::{Context, daemon, launch, locate, mounts};
-use crate::control::STORE_NAME;
+use crate::control::{Client, STORE_NAME, Store};
 use crate::engine::api::{VerbResult, host_path};
 use crate::engine::auto::{AutoConfig, TripwireConfig};
 use crate::engine::hooks::HooksConfig;
 use crate::engine::settings::Settings;
-use crate::sys;
-use crate::transfer::mark::IMPORT_NAME;
+use crate::engine::word::word;
+use crate::sys::{self, MountPoint};
+use crate::transfer::import::keep;
 
 /// What trips if nothing else is asked for.
 const TRIPWIRE: TripwireConfig = TripwireConfig { count: 25, within: Duration::from_secs(1) };
+/// How long a daemon that was killed may take to be gone: the kernel may be writing for it.
+const DYING_MAX: Duration = Duration::from_secs(20);
 /// How long a hook may take.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
 /// The tripwire remembers so many operations.
 const TRIPWIRE_MAX: u32 = 10_000;
+/// Mounts inside of a directory that are named.
+const NESTED_SHOWN_MAX: usize = 5;
 /// Spans of time that make sense.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(366 * 86_400);
@@ -63,6 +69,9 @@ pub struct Serving {
     /// Who reads and writes files: the kernel by itself (passthrough), or the daemon
     #[arg(long, value_enum, value_name = "WHO")]
     pub io: Option<Io>,
+    /// Who does so for users other than root, the daemon's user and the owner of DIR, where the kernel does it for these
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub others_io: Option<OthersIo>,
     /// Who writes files; with `daemon` writes wait during a checkpoint, so that every one is of one instant
     #[arg(long, value_enum, value_name = "WHO")]
     pub writes: Option<Writes>,
@@ -159,6 +168,16 @@ pub enum Io {
     Daemon,
 }
 
+/// `--others-io`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OthersIo {
+    /// The daemon: nobody can keep a file locked
+    #[default]
+    Daemon,
+    /// The kernel, for who can open files is trusted
+    Kernel,
+}
+
 /// `--writes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Writes {
@@ -200,6 +219,7 @@ impl Serving {
         }
         let ms = |span: Duration| format!("{}ms", span.as_millis());
         let mut arguments: Vec<OsString> = option("io", self.io.as_ref()).into_iter().collect();
+        arguments.extend(option("others-io", self.others_io.as_ref()));
         arguments.extend(option("writes", self.writes.as_ref()));
         arguments.extend(option("snapdir", self.snapdir.as_ref()));
         arguments.extend(option("seal", self.seal.as_ref()));
@@ -255,6 +275,7 @@ impl Serving {
         };
         Ok(Serving {
             io: self.io.or_else(|| word(settings, "mount.io")),
+            others_io: self.others_io.or_else(|| word(settings, "mount.others-io")),
             writes: self.writes.or_else(|| word(settings, "mount.writes")),
             snapdir: self.snapdir.or_else(|| word(settings, "mount.snapdir")),
             seal: self.seal.or_else(|| word(settings, "mount.seal")),
@@ -309,6 +330,8 @@ struct Mounted<'a> {
     pid: u32,
     repaired: usize,
     warnings: &'a [String],
+    /// Who has something of the directory below the mount.
+    below: &'a [Holder],
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
@@ -320,7 +343,11 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         None => backing.clone(),
     };
     check_mounts(&backing, &mountpoint, &mut repaired)?;
+    let not_served = not_served(&backing, &mountpoint)?;
     check_store(&backing)?;
+    if has_old_mark(&backing) {
+        context.out.warn("this directory has the mark of an import that an older ckptfs has not finished: something may be missing in it");
+    }
     check_flags(&args.serving)?;
     let allow_other = allow_other(&args)?;
     let mut args = args;
@@ -332,10 +359,24 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         context.out.talk(&format!("took away {repaired} dead mount{} first", if repaired == 1 { "" } else { "s" }));
     }
     if args.foreground {
+        not_served.iter().for_each(|text| context.out.warn(text));
         return daemon::run(daemon);
     }
-    let ready = launch::launch(daemon.arguments())?;
+    let mut ready = launch_patiently(&daemon)?;
+    ready.warnings.extend(not_served);
     report(&daemon, &ready, repaired, context)
+}
+
+/// Starts the daemon. One that was killed and is not gone yet has the store's lock, and is waited for: it answers nobody any more.
+fn launch_patiently(daemon: &daemon::Args) -> VerbResult<Ready> {
+    let began = Instant::now();
+    let answers = || matches!(Store::of(&daemon.backing), Ok(Some(store)) if Client::of(&store).is_ok());
+    loop {
+        match launch::launch(daemon.arguments()) {
+            Err(error) if error.code == "in-use" && began.elapsed() < DYING_MAX && !answers() => {}
+            launched => return launched,
+        }
+    }
 }
 
 /// The real path of the directory that somebody named, dead mounts on the way taken away.
@@ -354,7 +395,7 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
         Ok(metadata) if metadata.is_dir() => path.canonicalize().map_err(|cause| io_error(&shown, cause)),
         Ok(_) => Err(error("not-a-directory", format!("{shown} is not a directory"))),
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-            Err(hinted("not-found", format!("{shown} does not exist"), format!("mkdir {shown}")))
+            Err(hinted("not-found", format!("{shown} does not exist"), format!("mkdir {}", word(shown))))
         }
         Err(cause) => Err(io_error(&shown, cause)),
     }
@@ -362,37 +403,64 @@ fn directory(path: &Path, shown: &Path, repaired: &mut usize) -> VerbResult<Path
 
 /// Refuses what cannot be mounted there because of what is mounted already.
 fn check_mounts(backing: &Path, mountpoint: &Path, repaired: &mut usize) -> VerbResult<()> {
+    if [backing, mountpoint].contains(&Path::new("/")) {
+        let message = "/ cannot be mounted over: whatever runs would go on below the mount";
+        return Err(hinted("bad-mountpoint", message, "mount the directories that are to have checkpoints"));
+    }
     let table = mounts::all()?;
-    for mount in table.iter().filter(|mount| mounts::serves(mount, backing)) {
+    for mount in table.iter().filter(|mount| mount.serves(backing)) {
         let dead = mounts::repair(&mount.at)?;
         *repaired += dead;
-        if dead == 0 && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| mounts::serves(top, backing)) {
+        if dead == 0 && mounts::top(&mounts::all()?, &mount.at).is_some_and(|top| top.serves(backing)) {
             let at = mount.at.display();
             let message =
                 if mount.at == backing { format!("{at} is already mounted") } else { format!("{} is already mounted at {at}", backing.display()) };
-            return Err(hinted("already-mounted", message, format!("what it is: ckptfs -C {at} status; end it: ckptfs umount {at}")));
+            return Err(hinted("already-mounted", message, format!("what it is: ckptfs -C {0} status; end it: ckptfs umount {0}", word(at))));
         }
     }
     let table = mounts::all()?;
     for path in [backing, mountpoint] {
-        if let Some(mount) = mounts::containing(&table, path).filter(|mount| mounts::is_ours(mount)) {
+        if let Some(mount) = mounts::containing(&table, path).filter(|mount| mount.is_ours()) {
             let (path, at) = (path.display(), mount.at.display());
-            return Err(hinted("already-mounted", format!("{path} is inside of the mount at {at}"), format!("unmount it first: ckptfs umount {at}")));
+            let message =
+                format!("{path} is inside of the mount at {at}, whose checkpoints have it: a restore there would change what is stored here");
+            return Err(hinted("already-mounted", message, format!("unmount it first: ckptfs umount {}", word(at))));
         }
+    }
+    if let Some(nested) = [backing, mountpoint].iter().find_map(|dir| nested(&table, dir).find(|mount| mount.is_ours())) {
+        let at = nested.at.display();
+        let message = format!("{at} is mounted inside of {}: it would be out of sight, and its own history with it", backing.display());
+        return Err(hinted("already-mounted", message, format!("unmount it first: ckptfs umount {}", word(at))));
     }
     if mountpoint != backing && mountpoint.starts_with(backing) {
         let message = format!("the mountpoint {} is inside of {}: the tree would contain itself", mountpoint.display(), backing.display());
-        return Err(hinted("bad-mountpoint", message, format!("mount it in place: ckptfs mount {}", backing.display())));
+        return Err(hinted("bad-mountpoint", message, format!("mount it in place: ckptfs mount {}", word(backing.display()))));
     }
     Ok(())
 }
 
+/// What is mounted inside of a directory.
+fn nested<'a>(table: &'a [MountPoint], dir: &Path) -> impl Iterator<Item = &'a MountPoint> {
+    table.iter().filter(move |mount| mount.at != dir && mount.at.starts_with(dir))
+}
+
+/// Names what is mounted inside of the directory, and so is another filesystem that is not served.
+fn not_served(backing: &Path, mountpoint: &Path) -> VerbResult<Option<String>> {
+    let table = mounts::all()?;
+    let mut places: Vec<String> = nested(&table, backing).map(|mount| mount.at.display().to_string()).collect();
+    places.dedup();
+    let (count, first) = (places.len(), places.iter().take(NESTED_SHOWN_MAX).cloned().collect::<Vec<_>>().join(", "));
+    let more = if count > NESTED_SHOWN_MAX { format!(" and {} more", count - NESTED_SHOWN_MAX) } else { String::new() };
+    let hidden = if mountpoint == backing { ", and cannot be reached until it is unmounted" } else { "" };
+    Ok((count > 0).then(|| format!("what is mounted inside of the directory is not served{hidden}: {first}{more}")))
+}
+
 /// Refuses a store that cannot work, before a daemon is started.
-fn check_store(backing: &Path) -> VerbResult<()> {
-    if let Ok(source) = sys::open_root(backing).and_then(|dir| sys::getxattr(&dir, IMPORT_NAME)) {
-        let (backing, source) = (backing.display(), String::from_utf8_lossy(&source));
-        let hint = format!("finish it: ckptfs import {source} --into {backing}");
-        return Err(hinted("unfinished", format!("the import of {source} into {backing} has not come to its end"), hint));
+pub fn check_store(backing: &Path) -> VerbResult<()> {
+    let trusted = Store::of(backing).map_err(|cause| io_error(backing.join(STORE_NAME).display(), cause))?;
+    if trusted.is_some_and(|store| keep::is_unfinished(store.dir())) {
+        let message = format!("an import into {} has not come to its end", backing.display());
+        return Err(hinted("unfinished", message, "run the same ckptfs import again: it is finished then; or remove the directory"));
     }
     let store = backing.join(STORE_NAME);
     let found = match std::fs::symlink_metadata(&store) {
@@ -411,6 +479,12 @@ fn check_store(backing: &Path) -> VerbResult<()> {
         return Err(hinted("store-elsewhere", message, hint));
     }
     Ok(())
+}
+
+/// Whether a directory without a history has the mark that was set by an import until it ended, before that was noted in the store. Anybody who may write
+/// to the directory can set it: it forbids nothing.
+fn has_old_mark(backing: &Path) -> bool {
+    !backing.join(STORE_NAME).exists() && sys::open_root(backing).and_then(|dir| sys::getxattr(&dir, b"user.ckptfs.import")).is_ok()
 }
 
 /// The real path of the directory of hooks, which is not in the tree: whoever may write there must not choose what the daemon runs.
@@ -458,15 +532,17 @@ pub fn user_allow_other() -> bool {
 /// Tells what is mounted now.
 fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut Context) -> Outcome {
     let (mount, backing, store) = (&daemon.mountpoint, &daemon.backing, &daemon.backing.join(STORE_NAME));
-    let Ready { pid, io, writes, warnings } = ready;
+    let Ready { pid, io, writes, warnings, below } = ready;
     let out = &mut context.out;
+    let below: Vec<Holder> = below.iter().filter(|holder| holder.pid != std::process::id()).cloned().collect();
     if out.json {
-        return Ok(out.json(&Mounted { mount, backing, store, io, writes, pid: *pid, repaired, warnings })?);
+        return Ok(out.json(&Mounted { mount, backing, store, io, writes, pid: *pid, repaired, warnings, below: &below })?);
     }
     out.talk(&format!("{} is mounted (io: {io}, writes: {writes})", mount.display()));
     for warning in warnings {
         out.warn(warning);
     }
+    holders::warn(&below, out);
     let inside = std::env::current_dir().is_ok_and(|cwd| cwd.starts_with(mount));
     if inside {
         out.warn("the working directory of this shell is still the directory below the mount; enter the mount: cd .");

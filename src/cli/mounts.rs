@@ -1,12 +1,11 @@
 //! Our mounts among all mounts: which are there, which are dead, and how they go.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::error::{error, hinted, io_error};
 use crate::engine::api::VerbResult;
-use crate::fuse::{SOURCE_PREFIX, escape_source};
+use crate::engine::word::word;
 use crate::sys::host;
 use crate::sys::{self, Errno, MountPoint, SysResult};
 
@@ -18,26 +17,9 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// Dead mounts at one place are taken away one by one, up to so many.
 const STACKED_MAX: usize = 64;
 
-/// The source of a mount that serves `backing`.
-pub fn source(backing: &Path) -> OsString {
-    let mut source = OsString::from(SOURCE_PREFIX);
-    source.push(backing);
-    source
-}
-
 /// All mounts of the machine, as this process sees them.
 pub fn all() -> VerbResult<Vec<MountPoint>> {
     sys::mounts().map_err(|cause| io_error("the table of mounts", cause))
-}
-
-/// Whether ckptfs made this mount.
-pub fn is_ours(mount: &MountPoint) -> bool {
-    mount.source.starts_with(SOURCE_PREFIX) && mount.fs_type.contains("fuse")
-}
-
-/// Whether this mount of ours serves `backing`.
-pub fn serves(mount: &MountPoint, backing: &Path) -> bool {
-    is_ours(mount) && mount.source == escape_source(&source(backing))
 }
 
 /// What is mounted at `at`, on top.
@@ -60,18 +42,19 @@ pub fn is_dead(at: &Path) -> bool {
 
 /// The uppermost mount of ours around `path` whose daemon is gone.
 pub fn dead_around<'a>(table: &'a [MountPoint], path: &Path) -> Option<&'a MountPoint> {
-    let around = path.ancestors().filter_map(|dir| top(table, dir)).filter(|mount| is_ours(mount) && is_dead(&mount.at));
+    let around = path.ancestors().filter_map(|dir| top(table, dir)).filter(|mount| mount.is_ours() && is_dead(&mount.at));
     around.last()
 }
 
 /// Whether `path` is on a mount of ours that lives.
 pub fn serves_around(table: &[MountPoint], path: &Path) -> bool {
-    containing(table, path).is_some_and(|mount| is_ours(mount) && !is_dead(&mount.at))
+    containing(table, path).is_some_and(|mount| mount.is_ours() && !is_dead(&mount.at))
 }
 
-/// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must be ours.
+/// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must say that it is ours. Whoever may unmount it may: root's hands are
+/// not tied by whose it is.
 pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
-    if !top(&sys::mounts()?, at).is_some_and(is_ours) {
+    if !top(&sys::mounts()?, at).is_some_and(MountPoint::says_ours) {
         return Err(Errno::EINVAL);
     }
     let started = Instant::now();
@@ -91,7 +74,7 @@ pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
 /// Takes the dead mounts of ours away that are on top at `at`, however many are stacked; their number.
 pub fn repair(at: &Path) -> VerbResult<usize> {
     for repaired in 0..STACKED_MAX {
-        if !top(&all()?, at).is_some_and(is_ours) || !is_dead(at) {
+        if !top(&all()?, at).is_some_and(MountPoint::is_ours) || !is_dead(at) {
             return Ok(repaired);
         }
         unmount(at, true).map_err(|cause| unmount_error(at, cause))?;
@@ -116,7 +99,9 @@ pub fn repair_above(path: &Path) -> VerbResult<usize> {
 pub fn unmount_error(at: &Path, cause: Errno) -> crate::engine::api::VerbError {
     let shown = at.display();
     match cause {
-        Errno::EBUSY => hinted("busy", format!("{shown} is in use"), format!("leave it, or take it away nevertheless: ckptfs umount --lazy {shown}")),
+        Errno::EBUSY => {
+            hinted("busy", format!("{shown} is in use"), format!("leave it, or take it away nevertheless: ckptfs umount --lazy {}", word(shown)))
+        }
         Errno::EPERM | Errno::EACCES => {
             hinted("no-permission", format!("no permission to unmount {shown}"), "only the user who mounted it and root may")
         }
@@ -129,25 +114,22 @@ pub fn unmount_error(at: &Path, cause: Errno) -> crate::engine::api::VerbError {
 mod tests {
     use super::*;
 
-    fn mount(id: u64, at: &str, source: &str) -> MountPoint {
-        let fs_type = if source.starts_with("ckptfs#") { "fuse.ckptfs" } else { "xfs" };
-        MountPoint { id, dev: id, root: "/".into(), at: at.into(), read_only: false, fs_type: fs_type.into(), source: source.into() }
-    }
-
     #[test]
-    fn the_topmost_mount_counts_and_only_ours_are_ours() {
-        let table = [mount(1, "/", "/dev/a"), mount(2, "/p", "ckptfs#/p"), mount(3, "/p", "ckptfs#/q, r"), mount(4, "/x", "ckptfs-like")];
+    fn the_topmost_mount_counts() {
+        let mount = |id: u64, at: &str| MountPoint {
+            id,
+            dev: id,
+            root: "/".into(),
+            at: at.into(),
+            read_only: false,
+            fs_type: "xfs".into(),
+            source: "/dev/a".into(),
+            owner: None,
+        };
+        let table = [mount(1, "/"), mount(2, "/p"), mount(3, "/p")];
         assert_eq!(top(&table, Path::new("/p")).map(|mount| mount.id), Some(3));
         assert_eq!(containing(&table, Path::new("/p/a/b")).map(|mount| mount.id), Some(3));
         assert_eq!(containing(&table, Path::new("/q")).map(|mount| mount.id), Some(1));
-        assert_eq!(table.iter().map(is_ours).collect::<Vec<_>>(), [false, true, true, false]);
-        assert!(serves(&table[1], Path::new("/p")) && !serves(&table[1], Path::new("/p/q")));
-    }
-
-    #[test]
-    fn a_source_is_recognised_as_the_mount_shows_it() {
-        let odd = Path::new("/a,b%c");
-        assert!(serves(&mount(1, "/m", &escape_source(&source(odd))), odd));
     }
 
     #[test]

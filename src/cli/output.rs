@@ -148,6 +148,21 @@ impl Out {
     }
 }
 
+/// Hands on to stderr what another process said for it, harmless on a terminal: where that went it was not known to be one.
+pub fn hand_on(said: &[u8]) {
+    let mut stderr = io::stderr().lock();
+    let harmless = if stderr.is_terminal() {
+        said.split_inclusive(|byte| *byte == b'\n').fold(String::new(), |text, line| {
+            let end = if line.ends_with(b"\n") { "\n" } else { "" };
+            text + &escape(line.strip_suffix(b"\n").unwrap_or(line)) + end
+        })
+    } else {
+        String::new()
+    };
+    // Whoever closed stderr does not want to be told.
+    let _ = stderr.write_all(if harmless.is_empty() { said } else { harmless.as_bytes() });
+}
+
 /// `bytes` with everything escaped that a terminal may obey or cannot show: control characters, bytes that are not UTF-8, and the marks that
 /// turn the direction of the text around them.
 pub fn escape(bytes: &[u8]) -> String {

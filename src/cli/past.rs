@@ -8,7 +8,11 @@ use super::error::{hinted, io_error};
 use super::locate::{self, Served};
 use super::tree_path::in_tree;
 use crate::engine::api::{CheckpointInfo, StateName, TreePath, VerbError, VerbResult};
-use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult, host};
+use crate::engine::word::word;
+use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
+
+/// Where the views of the past are, in the mount.
+pub const SNAPSHOTS: &str = ".snapshots";
 
 /// One state of a mounted tree, to be read.
 pub struct Tree {
@@ -16,18 +20,18 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The tree as it is now, mounted at `mount`.
-    pub fn live(mount: &Path) -> VerbResult<Tree> {
-        Tree::at(mount)
+    /// The tree as it was at a checkpoint; `None`: as it is now.
+    pub fn at(served: &Served, checkpoint: Option<&CheckpointInfo>) -> VerbResult<Tree> {
+        let (at, root) = served.open_mount()?;
+        let Some(checkpoint) = checkpoint else { return Ok(Tree { root }) };
+        let view = format!("{SNAPSHOTS}/{}", checkpoint.id);
+        let root = sys::open_beneath(&root, view.as_bytes(), OpenKind::Path).map_err(|cause| io_error(at.join(&view).display(), cause))?;
+        Ok(Tree { root })
     }
 
-    /// The tree as it was at a checkpoint.
-    pub fn past(mount: &Path, checkpoint: &CheckpointInfo) -> VerbResult<Tree> {
-        Tree::at(&mount.join(".snapshots").join(checkpoint.id.to_string()))
-    }
-
-    fn at(path: &Path) -> VerbResult<Tree> {
-        host::open_dir_path(path).map(|root| Tree { root }).map_err(|cause| io_error(path.display(), cause))
+    /// Its root (`O_PATH`).
+    pub fn into_root(self) -> OwnedFd {
+        self.root
     }
 
     /// What a path leads to, itself if it is a link. No link on the way is followed.
@@ -77,12 +81,14 @@ impl Found {
         let state = self.checkpoint.as_ref().map_or("live".to_owned(), |checkpoint| checkpoint.id.to_string());
         let name = format!("{state}:{path}");
         match cause {
-            Errno::ENOENT | Errno::ENOTDIR => hinted("not-found", format!("{name} does not exist"), format!("its versions: ckptfs log {path}")),
+            Errno::ENOENT | Errno::ENOTDIR => {
+                hinted("not-found", format!("{name} does not exist"), format!("its versions: ckptfs log {}", word(&path)))
+            }
             Errno::ELOOP => hinted("is-link", format!("{name} leads over a symbolic link"), "ckptfs stat shows where a link leads"),
-            Errno::EISDIR => hinted("is-directory", format!("{name} is a directory"), format!("ckptfs ls {name}")),
-            Errno::EINVAL => hinted("not-a-file", format!("{name} is no regular file"), format!("ckptfs stat {name}")),
+            Errno::EISDIR => hinted("is-directory", format!("{name} is a directory"), format!("ckptfs ls {}", word(&name))),
+            Errno::EINVAL => hinted("not-a-file", format!("{name} is no regular file"), format!("ckptfs stat {}", word(&name))),
             Errno::ENODATA => {
-                let show = format!("ckptfs show {state} tells what was dropped; ckptfs log {path} lists the other versions");
+                let show = format!("ckptfs show {state} tells what was dropped; ckptfs log {} lists the other versions", word(&path));
                 hinted("dropped", format!("the content of {name} was dropped by a tier"), show)
             }
             Errno::EIO => {
@@ -99,7 +105,6 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
     use std::os::unix::ffi::OsStrExt;
     let bytes = text.as_bytes();
     let mut served = locate::served(dir)?;
-    let mount = served.client.stats()?.mount;
     let mut first = None;
     for colon in bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(index, _)| index) {
         let (id, path) = (bytes.get(..colon).unwrap_or_default(), bytes.get(colon + 1..).unwrap_or_default());
@@ -107,7 +112,7 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
         match state(&mut served, id) {
             Ok(checkpoint) => {
                 let path = in_tree(&served.root, &served.cwd, &PathBuf::from(std::ffi::OsStr::from_bytes(path)))?;
-                let tree = checkpoint.as_ref().map_or_else(|| Tree::live(&mount), |checkpoint| Tree::past(&mount, checkpoint))?;
+                let tree = Tree::at(&served, checkpoint.as_ref())?;
                 return Ok(Found { checkpoint, path, tree });
             }
             Err(error) => first = first.or(Some(error)),
@@ -115,7 +120,7 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
     }
     Err(first.unwrap_or_else(|| {
         let text = text.to_string_lossy();
-        hinted("usage", format!("{text:?} is not ID:PATH"), format!("for example: latest:{text}"))
+        hinted("usage", format!("{text:?} is not ID:PATH"), format!("for example: {}", word(format!("latest:{text}"))))
     }))
 }
 

@@ -1,14 +1,20 @@
 //! `ckptfs restore`.
 
-use std::path::PathBuf;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use super::by;
-use super::error::Outcome;
+use super::error::{Failure, Outcome};
+use super::interrupt::Interrupt;
+use super::output::Out;
 use super::progress::Spinner;
 use super::tree_path::in_tree;
-use super::{Context, changes, locate, time};
+use super::{Context, changes, holders, locate, time};
 use crate::engine::api::who::OnlyBy;
-use crate::engine::api::{RestoreOptions, Restored, StateName, TreePath, VerbResult};
+use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times, TreePath, VerbResult};
+use crate::sys::Kind;
 
 /// Make the tree, or some paths of it, what it was
 ///
@@ -21,75 +27,128 @@ pub struct Args {
     /// Only these, and what is below them; relative ones start at the working directory
     #[arg(value_name = "PATHS")]
     paths: Vec<PathBuf>,
+    /// Which time files get that are changed: `kept`, the one that they had, or `now`, so that what is built from them is built again. `now` for paths and
+    /// --only-by, `kept` for the whole tree, if not given
+    #[arg(long, value_enum, value_name = "WHICH")]
+    times: Option<TimesArg>,
     /// Only list what would change
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Take back only what this process changed since (the newest checkpoint if no ID is given): a process id, the path of a control group (/...), or a
-    /// name; what others changed too stays, and is named
-    #[arg(long, value_name = "PID|CGROUP|NAME", conflicts_with = "paths")]
+    /// Take back only what this process changed since (the newest checkpoint if no ID is given): a process id, session:PID for all of
+    /// its session, the path of a control group (/...), or a name; what others changed too stays, and is named
+    #[arg(long, value_name = "PID|session:PID|CGROUP|NAME", conflicts_with = "paths")]
     only_by: Option<String>,
     /// With --only-by: also what others changed too
     #[arg(long, requires = "only_by")]
     also_shared: bool,
 }
 
+/// `--times`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum TimesArg {
+    Kept,
+    Now,
+}
+
+impl From<TimesArg> for Times {
+    fn from(said: TimesArg) -> Times {
+        match said {
+            TimesArg::Kept => Times::Kept,
+            TimesArg::Now => Times::Now,
+        }
+    }
+}
+
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
+    let times = args.times.map(Times::from);
     if let Some(who) = args.only_by {
-        let options = OnlyBy { to: args.id.map(StateName), who, also_shared: args.also_shared, dry_run: args.dry_run };
+        let options = OnlyBy { to: args.id.map(StateName), who, also_shared: args.also_shared, dry_run: args.dry_run, times };
         return only_by(&mut served, options, context);
     }
     let paths: Vec<TreePath> = args.paths.iter().map(|path| in_tree(&served.root, &served.cwd, path)).collect::<VerbResult<_>>()?;
-    let options = RestoreOptions { to: StateName(args.id.unwrap_or_default()), paths, dry_run: args.dry_run };
+    let options = RestoreOptions { to: StateName(args.id.unwrap_or_default()), paths, dry_run: args.dry_run, times };
+    let interrupt = Interrupt::gives_up(&served.client)?;
     let spinner = Spinner::start(&context.out, "restoring");
     let answer = served.client.restore(options);
     spinner.stop();
-    let restored = answer?;
+    let restored = interrupt.answer(answer, &context.out)?;
     if context.out.json {
-        return Ok(context.out.json(&restored)?);
+        context.out.json(&restored)?;
+    } else {
+        print(&restored, context)?;
     }
-    print(&restored, context)
+    warn_of_holders(&served.root, &restored, &context.out);
+    interrupt.end(&context.out)?;
+    told(&restored)
+}
+
+/// Names who goes on with files that were replaced: what they write goes nowhere, and a database may not notice.
+pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
+    let replaced = |change: &&Change| change.kind == Kind::File && change.change != ChangeKind::Added;
+    let path = |change: &Change| PathBuf::from(OsStr::from_bytes(&change.from.as_ref().unwrap_or(&change.path).0));
+    let files: HashSet<PathBuf> = restored.changes.iter().filter(replaced).map(path).collect();
+    if restored.guard.is_none() || files.is_empty() {
+        return;
+    }
+    for holder in holders::of_replaced(root, &files) {
+        out.warn(&format!("{holder} as it was before: what it writes there goes nowhere; have it open its files again"));
+    }
+}
+
+/// Something stays as it is because it could not be told what it was: that is not what was asked for.
+fn told(restored: &Restored) -> Outcome {
+    if restored.unknown.is_empty() { Ok(()) } else { Err(Failure::No) }
 }
 
 fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) -> Outcome {
+    let interrupt = Interrupt::gives_up(&served.client)?;
     let spinner = Spinner::start(&context.out, "restoring");
     let answer = served.client.restore_only_by(options);
     spinner.stop();
-    let restored = answer?;
+    let restored = interrupt.answer(answer, &context.out)?;
     if context.out.json {
-        return Ok(context.out.json(&restored)?);
+        context.out.json(&restored)?;
+        warn_of_holders(&served.root, &restored.restored, &context.out);
+        return interrupt.end(&context.out);
     }
     by::warn_shared(&context.out, &restored);
     if restored.restored.changes.is_empty() && !restored.restored.dry_run {
         context.out.line("nothing to take back")?;
-        return Ok(());
+    } else {
+        print(&restored.restored, context)?;
     }
-    print(&restored.restored, context)
+    warn_of_holders(&served.root, &restored.restored, &context.out);
+    interrupt.end(&context.out)
 }
 
-fn print(restored: &Restored, context: &mut Context) -> Outcome {
+pub fn print(restored: &Restored, context: &mut Context) -> Outcome {
     changes::print(&mut context.out, &restored.changes)?;
     for path in &restored.unknown {
-        let path = String::from_utf8_lossy(&path.0).into_owned();
-        let path = context.out.text(&path);
-        eprintln!("Warning: {path} was changed while nothing was mounted; it stays as it is");
+        let path = String::from_utf8_lossy(&path.0);
+        context.out.warn(&format!("what {path} was in checkpoint {} cannot be told: it stays as it is", restored.restored));
     }
     for path in &restored.dropped {
         let path = String::from_utf8_lossy(&path.0).into_owned();
         context.out.warn(&format!("{path} stays as it is: a tier has dropped something of it from checkpoint {}", restored.restored));
+    }
+    for path in &restored.split {
+        let path = String::from_utf8_lossy(&path.0).into_owned();
+        context.out.warn(&format!("{path} was one file with others that were not restored (hard links); it is a file of its own now"));
     }
     let summary = summary(restored);
     Ok(context.out.line(&summary)?)
 }
 
 fn summary(restored: &Restored) -> String {
-    let Restored { restored: id, guard, changes, unknown: _, dropped: _, dry_run, duration_us } = restored;
+    let Restored { restored: id, guard, changes, unknown, dropped: _, split: _, dry_run, duration_us } = restored;
     let count = changes::count(changes.len() as u64);
     match guard {
         _ if *dry_run => format!("restore of checkpoint {id} would make {count}"),
         Some(guard) => {
             format!("restored checkpoint {id}: {count} in {}; what was there before is checkpoint {guard}", time::duration(*duration_us))
         }
-        None => format!("restored checkpoint {id}: {count} in {}", time::duration(*duration_us)),
+        None if !unknown.is_empty() => format!("nothing was restored: what else there is, is as in checkpoint {id}"),
+        None => format!("nothing to restore: everything is as in checkpoint {id}"),
     }
 }

@@ -145,10 +145,11 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     if wanted {
         context.out.warn(&format!("everything that has changed since checkpoint {} is taken back, whoever changed it", made.id));
         let spinner = Spinner::start(&context.out, "rolling back");
-        let answer = served.client.restore(RestoreOptions { to: before, paths: Vec::new(), dry_run: false });
+        let answer = served.client.restore(RestoreOptions { to: before, paths: Vec::new(), dry_run: false, times: None });
         spinner.stop();
         let restored = answer?;
         guard = restored.guard;
+        super::restore::warn_of_holders(&served.root, &restored, &context.out);
         let count = changes::count(restored.changes.len() as u64);
         let kept = guard.map_or_else(String::new, |guard| format!("; what was there before is checkpoint {guard}"));
         context.out.talk(&format!("rolled back to checkpoint {}: {count} in {}{kept}", made.id, time::duration(restored.duration_us)));

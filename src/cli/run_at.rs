@@ -5,11 +5,12 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use super::error::{hinted, io_error};
 use super::locate::Served;
+use super::past::Tree;
 use super::tree_path::{beyond_links, normal};
 use crate::engine::api::{CheckpointInfo, VerbError, VerbResult};
 use crate::sys::{self, Errno, host};
@@ -30,14 +31,14 @@ impl Drop for Past {
 
 /// Goes to where the tree is as it was at `checkpoint`; the working directory with it. What is changed there goes to `keep`, or is thrown away.
 pub fn enter(served: &mut Served, checkpoint: &CheckpointInfo, keep: Option<&Path>) -> VerbResult<Past> {
-    let mount = served.client.stats()?.mount;
+    let mount = served.mount()?;
     let at = served.root.clone();
     let kept = keep.map(|keep| kept_dirs(keep, &[&mount, &at], &served.cwd)).transpose()?;
     let past = Past { work: kept.as_ref().map(|(_, work)| work.clone()) };
     let user = sys::private_mounts().map_err(no_namespace)?;
-    let view = mount.join(".snapshots").join(checkpoint.id.to_string());
-    let lower = host::open_dir_path(&view).map_err(|cause| io_error(view.display(), cause))?;
-    let was = fs::metadata(&view).map_err(|cause| io_error(view.display(), cause))?;
+    // Opened in this namespace: what is of another cannot be shown in an overlay.
+    let lower = Tree::at(served, Some(checkpoint))?.into_root();
+    let was = sys::stat_fd(&lower).map_err(|cause| io_error(at.display(), cause))?;
     let cannot = |cause: Errno| no_overlay(&at, cause);
     let (upper, work) = match &kept {
         Some((upper, work)) => (upper.clone(), work.clone()),
@@ -51,7 +52,7 @@ pub fn enter(served: &mut Served, checkpoint: &CheckpointInfo, keep: Option<&Pat
         }
     };
     // The root of what is shown has the attributes of the directory for changes.
-    let dressed = chown(&upper, Some(was.uid()), Some(was.gid())).and_then(|()| fs::set_permissions(&upper, was.permissions()));
+    let dressed = chown(&upper, Some(was.uid), Some(was.gid)).and_then(|()| fs::set_permissions(&upper, fs::Permissions::from_mode(was.mode)));
     dressed.or_else(|cause| if user { Ok(()) } else { Err(cause) }).map_err(|cause| io_error(upper.display(), cause))?;
     let open = |path: &Path| host::open_dir_path(path).map_err(|cause| io_error(path.display(), cause));
     let (upper, work_dir) = (open(&upper)?, open(&work)?);

@@ -26,6 +26,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Reason::Directory { name } => format!("mkdir .snapshots/{name}"),
         Reason::Auto { trigger } => format!("auto:{}", trigger.name()),
         Reason::Asked => "asked for".to_owned(),
+        Reason::Imported { .. } => "imported".to_owned(),
         Reason::Guard { restored } => format!("made before the restore of {restored}"),
     };
     let atomic = if checkpoint.atomic { "yes" } else { "no: files written all the time were captured one after the other" };

@@ -1,8 +1,11 @@
 //! `ckptfs status`.
 
+use serde::Serialize;
+
 use super::by::{self, By};
 use super::changes;
 use super::error::Outcome;
+use super::holders::{self, Holder, Tree};
 use super::output::Role;
 use super::{Context, locate, size, time};
 use crate::engine::api::{DaemonInfo, Status};
@@ -15,6 +18,15 @@ pub struct Args {
     by: Option<By>,
 }
 
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    status: &'a Status,
+    /// Who has something of the directory below the mount.
+    below: &'a [Holder],
+}
+
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     if args.by == Some(By::Process) {
@@ -22,10 +34,23 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         return by::tell(&mut context.out, &all);
     }
     let status = served.client.status()?;
+    let below = below(&status);
     if context.out.json {
-        return Ok(context.out.json(&status)?);
+        return Ok(context.out.json(&Shown { status: &status, below: &below })?);
     }
-    print(&status, context)
+    print(&status, context)?;
+    holders::warn(&below, &context.out);
+    Ok(())
+}
+
+/// Who has something of the directory below the mount. Over the directory itself a mount leaves nobody a way there who was not there before.
+fn below(status: &Status) -> Vec<Holder> {
+    let Some(tree) = Tree::below(&status.backing) else { return Vec::new() };
+    if !status.had_below && status.mount == status.backing && !tree.is_elsewhere() {
+        return Vec::new();
+    }
+    let daemon: Vec<u32> = [Some(status.daemon.pid), status.daemon.holder].into_iter().flatten().collect();
+    tree.users(&daemon, holders::QUICK).holders
 }
 
 fn print(status: &Status, context: &mut Context) -> Outcome {
@@ -50,7 +75,7 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
         let shared = format!("{} files, {}, share what others have since the mount", status.shared.files, size::human(status.shared.bytes));
         out.line(&format!("{} {shared}", out.paint(Role::Faint, &format!("{:<8}", "same"))))?;
     }
-    match status.latest {
+    match status.base {
         Some(latest) if status.dirty.is_empty() => out.line(&format!("nothing changed since checkpoint {latest}"))?,
         Some(latest) => out.line(&format!("{} since checkpoint {latest}:", changes::count(status.dirty.len() as u64)))?,
         None => out.line("make the first checkpoint: ckptfs checkpoint")?,

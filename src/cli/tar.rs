@@ -8,6 +8,7 @@ use std::io::{self, BufWriter, IsTerminal};
 
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::Served;
+use super::past::Tree;
 use super::progress::Bar;
 use super::{Context, copies};
 use crate::engine::api::{StateName, VerbError};
@@ -28,16 +29,22 @@ pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, cont
         return usage("a tar stream is nothing for a terminal", "ckptfs export ID - > FILE.tar, or | tar -x -C DIR --xattrs --xattrs-include='*'");
     }
     let checkpoint = served.client.show(StateName(id.to_owned()))?;
-    let mount = served.client.stats()?.mount;
-    let view = mount.join(".snapshots").join(checkpoint.id.to_string());
-    let cannot = |cause: Errno| io_error(view.display(), cause);
-    let mut walk = Walk::new(sys::open_root(&view).map_err(cannot)?).map_err(cannot)?;
+    let (view, live) = (Tree::at(&served, Some(&checkpoint))?.into_root(), Tree::at(&served, None)?.into_root());
+    let mut walk = Walk::new(view).map_err(|cause: Errno| io_error(format!("checkpoint {}", checkpoint.id), cause))?.with_names_of(live);
     let mut stream = Stream::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout().lock()));
     let bar = Bar::count(&context.out, "exporting");
     let mut first: HashMap<u64, Vec<u8>> = HashMap::new();
     let (mut told, mut sockets, mut dropped) = (0, 0, Vec::new());
+    let mut refused: Vec<(Vec<u8>, Errno)> = Vec::new();
     while let Some(next) = walk.next() {
-        let (entry, fd) = next.map_err(|unread| broken(&unread.path, unread.errno.into()))?;
+        let (entry, fd) = match next {
+            Ok(met) => met,
+            // Nothing of it is in the stream: the rest can be.
+            Err(unread) => {
+                refused.push((unread.path, unread.errno));
+                continue;
+            }
+        };
         if entry.kind == Kind::Socket {
             sockets += 1;
             continue;
@@ -50,7 +57,11 @@ pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, cont
                     dropped.push(entry.path.clone());
                     continue;
                 }
-                opened => Some(opened.map_err(|cause| broken(&path, cause.into()))?),
+                Err(errno) => {
+                    refused.push((entry.path.0, errno));
+                    continue;
+                }
+                Ok(opened) => Some(opened),
             },
             _ => None,
         };
@@ -70,7 +81,22 @@ pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, cont
     if sockets > 0 {
         context.out.warn(&format!("{sockets} sockets are left out: a tar stream cannot hold them"));
     }
-    Ok(())
+    missing(&refused, context)
+}
+
+/// Names what is not in the stream; fails if there is anything.
+fn missing(refused: &[(Vec<u8>, Errno)], context: &Context) -> Outcome {
+    for (path, errno) in refused {
+        let path = if path.is_empty() { b"." } else { path.as_slice() };
+        context.out.warn(&format!("{} is not in the stream: {errno}", String::from_utf8_lossy(path)));
+    }
+    match refused.len() {
+        0 => Ok(()),
+        count => {
+            let message = format!("{count} paths are not in the stream, which is whole but for them");
+            Err(Failure::Verb(hinted("incomplete", message, "ckptfs status and ckptfs verify name what cannot be told")))
+        }
+    }
 }
 
 fn broken(path: &[u8], cause: io::Error) -> VerbError {

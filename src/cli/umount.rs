@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::error::{Outcome, error, hinted};
-use super::holders::{self, Holder, Use};
+use super::holders::{self, Found, Tree, Use};
 use super::locate::Located;
 use super::tree_path::{beyond_links, normal};
 use super::{Context, locate, mounts};
 use crate::control::Client;
+use crate::engine::Keep;
 use crate::engine::api::{VerbError, VerbResult, host_path};
+use crate::engine::word::word;
 use crate::sys::{self, MountPoint};
 
 /// How long a daemon may take to put its store in order.
@@ -24,9 +26,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(8);
 /// How long to see whether a lazily unmounted daemon ends at once.
 const LAZY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Users of a busy mount that are named.
-const HOLDERS_SHOWN_MAX: usize = 5;
-
 /// Unmount; an ordinary directory is left, with the history beside it
 ///
 /// Returns when the daemon has ended. Where only the shells that this was called from are in the mount, it goes nevertheless.
@@ -38,6 +37,31 @@ pub struct Args {
     /// Take it away although it is in use; the daemon ends when the last open file is closed
     #[arg(short, long)]
     lazy: bool,
+    /// How much content to keep that only the tree has and a checkpoint shows, for it may be changed while nothing is mounted; without it what the setting
+    /// umount.keep says, or as much as two seconds give
+    #[arg(long, value_enum, value_name = "HOW")]
+    keep: Option<KeepWord>,
+}
+
+/// `--keep`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum KeepWord {
+    /// What can be cloned in two seconds
+    Some,
+    /// Nothing
+    None,
+    /// Everything, as long as that takes
+    All,
+}
+
+impl From<KeepWord> for Keep {
+    fn from(word: KeepWord) -> Keep {
+        match word {
+            KeepWord::Some => Keep::Some,
+            KeepWord::None => Keep::None,
+            KeepWord::All => Keep::All,
+        }
+    }
 }
 
 /// What `--json` prints.
@@ -65,19 +89,45 @@ enum Ended {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let cwd = locate::start(context.dir())?;
     let table = mounts::all()?;
-    let mount = match &args.dir {
-        Some(dir) => named(&table, &cwd.join(dir), dir)?,
-        None => around(&table, &cwd)?,
+    let (path, mount) = match &args.dir {
+        Some(dir) => (real(&cwd.join(dir)), named(&table, &cwd.join(dir), dir)),
+        None => (cwd.clone(), around(&table, &cwd)),
     };
+    let mount = match mount {
+        Err(error) if error.code == "not-mounted" => return out_of_sight(&path, &args, context).unwrap_or(Err(error.into())),
+        mount => mount?,
+    };
+    check_on_top(&table, mount)?;
     // Our own working directory must not be what keeps the mount busy.
     let shell = std::env::current_dir();
     std::env::set_current_dir("/").map_err(|cause| super::error::io_error("/", cause))?;
-    let ended = take_away(mount, args.lazy, context)?;
+    let ended = take_away(mount, &args, context)?;
     // Dead mounts may have been below it.
     mounts::repair(&mount.at)?;
+    tell(mount, &ended, context)?;
+    if shell.is_ok_and(|shell| shell.starts_with(&mount.at)) {
+        context.out.talk("this shell is still in what was the mount; enter the ordinary directory: cd .");
+    }
+    Ok(())
+}
+
+/// Ends the daemon of the tree at `path` whose mount nobody sees from here: it is in a namespace of its own, which lives for as long as the daemon does.
+/// `None`: there is none.
+fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outcome> {
+    let Ok(Located::Served(mut served)) = locate::locate(path.to_owned()) else { return None };
+    let serves = |mount: &MountPoint| served.root == path && mount.serves(path);
+    // Of the other's table of mounts nothing is shown: whoever made the namespace has written it.
+    let mount = MountPoint { at: path.to_owned(), ..sys::mounts_of_all(serves).ok()?.into_iter().next()?.1 };
+    let unmounted = served.client.unmount(args.lazy, false, args.keep.map(Keep::from)).map_err(|error| busy(&mount, error));
+    let ended = unmounted.and_then(|()| wait(&mut served.client, &mount, args.lazy));
+    Some(ended.map_err(Into::into).and_then(|ended| tell(&mount, &ended, context)))
+}
+
+/// Says how it went.
+fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
     if context.out.json {
-        let mounted_for = if let Ended::Elsewhere(pid, _) = &ended { Some(*pid) } else { None };
-        return Ok(context.out.json(&Unmounted { unmounted: &mount.at, daemon_ended: ended == Ended::All, mounted_for })?);
+        let mounted_for = if let Ended::Elsewhere(pid, _) = ended { Some(*pid) } else { None };
+        return Ok(context.out.json(&Unmounted { unmounted: &mount.at, daemon_ended: *ended == Ended::All, mounted_for })?);
     }
     let at = mount.at.display();
     context.out.talk(&match ended {
@@ -88,26 +138,23 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             format!("{at} is unmounted here; process {pid} has it mounted too, at {place}, and the daemon goes on until nobody does")
         }
     });
-    if shell.is_ok_and(|shell| shell.starts_with(&mount.at)) {
-        context.out.talk("this shell is still in what was the mount; enter the ordinary directory: cd .");
-    }
     Ok(())
 }
 
 /// The mount of ours that is at `path`, or serves it.
 fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&'a MountPoint> {
     let path = real(path);
-    if let Some(mount) = mounts::top(table, &path).filter(|mount| mounts::is_ours(mount)) {
+    if let Some(mount) = mounts::top(table, &path).filter(|mount| mount.says_ours()) {
         return Ok(mount);
     }
-    if let Some(mount) = table.iter().rev().find(|mount| mounts::serves(mount, &path)) {
+    if let Some(mount) = table.iter().rev().find(|mount| mount.serves(&path)) {
         return Ok(mount);
     }
     let shown = shown.display();
-    match mounts::containing(table, &path).filter(|mount| mounts::is_ours(mount)) {
+    match mounts::containing(table, &path).filter(|mount| mount.says_ours()) {
         Some(mount) => {
             let at = mount.at.display();
-            Err(hinted("not-mounted", format!("{shown} is not a mount, but inside of one"), format!("ckptfs umount {at}")))
+            Err(hinted("not-mounted", format!("{shown} is not a mount, but inside of one"), format!("ckptfs umount {}", word(at))))
         }
         None => Err(error("not-mounted", format!("{shown} is not mounted by ckptfs"))),
     }
@@ -115,8 +162,8 @@ fn named<'a>(table: &'a [MountPoint], path: &Path, shown: &Path) -> VerbResult<&
 
 /// The mount of ours that contains `cwd`, or serves a directory that does.
 fn around<'a>(table: &'a [MountPoint], cwd: &Path) -> VerbResult<&'a MountPoint> {
-    let containing = mounts::containing(table, cwd).filter(|mount| mounts::is_ours(mount));
-    let serving = || cwd.ancestors().find_map(|dir| table.iter().rev().find(|mount| mounts::serves(mount, dir)));
+    let containing = mounts::containing(table, cwd).filter(|mount| mount.says_ours());
+    let serving = || cwd.ancestors().find_map(|dir| table.iter().rev().find(|mount| mount.serves(dir)));
     containing
         .or_else(serving)
         .ok_or_else(|| hinted("not-mounted", format!("{} is in no directory that ckptfs serves", cwd.display()), "name the mount: ckptfs umount DIR"))
@@ -131,8 +178,17 @@ fn real(path: &Path) -> PathBuf {
 }
 
 /// Unmounts.
-fn take_away(mount: &MountPoint, lazy: bool, context: &Context) -> VerbResult<Ended> {
-    let at = &mount.at;
+fn take_away(mount: &MountPoint, args: &Args, context: &Context) -> VerbResult<Ended> {
+    let (lazy, keep) = (args.lazy, args.keep.map(Keep::from));
+    let (at, (uid, _)) = (&mount.at, sys::ids());
+    if let Some(owner) = mount.owner.filter(|owner| uid != 0 && *owner != uid) {
+        return Err(not_theirs(mount, owner));
+    }
+    if !mount.is_ours() {
+        // Somebody else answers for it, and is neither asked nor waited for.
+        mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
+        return Ok(if lazy { Ended::Lazily } else { Ended::All });
+    }
     if mounts::is_dead(at) {
         return mounts::repair(at).map(|_| Ended::All);
     }
@@ -141,14 +197,14 @@ fn take_away(mount: &MountPoint, lazy: bool, context: &Context) -> VerbResult<En
         _ => None,
     };
     let Some(mut client) = client else {
-        // Nobody to ask: another user's, seen by root; or a daemon that does not listen.
+        // Nobody to ask: a daemon that does not listen.
         mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
         return Ok(if lazy { Ended::Lazily } else { Ended::All });
     };
-    match client.unmount(lazy, false) {
+    match client.unmount(lazy, false, keep) {
         Ok(()) => wait(&mut client, mount, lazy),
         Err(error) if error.code == "busy" && !lazy && only_ours(&users(mount)) => {
-            client.unmount(true, true)?;
+            client.unmount(true, true, keep)?;
             wait(&mut client, mount, false)
         }
         Err(error) if error.code == "protocol-version" || error.code == "protocol" => {
@@ -158,6 +214,25 @@ fn take_away(mount: &MountPoint, lazy: bool, context: &Context) -> VerbResult<En
         }
         Err(error) => Err(busy(mount, error)),
     }
+}
+
+/// What is asked of a mount by its place is asked of what is on top there.
+fn check_on_top(table: &[MountPoint], mount: &MountPoint) -> VerbResult<()> {
+    match mounts::top(table, &mount.at) {
+        Some(top) if !std::ptr::eq(top, mount) => {
+            let (at, who) = (mount.at.display(), top.owner.map_or(String::new(), |owner| format!(", of user {owner}")));
+            let message = format!("{at} is covered: another filesystem{who} is mounted over it");
+            Err(hinted("covered", message, format!("take that away first (umount {}), then: ckptfs umount {}", word(&at), word(&at))))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Somebody else mounted it.
+fn not_theirs(mount: &MountPoint, owner: u32) -> VerbError {
+    let (at, who) = (mount.at.display(), if owner == 0 { "root".to_owned() } else { format!("user {owner}") });
+    let hint = "only who mounted it and root may unmount it; ask them, or do it as root (sudo)";
+    hinted("no-permission", format!("{at} was mounted by another user, {who}"), hint)
 }
 
 fn wait(client: &mut Client, mount: &MountPoint, lazy: bool) -> VerbResult<Ended> {
@@ -183,14 +258,14 @@ fn elsewhere(mount: &MountPoint) -> Option<(u32, PathBuf)> {
     sys::mounts_of_all(same).ok()?.into_iter().next().map(|(pid, other)| (pid, other.at))
 }
 
-fn users(mount: &MountPoint) -> Vec<Holder> {
-    holders::of(mount.id, mount.dev)
+fn users(mount: &MountPoint) -> Found {
+    Tree::on(mount).users(&[], holders::THOROUGH)
 }
 
 /// Whether nobody but those who wait for this program is in the mount, and they only with their working directory.
-fn only_ours(users: &[Holder]) -> bool {
+fn only_ours(users: &Found) -> bool {
     let ancestors = holders::ancestors();
-    !users.is_empty() && users.iter().all(|user| user.by == Use::WorkingDirectory && ancestors.contains(&user.pid))
+    users.complete && !users.holders.is_empty() && users.holders.iter().all(|user| user.by == Use::WorkingDirectory && ancestors.contains(&user.pid))
 }
 
 /// Says who keeps the mount busy.
@@ -198,13 +273,9 @@ fn busy(mount: &MountPoint, mut error: VerbError) -> VerbError {
     if error.code != "busy" {
         return error;
     }
-    let users = users(mount);
-    let mut named: Vec<String> = users.iter().take(HOLDERS_SHOWN_MAX).map(Holder::to_string).collect();
-    if users.len() > named.len() {
-        named.push(format!("and {} more", users.len() - named.len()));
-    }
-    if !named.is_empty() {
-        error.message = format!("{}: {}", error.message, named.join(", "));
+    let users = users(mount).holders;
+    if !users.is_empty() {
+        error.message = format!("{}: {}", error.message, holders::named(users.iter()));
     }
     error
 }

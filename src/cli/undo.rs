@@ -1,6 +1,7 @@
 //! `ckptfs undo`.
 
 use super::error::{Failure, Outcome};
+use super::interrupt::Interrupt;
 use super::progress::Spinner;
 use super::{Context, changes, locate, ops};
 use crate::engine::api::{UndoOptions, UndoWalk, UndoneStep};
@@ -20,6 +21,9 @@ pub struct Args {
     /// Leave out what cannot be undone any more
     #[arg(long)]
     skip: bool,
+    /// Also a checkpoint that was asked for, which is hidden then, and although files were removed since
+    #[arg(long)]
+    force: bool,
     /// Only tell what would be undone
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -27,21 +31,22 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let walk = args.to.map_or(UndoWalk::Undo(args.count as usize), UndoWalk::To);
-    walk_and_tell(UndoOptions { walk, skip: args.skip, dry_run: args.dry_run }, "undone", context)
+    walk_and_tell(UndoOptions { walk, skip: args.skip, force: args.force, dry_run: args.dry_run }, "undone", context)
 }
 
 /// Walks, and prints each step; `done` is the word for it.
 pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
+    let interrupt = Interrupt::gives_up(&served.client)?;
     let spinner = Spinner::start(&context.out, if done == "undone" { "undoing" } else { "doing again" });
     let answer = served.client.undo(options);
     spinner.stop();
-    let undone = answer?;
+    let undone = interrupt.answer(answer, &context.out)?;
     let out = &mut context.out;
     if out.json {
         out.json(&undone)?;
     } else {
-        if undone.steps.is_empty() {
+        if undone.steps.is_empty() && undone.tree.is_none() {
             out.talk("everything is so already");
         }
         for step in &undone.steps {
@@ -57,16 +62,19 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
             line.push(b'\n');
             out.bytes(&line)?;
             for path in &step.unknown {
-                out.warn(&format!("{} was changed while nothing was mounted; it stays as it is", String::from_utf8_lossy(&path.0)));
+                out.warn(&format!("what {} was cannot be told: it stays as it is", String::from_utf8_lossy(&path.0)));
             }
         }
     }
+    if let Some(restored) = undone.tree.filter(|_| !context.out.json) {
+        super::restore::print(&restored, context)?;
+    }
     match undone.stopped {
-        None => Ok(()),
+        None => interrupt.end(&context.out),
         // The data says why.
-        Some(_) if out.json => Err(Failure::No),
+        Some(_) if context.out.json => Err(Failure::No),
         Some(why) => {
-            out.flush()?;
+            context.out.flush()?;
             Err(why.into())
         }
     }

@@ -33,7 +33,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
                 Ok(part)
             })?
         }
-        Located::Store { root } => {
+        Located::Store { root, .. } => {
             let root = sys::open_root(&root).map_err(|cause| error::io_error(root.display(), cause))?;
             let mut check = StoreCheck::begin(root, &CheckOptions { state, deep: args.deep, strays: false })?;
             whole(&bar, || Ok(check.step()))?

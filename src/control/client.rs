@@ -3,11 +3,14 @@
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+#[cfg(test)]
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
+use super::place::Store;
 use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
+use crate::engine::Keep;
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
@@ -23,7 +26,7 @@ use crate::sys::{self, host};
 pub struct Client {
     stream: BufReader<Socket>,
     /// The store, in which the daemon that takes over from one that dies has its socket.
-    store: Option<OwnedFd>,
+    store: Option<Store>,
 }
 
 /// The daemon's end of the connection, and descriptors that came with what was read.
@@ -54,21 +57,35 @@ const TAKEOVER_PAUSE: Duration = Duration::from_millis(10);
 const TAKEOVERS_MAX: u32 = 5;
 
 impl Client {
-    /// Connects to the daemon that serves the store at `store`, a directory (`O_PATH` is enough).
+    /// Connects to the daemon that serves a store.
     ///
-    /// Errors: `ConnectionRefused` or `NotFound` when no daemon runs; `PermissionDenied` when it is not ours to ask.
+    /// Errors: `ConnectionRefused` or `NotFound` when no daemon runs; `PermissionDenied` when it is not ours to ask, or runs as another user than the
+    /// owner of the store.
+    pub fn of(store: &Store) -> io::Result<Client> {
+        Ok(Client { stream: Socket::reader(connect(store)?), store: Some(store.try_clone()?) })
+    }
+
+    /// As [`Client::of`], of a directory that is known to be the store, to somebody who knows whose it is: whatever tree it is of.
     pub fn connect(store: impl AsFd) -> io::Result<Client> {
-        let client = Client::connect_path(&host::path_in(store.as_fd(), SOCKET_NAME)?)?;
-        Ok(Client { store: store.as_fd().try_clone_to_owned().ok(), ..client })
+        Client::of(&Store::known(store)?)
+    }
+
+    /// One more connection to the same daemon, or to the one that took over from it.
+    pub fn again(&self) -> Option<Client> {
+        Client::of(self.store.as_ref()?).ok()
+    }
+
+    /// The store.
+    pub fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
     }
 
     /// Connects to the daemon that takes over; whether there is one.
     fn reconnect(&mut self) -> bool {
         let Some(store) = &self.store else { return false };
-        let Ok(path) = host::path_in(store.as_fd(), SOCKET_NAME) else { return false };
         let started = Instant::now();
         while started.elapsed() < TAKEOVER_TIMEOUT {
-            if let Ok(stream) = UnixStream::connect(&path) {
+            if let Ok(stream) = connect(store) {
                 self.stream = Socket::reader(stream);
                 return true;
             }
@@ -77,6 +94,7 @@ impl Client {
         false
     }
 
+    #[cfg(test)]
     /// Connects to the socket at `path`, at most about 100 bytes long (unix(7), `sun_path`).
     pub fn connect_path(path: &Path) -> io::Result<Client> {
         Ok(Client { stream: Socket::reader(UnixStream::connect(path)?), store: None })
@@ -163,7 +181,7 @@ impl Client {
     /// Takes back what a process changed.
     pub fn restore_only_by(&mut self, options: OnlyBy) -> VerbResult<RestoredOnly> {
         match self.call(Request::RestoreOnlyBy(options))? {
-            Response::RestoredOnly(restored) => Ok(restored),
+            Response::RestoredOnly(restored) => Ok(*restored),
             other => Err(unexpected(&other)),
         }
     }
@@ -259,8 +277,8 @@ impl Client {
     }
 
     /// Asks the daemon to unmount; see [`Request::Unmount`]. It has ended when [`Client::wait_ended`] says so.
-    pub fn unmount(&mut self, lazy: bool, leave: bool) -> VerbResult<()> {
-        match self.call(Request::Unmount { lazy, leave })? {
+    pub fn unmount(&mut self, lazy: bool, leave: bool, keep: Option<Keep>) -> VerbResult<()> {
+        match self.call(Request::Unmount { lazy, leave, keep })? {
             Response::Done => Ok(()),
             other => Err(unexpected(&other)),
         }
@@ -286,6 +304,14 @@ impl Client {
             Ok(read) => read == 0,
             Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted),
         }
+    }
+
+    /// What says that the request that is waited for is to be given up, from another thread.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub fn canceller(&self) -> io::Result<Canceller> {
+        self.stream.get_ref().stream.try_clone().map(Canceller)
     }
 
     fn changes(&mut self, request: Request) -> VerbResult<Vec<Change>> {
@@ -314,7 +340,8 @@ impl Client {
     }
 
     fn call_once(&mut self, request: Request) -> VerbResult<Response> {
-        let frame = encode(&Call { version: PROTOCOL, request }).map_err(|error| VerbError {
+        let tree = self.store.as_ref().and_then(|store| store.tree.clone());
+        let frame = encode(&Call { version: PROTOCOL, tree, request }).map_err(|error| VerbError {
             code: "too-large".into(),
             message: format!("cannot ask the daemon: {error}"),
             hint: None,
@@ -338,6 +365,27 @@ impl Client {
             }
         }
     }
+}
+
+/// See [`Client::canceller`].
+#[derive(Debug)]
+pub struct Canceller(UnixStream);
+
+impl Canceller {
+    /// Says so; the daemon's answer tells what became of it.
+    ///
+    /// # Errors
+    /// The daemon is gone.
+    pub fn cancel(&self) -> io::Result<()> {
+        send(&self.0, &encode(&Call { version: PROTOCOL, tree: None, request: Request::Cancel })?)
+    }
+}
+
+/// Connects to the socket in a store, if it is the store's owner who listens there: the kernel says who called listen(2).
+fn connect(store: &Store) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(host::path_in(store.dir.as_fd(), SOCKET_NAME)?)?;
+    let (peer, _, _) = sys::peer_cred(&stream)?;
+    if peer == store.owner { Ok(stream) } else { Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("user {peer} listens there"))) }
 }
 
 const DAEMON_LOST: &str = "daemon-lost";

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::protocol::{Call, encode, receive_up_to};
 use super::*;
+use crate::engine::Keep;
 use crate::engine::api::*;
 use crate::sys::fuzz::{config, peak_of, spelled};
 
@@ -32,24 +33,30 @@ fn request() -> impl Strategy<Value = Request> {
             tags,
             sync,
             if_changed: !sync,
-            quiesce_ms: sync.then_some(7)
+            quiesce_ms: sync.then_some(7),
+            of_ns: sync.then_some(-1),
         })),
         Just(Request::Status),
         Just(Request::Log),
         state().prop_map(|state| Request::Show { state }),
         (state(), option::of(state())).prop_map(|(from, to)| Request::Diff { from, to, sizes: true }),
-        (state(), vec(path, 0..5), any::<bool>()).prop_map(|(to, paths, dry_run)| Request::Restore(RestoreOptions { to, paths, dry_run })),
+        (state(), vec(path, 0..5), any::<bool>()).prop_map(|(to, paths, dry_run)| Request::Restore(RestoreOptions {
+            to,
+            paths,
+            dry_run,
+            times: None
+        })),
         (state(), any::<bool>()).prop_map(|(state, now)| Request::Delete { state, now }),
-        any::<(bool, bool)>().prop_map(|(lazy, leave)| Request::Unmount { lazy, leave }),
+        any::<(bool, bool)>().prop_map(|(lazy, leave)| Request::Unmount { lazy, leave, keep: lazy.then_some(Keep::All) }),
     ]
 }
 
 fn frame(request: &Request) -> Vec<u8> {
-    encode(&Call { version: PROTOCOL, request: request.clone() }).expect("within the limit")
+    encode(&Call { version: PROTOCOL, tree: None, request: request.clone() }).expect("within the limit")
 }
 
 fn decode(frame: &[u8]) -> Option<Request> {
-    let (request, peak) = peak_of(|| Call::decode(frame).ok());
+    let (request, peak) = peak_of(|| Call::decode(frame).ok().map(|call| call.request));
     assert!(peak <= MEMORY + MEMORY_PER_BYTE * frame.len(), "{peak} bytes for {}", frame.len());
     request
 }

@@ -6,15 +6,20 @@
 //!
 //! **Who may ask.** The user that the daemon runs as, and root; the socket says who is at the other end.
 //!
+//! **Who is asked.** Only a daemon of the caller's, or root's: see [`look`]. A request names the tree that it is meant for, and the daemon of another one
+//! refuses it.
+//!
 //! **Latency.** The thread that accepts a connection reads the request, calls the verb and writes the answer in one write; nobody else is woken.
 //!
 //! **Locking.** None: a connection belongs to its thread, and the verbs look after themselves.
 
 mod client;
+mod place;
 mod protocol;
 mod server;
 
-pub use client::Client;
+pub use client::{Canceller, Client};
+pub use place::{Seen, Store, is_same, look};
 pub use protocol::{FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response};
 pub use server::{Answers, CONNECTIONS_MAX, serve};
 

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::Keep;
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
@@ -118,6 +119,9 @@ pub enum Request {
     Export(ExportAsk),
     /// A step of an import.
     Import(ImportAsk),
+    /// Give up what is being done for this connection, if nothing has been changed for it yet: sent while a `restore` or an `undo` is waited for, which
+    /// answers for itself.
+    Cancel,
     /// Unmount and end.
     Unmount {
         /// Although the mount is in use.
@@ -126,6 +130,9 @@ pub enum Request {
         /// file is closed.
         #[serde(default)]
         leave: bool,
+        /// How much content is kept; absent: as the settings say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        keep: Option<Keep>,
     },
     /// Make system calls fail (debug builds, for tests); absent: no more.
     #[cfg(debug_assertions)]
@@ -136,10 +143,15 @@ pub enum Request {
 }
 
 impl Request {
+    /// It may wait long before it changes something.
+    pub fn can_be_cancelled(&self) -> bool {
+        matches!(self, Request::Restore(_) | Request::RestoreOnlyBy(_) | Request::Undo(_))
+    }
+
     /// It changes nothing, and may be asked again.
     pub fn only_asks(&self) -> bool {
         match self {
-            Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
+            Request::Cancel | Request::Status | Request::Stats | Request::Log | Request::Show { .. } | Request::Diff { .. } => true,
             Request::Find(_) | Request::Operations { .. } | Request::Versions { .. } | Request::Verify(_) | Request::Audit => true,
             Request::Export(_) => true,
             Request::Import(ask) => matches!(ask, ImportAsk::Begin | ImportAsk::Look),
@@ -177,7 +189,7 @@ pub enum Response {
     /// To `by-process`, and part of a longer answer.
     ByProcess(ByProcess),
     /// To `restore-only-by`.
-    RestoredOnly(RestoredOnly),
+    RestoredOnly(Box<RestoredOnly>),
     /// To `restore`.
     Restored(Restored),
     /// To `operations`, and part of a longer answer.
@@ -213,6 +225,7 @@ pub enum Response {
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[expect(clippy::large_enum_variant, reason = "there is one of it for each answer, and it is moved twice")]
 pub enum Outcome {
     /// The verb's answer.
     Ok(Response),
@@ -225,6 +238,9 @@ pub enum Outcome {
 pub struct Call {
     /// The client's [`PROTOCOL`].
     pub version: u32,
+    /// The tree that it is meant for, as the source of its mount names it; a daemon that serves another one does nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<String>,
     /// What it asks.
     pub request: Request,
 }
@@ -249,14 +265,26 @@ struct AnyVersion {
 
 impl Call {
     /// The request in a frame, or what to tell a client that speaks another version or nonsense.
-    pub fn decode(frame: &[u8]) -> Result<Request, VerbError> {
+    pub fn decode(frame: &[u8]) -> Result<Call, VerbError> {
         match serde_json::from_slice::<Call>(frame) {
-            Ok(call) if call.version == PROTOCOL => Ok(call.request),
+            Ok(call) if call.version == PROTOCOL => Ok(call),
             Ok(call) => Err(version_mismatch(PROTOCOL, call.version)),
             Err(error) => match serde_json::from_slice::<AnyVersion>(frame) {
                 Ok(any) if any.version != PROTOCOL => Err(version_mismatch(PROTOCOL, any.version)),
                 _ => Err(protocol_error(format!("the daemon does not understand the request: {error}"))),
             },
+        }
+    }
+
+    /// The request, if it is meant for this tree.
+    pub fn meant_for(self, tree: &str) -> Result<Request, VerbError> {
+        match self.tree {
+            Some(other) if other != tree => Err(VerbError {
+                code: "wrong-tree".into(),
+                message: "the daemon that was found there serves another directory".into(),
+                hint: Some("directories were moved meanwhile: try again, and name the directory that is meant with -C".into()),
+            }),
+            _ => Ok(self.request),
         }
     }
 }

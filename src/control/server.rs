@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Call, FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response, encode, receive_up_to, send, split};
 use crate::engine::api::{VerbError, VerbResult, Verbs};
+use crate::engine::asker::while_wanted;
 use crate::engine::export::parts::ExportAsk;
 use crate::store::record::Actor;
 use crate::sys;
@@ -52,6 +53,9 @@ const ERROR_BYTES_MAX: usize = 16 << 10;
 /// A client that does not read its answer for so long is given up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Bytes of a message that gives something up.
+const CANCEL_BYTES_MAX: usize = 64;
+
 /// How long [`Answers`] pauses between two looks.
 const ANSWER_PAUSE: Duration = Duration::from_micros(200);
 
@@ -61,6 +65,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 struct Server {
     listener: UnixListener,
     verbs: Arc<dyn Verbs>,
+    /// See [`Call`].
+    tree: String,
     leave: Box<dyn Fn() + Send + Sync>,
     /// Threads in accept(2), or on their way there.
     waiting: AtomicUsize,
@@ -96,12 +102,13 @@ impl Answers {
 }
 
 /// Serves `verbs` on `listener`, from threads of its own, until the process ends; returns at once. `leave` is called after the answer to an
-/// `unmount` that wants the daemon to end although the mount is in use.
-pub fn serve(listener: UnixListener, verbs: Arc<dyn Verbs>, leave: impl Fn() + Send + Sync + 'static) -> io::Result<Answers> {
+/// `unmount` that wants the daemon to end although the mount is in use. `tree`: which one it is, as the source of the mount names it.
+pub fn serve(listener: UnixListener, verbs: Arc<dyn Verbs>, tree: String, leave: impl Fn() + Send + Sync + 'static) -> io::Result<Answers> {
     let none = || AtomicUsize::new(0);
     let server = Server {
         listener,
         verbs,
+        tree,
         leave: Box::new(leave),
         waiting: none(),
         connections: Mutex::default(),
@@ -210,14 +217,17 @@ impl Server {
                 Err(error) => return refuse(stream, error),
             }
             self.unanswered.fetch_add(1, Ordering::SeqCst);
-            let request = Call::decode(&frame);
+            let request = Call::decode(&frame).and_then(|call| call.meant_for(&self.tree));
             // A long message has a long buffer.
             frame = Vec::new();
             let ends = matches!(request, Ok(Request::Unmount { .. }));
             let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
             let begins = matches!(request, Ok(Request::Export(ExportAsk::Begin { .. })));
             let mut files = Vec::new();
-            let result = request.and_then(|request| self.call(&by, request, &mut files));
+            let result = request.and_then(|request| match request.can_be_cancelled().then(|| stream.try_clone()) {
+                Some(Ok(asker)) => while_wanted(move || is_given_up(&asker), || self.call(&by, request, &mut files)),
+                _ => self.call(&by, request, &mut files),
+            });
             let done = result.is_ok();
             if let (true, Ok(Response::Export(part))) = (begins, &result) {
                 exports.push(part.run);
@@ -280,7 +290,7 @@ impl Server {
             Request::Diff { from, to, sizes: true } => verbs.diff_sized(&from, to.as_ref()).map(Response::Changes),
             Request::Diff { from, to, sizes: false } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
             Request::ByProcess { from, to } => verbs.by_process(from.as_ref(), to.as_ref()).map(Response::ByProcess),
-            Request::RestoreOnlyBy(options) => verbs.restore_only_by(by, &options).map(Response::RestoredOnly),
+            Request::RestoreOnlyBy(options) => verbs.restore_only_by(by, &options).map(|restored| Response::RestoredOnly(Box::new(restored))),
             Request::Restore(options) => verbs.restore(by, &options).map(Response::Restored),
             Request::Delete { state, now } => verbs.delete(by, &state, now).map(Response::Checkpoint),
             Request::Operations { before, limit } => verbs.operations(before, limit).map(Response::Operations),
@@ -300,13 +310,25 @@ impl Server {
                 }
                 Ok(Response::Faults { calls: seen.calls, failed: seen.failed })
             }
-            Request::Unmount { lazy, leave: _ } => verbs.unmount(lazy).map(|()| Response::Done),
+            Request::Cancel => Ok(Response::Done),
+            Request::Unmount { lazy, leave: _, keep } => verbs.unmount(lazy, keep).map(|()| Response::Done),
         }));
         answer.unwrap_or_else(|_| {
             let message = "the daemon made a mistake in answering; its log says more".into();
             Err(VerbError { code: "internal".into(), message, hint: Some("see .ckptfs/daemon.log".into()) })
         })
     }
+}
+
+/// Whoever is at the other end has gone, or says that what was asked for is to be given up. One who only says no more still waits for an answer.
+fn is_given_up(stream: &UnixStream) -> bool {
+    let mut said = [0; CANCEL_BYTES_MAX];
+    let said = match sys::peek(stream, &mut said) {
+        Ok(length) => said.get(..length).unwrap_or_default(),
+        Err(_) => &[],
+    };
+    let line = said.split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();
+    matches!(Call::decode(line), Ok(Call { request: Request::Cancel, .. })) || sys::is_peer_gone(stream)
 }
 
 /// Who is at the other end, for the record. It was let in, so the kernel told once already.

@@ -1,6 +1,7 @@
 //! The protocol end to end, over a fake of the verbs.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use super::protocol::{encode, join, split};
 use super::*;
+use crate::engine::Keep;
 use crate::engine::api::who::{ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath};
 use crate::engine::api::*;
 use crate::engine::export::parts::{ExportAsk, ExportPart};
@@ -23,6 +25,7 @@ struct Fake {
 
 fn info(id: u64) -> CheckpointInfo {
     CheckpointInfo {
+        changes: None,
         id: CheckpointId(id),
         tags: vec!["v1".into()],
         note: "before the refactor\n\u{1}".into(),
@@ -45,9 +48,7 @@ fn info(id: u64) -> CheckpointInfo {
 
 fn changes(count: usize) -> Vec<Change> {
     let path = |n: usize| TreePath(format!("directory-{n}/\u{fffd}").into_bytes().into_iter().chain([0xff, b'\n']).collect());
-    (0..count)
-        .map(|n| Change { path: path(n), change: ChangeKind::Renamed, from: Some(path(n + 1)), kind: Kind::File, old_size: None, size: None })
-        .collect()
+    (0..count).map(|n| Change { from: Some(path(n + 1)), ..Change::new(path(n).0, ChangeKind::Renamed, Kind::File) }).collect()
 }
 
 fn status(count: usize) -> Status {
@@ -62,10 +63,12 @@ fn status(count: usize) -> Status {
         daemon: DaemonInfo { pid: 1, started: "2026-11-21T09:00:00Z".into(), version: "0".into(), holder: None, takeovers: 0, taken_over: None },
         epoch: 2,
         latest: Some(CheckpointId(1)),
+        base: Some(CheckpointId(1)),
         checkpoints: 1,
         dirty: changes(count),
         shared: Default::default(),
         warnings: vec![],
+        had_below: false,
     }
 }
 
@@ -143,6 +146,7 @@ impl Verbs for Fake {
             guard: None,
             changes,
             unknown: Vec::new(),
+            split: Vec::new(),
             dropped: Vec::new(),
             dry_run: options.dry_run,
             duration_us: 5,
@@ -154,7 +158,7 @@ impl Verbs for Fake {
     }
     fn restore_only_by(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
         let to = StateName("1".into());
-        let restored = self.restore(by, &RestoreOptions { to, paths: Vec::new(), dry_run: options.dry_run })?;
+        let restored = self.restore(by, &RestoreOptions { to, paths: Vec::new(), dry_run: options.dry_run, times: None })?;
         let shared = vec![SharedPath { path: TreePath(b"\xff".to_vec()), by: vec![options.who.clone()] }];
         Ok(RestoredOnly { restored, shared })
     }
@@ -187,35 +191,44 @@ impl Verbs for Fake {
         Ok(vec![event(); self.changes])
     }
 
-    fn unmount(&self, _: bool) -> VerbResult<()> {
+    fn unmount(&self, _: bool, _: Option<Keep>) -> VerbResult<()> {
         Ok(())
     }
 }
 
 struct Served {
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
     path: PathBuf,
     left: Arc<AtomicUsize>,
 }
 
 fn served(changes: usize) -> Served {
     let dir = tempfile::tempdir().expect("directory");
-    let path = dir.path().join(SOCKET_NAME);
+    let store = dir.path().join(STORE_NAME);
+    std::fs::DirBuilder::new().mode(0o700).create(&store).expect("mkdir");
+    let path = store.join(SOCKET_NAME);
+    let tree = crate::sys::mount_source(dir.path());
     let left = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&left);
     let leave = move || {
         counter.fetch_add(1, Ordering::SeqCst);
     };
-    serve(UnixListener::bind(&path).expect("bind"), Arc::new(Fake { changes }), leave).expect("serve");
-    Served { _dir: dir, path, left }
+    serve(UnixListener::bind(&path).expect("bind"), Arc::new(Fake { changes }), tree, leave).expect("serve");
+    Served { dir, path, left }
 }
 
 #[test]
 fn every_verb_arrives_and_its_answer_comes_back() {
     let served = served(3);
     let mut client = Client::connect_path(&served.path).expect("connect");
-    let options =
-        CheckpointOptions { note: "n\u{0}ote".into(), tags: vec!["a".into(), "b".into()], sync: true, if_changed: true, quiesce_ms: Some(2000) };
+    let options = CheckpointOptions {
+        note: "n\u{0}ote".into(),
+        tags: vec!["a".into(), "b".into()],
+        sync: true,
+        if_changed: true,
+        quiesce_ms: Some(2000),
+        ..CheckpointOptions::default()
+    };
     let made = client.checkpoint(options.clone()).expect("checkpoint");
     assert_eq!((made.note, made.tags), (options.note, options.tags));
     assert_eq!(client.status().expect("status"), status(3));
@@ -225,17 +238,45 @@ fn every_verb_arrives_and_its_answer_comes_back() {
     assert_eq!(client.audit().expect("audit"), vec![event(); 3]);
     let verified = client.verify(VerifyOptions { state: None, deep: true, run: Some(9) }).expect("verify");
     assert_eq!((verified.run, verified.total), (9, 1));
-    let restore = RestoreOptions { to: StateName("1".into()), paths: vec![TreePath(vec![0xfe])], dry_run: true };
+    let restore = RestoreOptions { to: StateName("1".into()), paths: vec![TreePath(vec![0xfe])], dry_run: true, times: None };
     assert!(client.restore(restore).expect("restore").dry_run);
     let error = client.show(StateName("9".into())).expect_err("unknown");
     assert_eq!((error.code.as_str(), error.hint.as_deref()), ("unknown-checkpoint", Some("list them: ckptfs log")));
 }
 
 #[test]
-fn connecting_by_the_store_s_descriptor_works() {
+fn a_daemon_is_found_by_its_directory_and_one_of_another_tree_does_nothing() {
     let served = served(0);
-    let store = crate::sys::host::open_dir_path(served.path.parent().expect("parent")).expect("open");
-    assert!(Client::connect(&store).expect("connect").log().expect("log").is_empty());
+    let connected = |dir: &std::path::Path| Client::of(&Store::of(dir).expect("look").expect("a store")).expect("connect");
+    let mut client = connected(served.dir.path());
+    assert!(client.log().expect("log").is_empty());
+    assert!(client.again().expect("again").log().expect("log").is_empty());
+    // Whoever may write in the directory above can exchange two trees of ours.
+    let elsewhere = tempfile::tempdir().expect("directory");
+    let moved = elsewhere.path().join("moved");
+    std::fs::rename(served.dir.path(), &moved).expect("rename");
+    assert_eq!(connected(&moved).log().expect_err("another tree").code, "wrong-tree");
+    std::fs::rename(&moved, served.dir.path()).expect("rename back");
+}
+
+#[test]
+fn a_store_that_others_can_write_and_a_link_to_one_are_not_believed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let served = served(0);
+    let store = served.dir.path().join(STORE_NAME);
+    std::fs::write(store.join("format"), "x").expect("write");
+    let mode = |mode| std::fs::set_permissions(&store, std::fs::Permissions::from_mode(mode)).expect("chmod");
+    for wrong in [0o777, 0o770, 0o702] {
+        mode(wrong);
+        assert!(matches!(look(served.dir.path()).expect("look"), Seen::Foreign(_)), "{wrong:o}");
+    }
+    mode(0o755);
+    assert!(matches!(look(served.dir.path()).expect("look"), Seen::Store(_)));
+    let other = tempfile::tempdir().expect("directory");
+    symlink(&store, other.path().join(STORE_NAME)).expect("symlink");
+    assert!(matches!(look(other.path()).expect("look"), Seen::Nothing));
+    symlink("nowhere", other.path().join("sub")).expect("symlink");
+    assert!(matches!(look(&other.path().join("sub")).expect("look"), Seen::Nothing));
 }
 
 #[test]
@@ -250,9 +291,9 @@ fn a_panic_in_a_verb_is_an_error_and_the_connection_goes_on() {
 fn leave_is_called_after_the_answer_and_only_if_asked() {
     let served = served(0);
     let mut client = Client::connect_path(&served.path).expect("connect");
-    client.unmount(true, false).expect("unmount");
+    client.unmount(true, false, None).expect("unmount");
     assert_eq!(served.left.load(Ordering::SeqCst), 0);
-    client.unmount(true, true).expect("unmount");
+    client.unmount(true, true, Some(Keep::None)).expect("unmount");
     client.log().expect("the next request on the connection is served after `leave`");
     assert_eq!(served.left.load(Ordering::SeqCst), 1);
     assert!(!client.wait_ended(Duration::from_millis(10)));

@@ -1,6 +1,10 @@
 //! Makes Rust of csi.proto, with a compiler in Rust: nothing has to be installed.
 
 fn main() {
+    // The bounds of tests/bounds are of whole processes: of a debug build the loader would relocate more than a megabyte for each. A release keeps PIE.
+    if std::env::var("PROFILE").is_ok_and(|profile| profile == "debug") && std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
+        println!("cargo:rustc-link-arg-bins=-no-pie");
+    }
     println!("cargo::rerun-if-changed=src/csi/csi.proto");
     println!("cargo::rerun-if-changed=src/csi/build.rs");
     #[cfg(feature = "csi")]

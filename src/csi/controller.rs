@@ -2,7 +2,7 @@
 
 use tonic::{Request, Response, Status};
 
-use super::names;
+use super::names::{self, SnapshotId};
 use super::node::signed;
 use super::pages::{Key, page};
 use super::proto::controller_server::Controller;
@@ -38,6 +38,16 @@ const CAPABILITIES: [Rpc; 9] = [
     Rpc::GetSnapshot,
 ];
 
+/// What a volume begins with.
+struct Begins {
+    /// Its id.
+    id: String,
+    /// The same as the pool calls it.
+    from: String,
+    /// Its size; 0: not known.
+    bytes: u64,
+}
+
 /// A name that somebody gives.
 fn named(text: &str) -> Result<&str, Status> {
     let text = required("name", text)?;
@@ -55,9 +65,9 @@ impl Driver {
         let parameters = wanted::parameters(&request.parameters)?;
         wanted::accessible(request.accessibility_requirements.as_ref(), &self.node)?;
         let source = request.volume_content_source.as_ref().map(|source| self.source(source)).transpose()?;
-        let from = source.as_ref().map(|(id, bytes)| (id.as_str(), *bytes));
+        let from = source.as_ref().map(|source| (source.from.as_str(), source.bytes));
         let (bytes, options) = wanted::options(&parameters, range, from)?;
-        let source = source.map(|(id, _)| id);
+        let source = source.map(|source| source.id);
         let made_ns = i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(0);
         let claim = Claim { name: name.to_owned(), bytes, parameters: parameters.clone(), source: source.clone(), made_ns };
         let same = |there: &Record| {
@@ -68,17 +78,22 @@ impl Driver {
         Ok(CreateVolumeResponse { volume: Some(self.told(&record)) })
     }
 
-    /// What a volume shall begin with, as the pool calls it, and its bytes.
-    fn source(&self, source: &VolumeContentSource) -> Result<(String, u64), Status> {
+    /// What a volume shall begin with.
+    fn source(&self, source: &VolumeContentSource) -> Result<Begins, Status> {
         let bytes = |record: &Record| record.claim.as_ref().map_or(0, |claim| claim.bytes);
         match &source.r#type {
             Some(Source::Volume(VolumeSource { volume_id })) => {
                 let record = self.volume(required("volume_id of the source", volume_id)?)?;
-                Ok((volume_id.clone(), bytes(&record)))
+                Ok(Begins { id: volume_id.clone(), from: volume_id.clone(), bytes: bytes(&record) })
             }
             Some(Source::Snapshot(SnapshotSource { snapshot_id })) => {
-                let (_, kept) = self.find(required("snapshot_id of the source", snapshot_id)?)?.ok_or_else(|| no_snapshot(snapshot_id))?;
-                Ok((snapshot_id.clone(), kept.bytes))
+                let id = required("snapshot_id of the source", snapshot_id)?;
+                if let Some(node) = self.elsewhere(id) {
+                    // With this the provisioner has another node chosen for the pod (CSI: CreateVolume, RESOURCE_EXHAUSTED).
+                    return Err(Status::resource_exhausted(format!("snapshot {id} is on node {node}: a volume of it can be made there only")));
+                }
+                let (volume, kept) = self.find(id)?.ok_or_else(|| no_snapshot(id))?;
+                Ok(Begins { id: id.to_owned(), from: format!("{volume}@{}", kept.checkpoint), bytes: kept.bytes })
             }
             None => Err(invalid("volume_content_source has no source")),
         }
@@ -170,20 +185,30 @@ impl Driver {
         }
         self.volume(volume)?;
         let kept = self.pool.snapshot(volume, name, &names::tag(name)).map_err(|error| of(&error))?;
-        Ok(CreateSnapshotResponse { snapshot: Some(snapshot(volume, &kept)?) })
+        Ok(CreateSnapshotResponse { snapshot: Some(snapshot(names::snapshot_id(volume, kept.checkpoint, &self.node), volume, &kept)?) })
     }
 
     fn delete_snapshot(&self, request: &DeleteSnapshotRequest) -> Result<DeleteSnapshotResponse, Status> {
         let id = required("snapshot_id", &request.snapshot_id)?;
-        if let Some((volume, checkpoint)) = names::parse_snapshot_id(id) {
+        if let Some(node) = self.elsewhere(id) {
+            return Err(Status::failed_precondition(format!("snapshot {id} is on node {node}, and deleted there")));
+        }
+        if let Some(SnapshotId { volume, checkpoint, .. }) = names::parse_snapshot_id(id) {
             self.pool.drop_snapshot(volume, checkpoint).map_err(|error| of(&error))?;
         }
         Ok(DeleteSnapshotResponse {})
     }
 
-    /// A snapshot, and its volume. A checkpoint that somebody has made otherwise is one for whoever knows its id.
+    /// The node that a snapshot is on, if its id says that it is another than this one.
+    fn elsewhere<'a>(&self, id: &'a str) -> Option<&'a str> {
+        names::parse_snapshot_id(id)?.node.filter(|node| *node != names::node(&self.node))
+    }
+
+    /// A snapshot of this node, and its volume. A checkpoint that somebody has made otherwise is one for whoever knows its id.
     fn find(&self, id: &str) -> Result<Option<(String, Kept)>, Status> {
-        let Some((volume, checkpoint)) = names::parse_snapshot_id(id) else { return Ok(None) };
+        let Some(SnapshotId { volume, checkpoint, .. }) = names::parse_snapshot_id(id).filter(|_| self.elsewhere(id).is_none()) else {
+            return Ok(None);
+        };
         let Ok(record) = self.pool.get(volume) else { return Ok(None) };
         if let Some(kept) = record.snapshots.iter().find(|one| one.checkpoint == checkpoint) {
             return Ok(Some((volume.to_owned(), kept.clone())));
@@ -201,7 +226,7 @@ impl Driver {
     fn get_snapshot(&self, request: &GetSnapshotRequest) -> Result<GetSnapshotResponse, Status> {
         let id = required("snapshot_id", &request.snapshot_id)?;
         let (volume, kept) = self.find(id)?.ok_or_else(|| no_snapshot(id))?;
-        Ok(GetSnapshotResponse { snapshot: Some(snapshot(&volume, &kept)?) })
+        Ok(GetSnapshotResponse { snapshot: Some(snapshot(id.to_owned(), &volume, &kept)?) })
     }
 
     fn list_snapshots(&self, request: &ListSnapshotsRequest) -> Result<ListSnapshotsResponse, Status> {
@@ -215,7 +240,9 @@ impl Driver {
         let all: Vec<(Key, Snapshot)> = known
             .iter()
             .map(|(volume, kept)| {
-                let told = snapshot(volume, kept)?;
+                // Asked for by its id, it has that one.
+                let id = Some(&request.snapshot_id).filter(|id| !id.is_empty()).cloned();
+                let told = snapshot(id.unwrap_or_else(|| names::snapshot_id(volume, kept.checkpoint, &self.node)), volume, kept)?;
                 let made_ns = time(kept)?.as_nanosecond();
                 Ok(((i64::try_from(made_ns).unwrap_or(0), told.snapshot_id.clone()), told))
             })
@@ -234,11 +261,11 @@ fn time(kept: &Kept) -> Result<jiff::Timestamp, Status> {
     kept.created.parse().map_err(|_| Status::internal(format!("the time of checkpoint {} cannot be read", kept.checkpoint)))
 }
 
-fn snapshot(volume: &str, kept: &Kept) -> Result<Snapshot, Status> {
+fn snapshot(snapshot_id: String, volume: &str, kept: &Kept) -> Result<Snapshot, Status> {
     let created = time(kept)?;
     Ok(Snapshot {
         size_bytes: signed(kept.bytes),
-        snapshot_id: names::snapshot_id(volume, kept.checkpoint),
+        snapshot_id,
         source_volume_id: volume.to_owned(),
         creation_time: Some(prost_types::Timestamp { seconds: created.as_second(), nanos: created.subsec_nanosecond() }),
         // It is one the moment it is made.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! volume_id      the volume's name in the pool        (names.rs: what the orchestrator calls it, if the pool can)
-//! snapshot_id    VOLUME@N, N the number of the checkpoint
+//! snapshot_id    VOLUME@N@NODE, N the number of the checkpoint; VOLUME@N is understood too
 //! topology       csi.ckptfs/node = the id of the node: a volume is where its files are
 //! ```
 //!

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::Keep;
 use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
 use crate::store::ids::CheckpointId;
@@ -14,6 +15,7 @@ use crate::store::record::{Actor, Kept, Reason};
 
 pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
+pub use super::error::not_exact;
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
 pub use super::retention::{Retention, Rule};
 pub use super::tiers::Tier;
@@ -101,6 +103,9 @@ pub struct CheckpointOptions {
     /// Wait so long, in milliseconds, for an instant at which nothing is being changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiesce_ms: Option<u64>,
+    /// When the state was there, nanoseconds since 1970, if it is imported from another history.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_ns: Option<i64>,
 }
 
 /// Which checkpoints to find: those for which everything holds that is given.
@@ -139,6 +144,9 @@ pub struct Query {
     /// This user asked for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+    /// Tell of each how many paths `diff` tells.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counted: bool,
 }
 
 /// Other tags for a checkpoint; all or nothing.
@@ -195,6 +203,9 @@ pub struct VersionInfo {
 pub struct CheckpointInfo {
     /// Number.
     pub id: CheckpointId,
+    /// How many paths differ from its parent, if that was asked for and did not take too long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<u64>,
     /// Tags, sorted.
     pub tags: Vec<String>,
     /// Note; may be empty.
@@ -253,9 +264,10 @@ pub struct DroppedInfo {
 impl CheckpointInfo {
     /// The journal's checkpoint as people see it.
     pub fn new(checkpoint: &Kept) -> CheckpointInfo {
-        let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.created_ns)).map(|time| time.to_string()).unwrap_or_default();
+        let created = jiff::Timestamp::from_nanosecond(i128::from(checkpoint.state_ns())).map(|time| time.to_string()).unwrap_or_default();
         CheckpointInfo {
             id: checkpoint.id,
+            changes: None,
             tags: checkpoint.tags.clone(),
             note: checkpoint.note.clone(),
             created,
@@ -294,6 +306,29 @@ pub enum ChangeKind {
     /// It is of another kind.
     #[serde(rename = "T")]
     TypeChanged,
+    /// It cannot be told.
+    #[serde(rename = "?")]
+    Unknown,
+}
+
+/// Why it cannot be told what a path was, or is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Why {
+    /// It was changed while nothing was mounted, or past the mount.
+    ChangedUnseen,
+    /// It cannot be read: a version is lost or damaged.
+    Unreadable,
+}
+
+impl Why {
+    /// As people are told.
+    pub fn words(self) -> &'static str {
+        match self {
+            Why::ChangedUnseen => "it was changed while nothing was mounted, or past the mount",
+            Why::Unreadable => "it cannot be read: a version of it is lost or damaged",
+        }
+    }
 }
 
 impl ChangeKind {
@@ -305,6 +340,7 @@ impl ChangeKind {
             ChangeKind::Deleted => 'D',
             ChangeKind::Renamed => 'R',
             ChangeKind::TypeChanged => 'T',
+            ChangeKind::Unknown => '?',
         }
     }
 }
@@ -327,6 +363,21 @@ pub struct Change {
     /// Size in the newer state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
+    /// Of what cannot be told: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Why>,
+}
+
+impl Change {
+    /// A path that changed so.
+    pub fn new(path: Vec<u8>, change: ChangeKind, kind: crate::sys::Kind) -> Change {
+        Change { path: TreePath(path), change, from: None, kind, old_size: None, size: None, why: None }
+    }
+
+    /// A path of which nobody knows how it changed.
+    pub fn unknown(path: Vec<u8>, kind: crate::sys::Kind, why: Why) -> Change {
+        Change { why: Some(why), ..Change::new(path, ChangeKind::Unknown, kind) }
+    }
 }
 
 /// What `status` says.
@@ -353,17 +404,23 @@ pub struct Status {
     pub daemon: DaemonInfo,
     /// Number of the open epoch.
     pub epoch: u64,
-    /// The newest checkpoint, if there is one.
+    /// The newest checkpoint that somebody asked for, if there is one.
     pub latest: Option<CheckpointId>,
+    /// The one that the tree comes from, with which it is compared: after a restore of the whole tree what was restored.
+    #[serde(default)]
+    pub base: Option<CheckpointId>,
     /// Number of checkpoints kept.
     pub checkpoints: u64,
-    /// Every path that differs from the newest checkpoint, sorted by path; empty if there is no checkpoint.
+    /// Every path that differs from `base`, sorted by path; empty if there is no checkpoint.
     pub dirty: Vec<Change>,
     /// Files that came to share what others with the same content have, since the mount.
     #[serde(default)]
     pub shared: super::dedup::Count,
     /// What somebody should know: damage found, captures refused, changes made while not mounted.
     pub warnings: Vec<String>,
+    /// Somebody had something of the directory below the mount when it was mounted, or that is not known.
+    #[serde(default)]
+    pub had_below: bool,
 }
 
 /// What `stats` says: numbers of a running daemon.
@@ -430,6 +487,23 @@ pub struct DaemonInfo {
     pub taken_over: Option<String>,
 }
 
+/// Which time a restore gives to files that it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Times {
+    /// The one that they had.
+    Kept,
+    /// That of the restore: whatever is made from them is older, and is made again.
+    Now,
+}
+
+impl Times {
+    /// What is meant where nothing was said: outputs come back with the whole tree, and stay with some paths of it.
+    pub fn or_default(said: Option<Times>, paths: bool) -> Times {
+        said.unwrap_or(if paths { Times::Now } else { Times::Kept })
+    }
+}
+
 /// What a restore is asked to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreOptions {
@@ -439,6 +513,9 @@ pub struct RestoreOptions {
     pub paths: Vec<TreePath>,
     /// Only tell what would change.
     pub dry_run: bool,
+    /// Which time files get; [`Times::Now`] with paths and [`Times::Kept`] without, if not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<Times>,
 }
 
 /// What a restore did, or would do.
@@ -446,7 +523,7 @@ pub struct RestoreOptions {
 pub struct Restored {
     /// What was restored.
     pub restored: CheckpointId,
-    /// The checkpoint of what was there before; `None` only in a dry run.
+    /// The checkpoint of what was there before; `None` in a dry run, and if everything was so already.
     pub guard: Option<CheckpointId>,
     /// What changed in the live tree, sorted by path.
     pub changes: Vec<Change>,
@@ -456,6 +533,9 @@ pub struct Restored {
     /// Paths of which a tier dropped something that the checkpoint had: they stay as they are, with all below them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dropped: Vec<TreePath>,
+    /// Paths that were one file with others that were not to be restored, and are files of their own now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub split: Vec<TreePath>,
     /// It was only asked what would change.
     pub dry_run: bool,
     /// Time in the daemon, microseconds.
@@ -642,6 +722,6 @@ pub trait Verbs: Send + Sync {
     fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart>;
     /// A step of an import into the tree, and descriptors that it needs; see [`super::import`].
     fn import(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart>;
-    /// Asks the daemon to unmount and end. `lazy`: although files are open.
-    fn unmount(&self, lazy: bool) -> VerbResult<()>;
+    /// Asks the daemon to unmount and end. `lazy`: although files are open. `keep`: and not as the settings say.
+    fn unmount(&self, lazy: bool, keep: Option<Keep>) -> VerbResult<()>;
 }

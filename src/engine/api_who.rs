@@ -62,6 +62,9 @@ pub struct OnlyBy {
     pub also_shared: bool,
     /// Only tell what would change.
     pub dry_run: bool,
+    /// As of a restore of some paths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<super::Times>,
 }
 
 /// A path that stays although the process changed it.

@@ -63,7 +63,7 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         Record::Checkpoint(made) => {
             let guard = match made.reason {
                 Reason::Guard { restored } => Some(restored),
-                Reason::Asked | Reason::Directory { .. } | Reason::Auto { .. } => None,
+                Reason::Asked | Reason::Directory { .. } | Reason::Auto { .. } | Reason::Imported { .. } => None,
             };
             let event = plain(AuditKind::Checkpoint, Some(made.created_ns));
             AuditEvent { checkpoint: Some(made.id), guard, tags: made.tags, note: made.note, ..event }

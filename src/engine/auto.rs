@@ -234,7 +234,7 @@ impl Engine {
         }
         if let Some(last) = self.timeline().last() {
             self.settle();
-            match self.compare(State::At(last), State::Live, b"") {
+            match self.compare_all(State::At(last), State::Live) {
                 Ok(changes) if changes.is_empty() => return true,
                 Ok(_) => {}
                 Err(errno) => {

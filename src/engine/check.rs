@@ -19,6 +19,8 @@ use crate::store::layout::Layout;
 use crate::store::{Store, StoreError, check_end};
 use crate::sys::lock::Mutex;
 
+/// What [`StoreCheck::repair`] says of an index that it has made.
+pub const INDEX_MADE: &str = "the index was made from the journal";
 /// How long one part of a verification takes.
 const PART_TIME: Duration = Duration::from_millis(200);
 /// Findings that one part tells.
@@ -121,9 +123,7 @@ impl Engine {
                 let of = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;
                 let mut check = Check::begin(&store.journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
                 check.compare_index(&store.index, &store.journal);
-                if options.deep || of.is_some() {
-                    self.look_behind(of.or(self.timeline().last()), &mut check)?;
-                }
+                self.look_behind(of, options.deep, &mut check)?;
                 check
             }
         };
@@ -140,10 +140,19 @@ impl Engine {
         Ok(Verified { run, ..told })
     }
 
-    /// What a checkpoint cannot show because it was changed behind our back: found by a walk over the tree.
-    fn look_behind(&self, of: Option<CheckpointId>, check: &mut Check) -> VerbResult<()> {
-        let Some(id) = of else { return Ok(()) };
-        let changed = self.find_unserved(id).map_err(|errno| error::failed("the tree cannot be read", errno))?;
+    /// What checkpoints cannot show because it was changed behind our back. Where nobody was asked to be thorough only what is known without a walk, or was
+    /// changed while nobody served the tree.
+    fn look_behind(&self, of: Option<CheckpointId>, deep: bool, check: &mut Check) -> VerbResult<()> {
+        let retained = self.timeline().retained();
+        // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk tells most.
+        let Some(id) = of.or(if deep { self.timeline().last() } else { retained.first().map(|(id, _)| *id) }) else { return Ok(()) };
+        let failed = |errno| error::failed("the tree cannot be read", errno);
+        let mut changed = self.changed_unserved(id).map_err(failed)?;
+        if deep || of.is_some() {
+            changed.extend(self.find_unserved(id).map_err(failed)?);
+            changed.sort_by(|a, b| a.path.cmp(&b.path));
+            changed.dedup_by(|a, b| a.path == b.path);
+        }
         check.findings.extend(changed.into_iter().map(|change| {
             let found = Finding::of_store(DamageKind::ChangedUnseen, "the tree", "it was changed while nothing was mounted, or past the mount");
             Finding { path: Some(change.path.0), checkpoints: vec![id], ..found }
@@ -276,8 +285,12 @@ impl StoreCheck {
             if opened.rebuilt.is_none() {
                 store.rebuild_index().map_err(|cause| unreadable(&cause))?;
             }
-            store.index.flush_durable().map_err(|cause| unreadable(&cause))?;
-            said.push("the index was made from the journal".to_owned());
+            if store.index.is_in_memory() {
+                said.push("there is no room for the index: a mount makes it in memory".to_owned());
+            } else {
+                store.index.flush_durable().map_err(|cause| unreadable(&cause))?;
+                said.push(INDEX_MADE.to_owned());
+            }
         }
         Ok(said)
     }

@@ -9,17 +9,19 @@ use super::error;
 use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
 use crate::history::who::Numbered;
-use crate::store::ids::{CheckpointId, Slot};
+use crate::live::Freeze;
+use crate::store::ids::{CheckpointId, ObjectId, Slot};
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
 use crate::store::operation::Deed;
-use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Kept, Reason, Record};
-use crate::sys::lock::RwLockWriteGuard;
+use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Kept, Reason, Record, is_tag};
 use crate::sys::{self, Errno, SysResult};
 
 /// Rounds of flushing mapped files after which the freeze comes although stores may be missing.
 const FLUSH_ROUNDS_MAX: u32 = 64;
 /// Time after which it does.
 const FLUSH_MAX: Duration = Duration::from_millis(50);
+/// How often a checkpoint waits for a process that is in its way, with nothing frozen.
+const WAYS_CLEARED_MAX: u32 = 3;
 /// Bytes of a tag at most: it is a name in `.snapshots`.
 pub const TAG_BYTES_MAX: usize = 100;
 
@@ -42,10 +44,19 @@ impl Engine {
         }
         check_note(&options.note)?;
         let prepared = options.sync.then(|| self.live.prepare_sync());
-        let Frozen { gate, flushed, calm, _one_at_a_time } = self.freeze_within(options.quiesce_ms.map(Duration::from_millis));
-        let sealed = self.seal(Some(by), &options.note, tags, reason, flushed);
-        drop(gate);
-        let (checkpoint, opened) = sealed.map_err(|errno| error::failed("the checkpoint was not made", errno))?;
+        let (mut waits, quiesce) = (0, options.quiesce_ms.map(Duration::from_millis));
+        let (checkpoint, opened, calm, _one_at_a_time) = loop {
+            let made = self.freeze_within(quiesce).and_then(|Frozen { gate, flushed, calm, _one_at_a_time }| {
+                let sealed = self.seal(Some(by), &options.note, tags.clone(), reason.clone(), flushed);
+                drop(gate);
+                sealed.map(|(checkpoint, opened)| (checkpoint, opened, calm, _one_at_a_time))
+            });
+            match made {
+                // Most who write much in one call do end.
+                Err(Errno::EBUSY) if waits < WAYS_CLEARED_MAX && self.live.await_way() => waits += 1,
+                made => break made.map_err(|errno| self.failed("the checkpoint was not made", errno))?,
+            }
+        };
         let open_files = opened.files;
         self.tell_open(checkpoint.id, opened);
         if let Some(prepared) = prepared {
@@ -65,7 +76,10 @@ impl Engine {
     /// Makes every change wait, for as long as the guard lives. What can be done before is: files no longer mapped are settled, hot ones written
     /// back, dirty pages of mappings that are in the kernel's cache brought in as writes. Says whether the tree holds every store that was made
     /// through such a mapping before any change that it holds.
-    pub(super) fn freeze(&self) -> (RwLockWriteGuard<'_, ()>, bool) {
+    ///
+    /// # Errors
+    /// EBUSY: see [`crate::live::Live::freeze`].
+    pub(super) fn freeze(&self) -> SysResult<(Freeze<'_>, bool)> {
         self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
@@ -78,11 +92,11 @@ impl Engine {
             if !last && !self.live.stores_are_flushed() {
                 continue;
             }
-            let gate = self.live.gate.write();
+            let gate = self.live.freeze()?;
             let flushed = self.live.stores_are_flushed();
             if last || flushed {
                 self.live.unwatch_stores();
-                return (gate, flushed);
+                return Ok((gate, flushed));
             }
         }
     }
@@ -174,8 +188,13 @@ impl Engine {
             timeline.operate(by, None, Deed::Deleted { id, freed: true }, vec![Record::Deleted { id }])
         };
         freed.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
-        for object in &unneeded {
-            match timeline.store().layers.remove(*object) {
+        Ok(self.remove_unneeded(&kept, &unneeded))
+    }
+
+    /// A checkpoint was deleted for good: removes the versions that only it needed, and has the kernel forget it.
+    pub(super) fn remove_unneeded(&self, kept: &Kept, unneeded: &[ObjectId]) -> CheckpointInfo {
+        for object in unneeded {
+            match self.timeline().store().layers.remove(*object) {
                 // It went with a checkpoint that was deleted before.
                 Err(error) if error.errno() == Errno::ENOENT => {}
                 Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
@@ -183,9 +202,25 @@ impl Engine {
             }
         }
         self.remove_empty_layers(&unneeded.iter().map(|object| object.epoch).collect());
-        let deleted = CheckpointInfo::new(&kept);
+        if !unneeded.is_empty() {
+            self.drop_kept();
+        }
+        let deleted = CheckpointInfo::new(kept);
         self.forget_view(&deleted);
-        Ok(deleted)
+        deleted
+    }
+
+    /// Versions were freed: the clones that are kept for the next absence may have what is left of them.
+    pub(super) fn drop_kept(&self) {
+        if let Err(errno) = self.live.drop_kept() {
+            tracing::warn!(%errno, "what was kept while nothing was mounted was not removed");
+        }
+    }
+
+    /// What failed with this errno, and for which file if it was kept by a process.
+    pub(super) fn failed(&self, what: &str, errno: Errno) -> VerbError {
+        let path = self.live.in_the_way().filter(|_| errno == Errno::EBUSY).and_then(|slot| self.live.path_of(slot));
+        path.map_or_else(|| error::failed(what, errno), |path| error::in_the_way(what, &path))
     }
 
     /// What to say of a checkpoint that nobody sees.
@@ -209,10 +244,7 @@ pub(super) fn check_note(note: &str) -> VerbResult<()> {
 
 /// A tag can be a name in `.snapshots` and is never taken for a number or a word of ours.
 pub(super) fn check_tag(tag: &str) -> VerbResult<()> {
-    let reserved = ["latest", "live", ".", ".."].contains(&tag) || tag.starts_with(INCOMPLETE_PREFIX);
-    let number = !tag.is_empty() && tag.bytes().all(|byte| byte.is_ascii_digit());
-    let shape = tag.is_empty() || tag.len() > TAG_BYTES_MAX || tag.starts_with('-') || tag.chars().any(|c| c == '/' || c.is_control());
-    if reserved || number || shape {
+    if !is_tag(tag) || tag.starts_with(INCOMPLETE_PREFIX) || tag.starts_with('-') || tag.len() > TAG_BYTES_MAX {
         return Err(VerbError {
             code: "bad-tag".into(),
             message: format!("{tag:?} cannot be a tag"),
@@ -232,6 +264,7 @@ pub(super) fn verb_errno(error: &VerbError) -> Errno {
         "unknown-checkpoint" => Errno::ENOENT,
         "no-space" => Errno::ENOSPC,
         "pinned" => Errno::EPERM,
+        "busy" => Errno::EBUSY,
         _ => Errno::EIO,
     }
 }

@@ -64,13 +64,9 @@ fn link_node(name: &str, target: CheckpointId) -> NodeId {
     NodeId(CONTROL | 1 << 60 | (u64::from_le_bytes(low) >> 8))
 }
 
-/// Offsets in `.snapshots`: dots, then numbers, then names.
+/// Offsets in `.snapshots`: dots, numbers, `latest`, tags. Each comes from the name, so it stays right while checkpoints come and go.
 const AFTER_DOTS: u64 = 2;
-const AFTER_NUMBERS: u64 = 1 << 61;
-
-fn tag_offset(name: &str) -> u64 {
-    AFTER_NUMBERS | (link_node(name, CheckpointId(0)).0 & (AFTER_NUMBERS - 1) >> 1)
-}
+const LATEST: u64 = 1 << 61;
 
 impl Engine {
     /// Whether a name in the root directory is ours.
@@ -150,7 +146,7 @@ impl Engine {
         }
         let id = if name == "latest" { self.timeline().latest() } else { self.timeline().tagged(name) };
         let Some(id) = id else { return Ok(Looked::Absent(Duration::ZERO)) };
-        if self.is_directory(id, name) {
+        if self.timeline().is_directory(id, name) {
             return self.view_root(id, true, 1);
         }
         let node = link_node(name, id);
@@ -162,11 +158,6 @@ impl Engine {
     fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
         (id.to_string() == name && self.timeline().has_checkpoint(id)).then_some(id)
-    }
-
-    fn is_directory(&self, id: CheckpointId, tag: &str) -> bool {
-        let checkpoint = self.timeline().checkpoint(id);
-        matches!(checkpoint.map(|kept| kept.checkpoint.reason), Some(Reason::Directory { name }) if name == tag)
     }
 
     /// The kernel may remember it: every path into a view goes by it, and [`Engine::forget_view`] tells when it is gone.
@@ -197,27 +188,29 @@ impl Engine {
         }
     }
 
-    /// What `.snapshots` lists: numbers, `latest`, tags. An offset comes from the name, so it stays right while checkpoints come and go.
-    pub(super) fn list_snapshots(&self) -> Vec<Listed> {
-        let root = Child { slot: Slot::ROOT, kind: Kind::Dir };
-        let mut names = Vec::new();
-        for checkpoint in self.timeline().checkpoints() {
-            let node = super::past::Past::number(checkpoint.id, false, root);
-            let next = AFTER_DOTS + checkpoint.id.0.min(AFTER_NUMBERS - AFTER_DOTS);
-            names.push(Listed { name: checkpoint.id.to_string().into_bytes(), node, kind: Kind::Dir, slot: node.0, next });
+    /// So many names of `.snapshots` after `offset`: dots, numbers, `latest`, tags. Costs what it gives, not what there is.
+    pub(super) fn list_snapshots(&self, offset: u64, count: usize) -> Vec<Listed> {
+        let view = |id: CheckpointId, named: bool| super::past::Past::number(id, named, Child { slot: Slot::ROOT, kind: Kind::Dir });
+        let listed = |name: String, node: NodeId, kind: Kind, next: u64| Listed { name: name.into_bytes(), node, kind, slot: node.0, next };
+        let link = |name: &str, id: CheckpointId, next: u64| listed(name.to_owned(), link_node(name, id), Kind::Symlink, next);
+        let dot = |name: &str, node: NodeId, next: u64| listed(name.to_owned(), node, Kind::Dir, next);
+        let mut names = vec![dot(".", SNAPDIR, 1), dot("..", NodeId(Slot::ROOT.0), AFTER_DOTS)];
+        if offset < LATEST {
+            let numbers = self.timeline().ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
+            names.extend(
+                numbers.into_iter().map(|id| listed(id.to_string(), view(id, false), Kind::Dir, AFTER_DOTS.saturating_add(id.0).min(LATEST - 1))),
+            );
         }
-        if let Some(id) = self.timeline().latest() {
-            let node = link_node("latest", id);
-            names.push(Listed { name: b"latest".to_vec(), node, kind: Kind::Symlink, slot: node.0, next: tag_offset("latest") });
+        if names.len() < count {
+            names.extend(self.timeline().latest().map(|id| link("latest", id, LATEST)));
+            let tags = self.timeline().tags_after(offset.saturating_sub(LATEST), count);
+            names.extend(tags.into_iter().map(|tagged| match (tagged.is_directory, LATEST + tagged.place) {
+                (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),
+                (false, next) => link(&tagged.tag, tagged.id, next),
+            }));
         }
-        for (tag, id) in self.timeline().tags() {
-            let (node, kind) = if self.is_directory(id, &tag) {
-                (super::past::Past::number(id, true, root), Kind::Dir)
-            } else {
-                (link_node(&tag, id), Kind::Symlink)
-            };
-            names.push(Listed { next: tag_offset(&tag), name: tag.into_bytes(), node, kind, slot: node.0 });
-        }
+        names.retain(|listed| listed.next > offset);
+        names.truncate(count);
         names
     }
 
@@ -238,17 +231,18 @@ impl Engine {
     }
 
     /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
-    /// A worker that died may have made it, if the caller asks again.
+    /// A worker that died may have made it, if the caller asks again. How many there may be says [`Engine::check_quota`].
     pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| verb_errno(&error))?;
         if caller.again
-            && let Some(id) = self.timeline().tagged(name).filter(|id| self.is_directory(*id, name))
+            && let Some(id) = self.timeline().tagged(name).filter(|id| self.timeline().is_directory(*id, name))
             && let Looked::Found(entry) = self.view_root(id, true, 1)?
         {
             return Ok(entry);
         }
-        let _one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
+        let mut one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
+        self.check_quota(caller, &mut one)?;
         let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
         let made =
             self.checkpoint_with_hooks(&caller.actor(), &options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
@@ -261,7 +255,7 @@ impl Engine {
     /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
     pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let tagged = self.timeline().tagged(name).filter(|id| self.is_directory(*id, name));
+        let tagged = self.timeline().tagged(name).filter(|id| self.timeline().is_directory(*id, name));
         let id = self.number(name).or(tagged).ok_or(Errno::ENOENT)?;
         self.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
     }

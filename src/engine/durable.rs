@@ -46,7 +46,7 @@ impl Pace {
 pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
     let prepared = live.prepare_sync();
     // Whoever was capturing has done so when the gate is had.
-    drop(live.gate.write());
+    drop(live.freeze()?);
     live.sync_tree(&prepared, nanoseconds(sys::now()))
 }
 

@@ -1,6 +1,7 @@
 //! Failures as people read them.
 
-use super::api::VerbError;
+use super::api::{TreePath, VerbError};
+use super::word::word;
 use crate::history::select::Unselected;
 use crate::store::ids::CheckpointId;
 use crate::sys::Errno;
@@ -20,6 +21,28 @@ pub(super) fn failed(what: &str, errno: Errno) -> VerbError {
     VerbError { code: code.into(), message: format!("{what}: {errno}"), hint: hint.map(str::to_owned) }
 }
 
+/// A process has a file for too long. The path is somebody else's text.
+pub(super) fn in_the_way(what: &str, path: &[u8]) -> VerbError {
+    VerbError {
+        code: "busy".into(),
+        message: format!("{what}: a process that reads or writes {:?} keeps it locked", String::from_utf8_lossy(path)),
+        hint: Some(
+            "try again; `fuser -v FILE` names who has it open; where the daemon does all I/O (--io=daemon) nobody can keep a file locked".into(),
+        ),
+    }
+}
+
+/// The store, or the directory that it is in, cannot be used.
+pub(super) fn unusable(errno: Errno) -> VerbError {
+    if errno != Errno::EXDEV {
+        return failed("the store cannot be used", errno);
+    }
+    // The number of a file does not tell it from others then.
+    let message = "files of this directory are on other devices than the directory, as in an overlay of several filesystems";
+    let hint = "mount a directory of the filesystem that is below";
+    VerbError { code: "other-filesystem".into(), message: message.into(), hint: Some(hint.into()) }
+}
+
 /// The index cannot be written, so no more epochs are closed.
 pub(super) fn index_failed(why: &str) -> VerbError {
     VerbError {
@@ -37,6 +60,16 @@ pub(super) fn unknown_state(name: &str, known: &[String]) -> VerbError {
         None => "`ckptfs log` lists all checkpoints".into(),
     };
     VerbError { code: "unknown-checkpoint".into(), message: format!("there is no checkpoint {name:?}"), hint: Some(hint) }
+}
+
+/// Of no path that was named can it be told what it was.
+pub(super) fn cannot_be_told(path: Option<&TreePath>, id: CheckpointId) -> VerbError {
+    let path = path.map(|path| String::from_utf8_lossy(&path.0).into_owned()).unwrap_or_default();
+    VerbError {
+        code: "io".into(),
+        message: format!("what {path:?} was in checkpoint {id} cannot be told: it stays as it is"),
+        hint: Some("`ckptfs verify` says what is damaged, `ckptfs log PATH` which checkpoints know it".into()),
+    }
 }
 
 /// The checkpoint was deleted, or its making undone.
@@ -92,6 +125,26 @@ pub(super) fn too_many_names() -> VerbError {
     VerbError { code: "too-many-names".into(), message: "it restored too many single paths".into(), hint: None }
 }
 
+/// Undoing would hide what somebody asked for.
+pub(super) fn was_asked_for(number: u64, id: CheckpointId) -> VerbError {
+    VerbError {
+        code: "asked-for".into(),
+        message: format!("operation {number} made checkpoint {id}: to undo it would hide that, and leave the tree as it is"),
+        hint: Some(format!(
+            "ckptfs restore {id} makes the tree what it was then; ckptfs undo --force hides the checkpoint; ckptfs undo --skip goes past it"
+        )),
+    }
+}
+
+/// Something was removed since the last operation.
+pub(super) fn burst_since(id: CheckpointId) -> VerbError {
+    VerbError {
+        code: "burst-since".into(),
+        message: format!("many files were removed or emptied since the last operation; checkpoint {id} was made just before"),
+        hint: Some(format!("to bring back what was there then: ckptfs restore {id}; to undo the last operation all the same: ckptfs undo --force")),
+    }
+}
+
 /// A checkpoint has no room for so many tags.
 pub(super) fn too_many_tags(count: usize) -> VerbError {
     VerbError { code: "bad-tag".into(), message: format!("{count} tags are too many for one checkpoint"), hint: None }
@@ -106,12 +159,22 @@ pub(super) fn unselected(name: &str, why: Unselected, known: &[String]) -> VerbE
             let tags: Vec<String> = tags.iter().take(5).map(|tag| format!("{tag:?}")).collect();
             error("ambiguous", format!("{name:?} can mean more than one checkpoint: {}", tags.join(", ")), "write more of the tag, or a number")
         }
+        Unselected::Beginning(tag) => not_exact(name, &tag),
         Unselected::TooFar(before) => {
             let from = name.rsplit_once('~').map_or(name, |(from, _)| from);
             error("unknown-checkpoint", format!("only {before} checkpoints are kept before {from:?}"), "`ckptfs log` lists all checkpoints")
         }
         Unselected::TooEarly => error("unknown-checkpoint", format!("no checkpoint is as old as {name:?}"), "`ckptfs log` tells when each was made"),
         Unselected::NoTime(problem) => bad_time(problem),
+    }
+}
+
+/// What changes or deletes something wants to know for certain.
+pub fn not_exact(name: &str, tag: &str) -> VerbError {
+    VerbError {
+        code: "not-exact".into(),
+        message: format!("{name:?} is only the beginning of the tag {tag:?}"),
+        hint: Some("what restores or deletes wants the whole tag, or a number".into()),
     }
 }
 
@@ -150,7 +213,7 @@ pub(super) fn tag_taken(tag: &str, id: CheckpointId) -> VerbError {
     VerbError {
         code: "tag-taken".into(),
         message: format!("the tag {tag:?} belongs to checkpoint {id}"),
-        hint: Some(format!("choose another tag, or take it: ckptfs untag {tag}")),
+        hint: Some(format!("choose another tag, or take it: ckptfs untag {}", word(tag))),
     }
 }
 

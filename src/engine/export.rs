@@ -16,6 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parts::{ExportAsk, ExportData, ExportEntry, ExportPart, Refused};
 use plan::Planner;
@@ -27,14 +28,17 @@ use crate::history::diff::join;
 use crate::history::dropped::DROPPED;
 use crate::history::present::{Present, Trail};
 use crate::history::touched::Touched;
-use crate::history::view::{Source, State};
+use crate::history::view::{Known, Source, State};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
-use crate::sys::lock::Mutex;
+use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Errno, FILES_AT_ONCE, Kind, Open, SysResult, Time};
 
 /// Exports that may be under way at once; of more, the oldest is given up.
 const RUNS_MAX: usize = 8;
+/// How long, and how often, who asks for a part waits for what another part leaves.
+const WAIT: Duration = Duration::from_millis(5);
+const WAITS_MAX: u32 = 10;
 /// Entries of one part.
 const ENTRIES_MAX: usize = FILES_AT_ONCE;
 /// Bytes of one part in a message, about.
@@ -63,6 +67,8 @@ struct Job {
     /// See [`plan::Plan::kept`].
     kept: HashMap<Slot, Vec<u8>>,
     progress: Mutex<Progress>,
+    /// A part was told, or copied.
+    told: Condvar,
 }
 
 #[derive(Default)]
@@ -71,6 +77,8 @@ struct Progress {
     /// What is still to be told, the next last.
     todo: Vec<Work>,
     refused: Vec<Refused>,
+    /// Directories that were told: forged, one can be in many places.
+    listed: HashSet<Slot>,
     /// Parts being put together.
     busy: u32,
     last_part: u64,
@@ -150,6 +158,9 @@ impl Building {
     }
 
     fn refuse(&mut self, path: Vec<u8>, errno: Errno) {
+        if self.refused.last().is_some_and(|last| last.path.0 == path) {
+            return;
+        }
         self.bytes += path.len();
         self.refused.push(Refused { path: TreePath(path), errno: errno.0 });
     }
@@ -251,7 +262,7 @@ impl Engine {
                 (progress.removed, progress.todo, kept) = (plan.removed, plan.works, plan.kept);
             }
         }
-        Ok(Job { at, from, touched, recordings, total, kept, progress: Mutex::new(progress) })
+        Ok(Job { at, from, touched, recordings, total, kept, progress: Mutex::new(progress), told: Condvar::default() })
     }
 
     fn next_part(&self, run: u64, job: &Job, done: &[u64], files: &mut Vec<Arc<File>>) -> ExportPart {
@@ -262,18 +273,31 @@ impl Engine {
             progress.todo.extend(again);
             building.refused = std::mem::take(&mut progress.refused);
             progress.busy += 1;
+            job.told.notify_all();
             let from = progress.removed.len().saturating_sub(REMOVED_MAX);
             progress.removed.split_off(from)
         };
-        while !building.is_full() {
-            let Some(work) = self.next_work(job) else { break };
-            let more = self.tell(job, work, &mut building);
+        for _ in 0..WAITS_MAX {
+            while !building.is_full() {
+                let Some(work) = self.next_work(job) else { break };
+                let more = self.tell(job, work, &mut building);
+                let mut progress = job.progress.lock();
+                progress.todo.extend(more);
+                progress.linked.append(&mut building.linked);
+            }
+            // What is being told to another may be more than that takes, and what it copies may be to be told again. To answer that there is nothing yet would have us asked again and again.
             let mut progress = job.progress.lock();
-            progress.todo.extend(more);
-            progress.linked.append(&mut building.linked);
+            let others = progress.busy > 1 || !progress.given.is_empty();
+            if !building.part.is_empty() || !removed.is_empty() || !others {
+                break;
+            }
+            progress.busy -= 1;
+            job.told.wait_for(&mut progress, WAIT);
+            progress.busy += 1;
         }
         let mut progress = job.progress.lock();
         progress.busy -= 1;
+        job.told.notify_all();
         let mut part = 0;
         removed.append(&mut building.removed);
         if !building.part.is_empty() || !removed.is_empty() {
@@ -313,10 +337,13 @@ impl Engine {
             linked.iter().filter(|name| names.get(&name.child.slot) < Some(&name.nlink)).map(|name| name.child.slot).collect();
         let told: HashSet<&[u8]> = linked.iter().map(|name| name.path.as_slice()).collect();
         let mut others: HashMap<Slot, Vec<u8>> = HashMap::new();
-        let mut open = if wanted.is_empty() { Vec::new() } else { vec![(Vec::new(), Trail::root())] };
+        let (mut open, mut passed) = (if wanted.is_empty() { Vec::new() } else { vec![(Vec::new(), Trail::root())] }, HashSet::new());
         while let Some((path, dir)) = open.pop() {
+            if !passed.insert(dir.slot) {
+                continue;
+            }
             // What cannot be listed was refused when it was to be told, or was not to be told.
-            for (name, child) in self.list_at(job, &dir).unwrap_or_default() {
+            for (name, child) in self.list_at(job, &dir).unwrap_or_default().names {
                 let path = join(&path, &name);
                 if child.kind == Kind::Dir {
                     open.push((path, dir.step(&name, child.slot)));
@@ -367,9 +394,14 @@ impl Engine {
             }
             Work::List { path, trail } => {
                 let child = Child { slot: trail.slot, kind: Kind::Dir };
-                match self.list_at(job, &trail) {
-                    Ok(names) => {
+                let first = job.progress.lock().listed.insert(trail.slot);
+                match if first { self.list_at(job, &trail) } else { Err(Errno::EIO) } {
+                    Ok(Known { names, unknown, partial }) => {
                         self.tell_one(job, path.clone(), child, &trail, &How::Whole, false, building);
+                        unknown.iter().for_each(|name| building.refuse(join(&path, name), Errno::EIO));
+                        if partial {
+                            building.refuse(path.clone(), Errno::EIO);
+                        }
                         vec![Work::Rest { path, trail, names: names.into_iter() }]
                     }
                     Err(errno) => {
@@ -424,18 +456,18 @@ impl Engine {
         self.timeline().changed_unseen(ctime, job.at) || self.timeline().changed_in_absence(ctime, job.at)
     }
 
-    /// The names of a directory.
-    fn list_at(&self, job: &Job, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+    /// The names of a directory, as far as they can be told.
+    fn list_at(&self, job: &Job, dir: &Arc<Trail>) -> SysResult<Known> {
         if self.is_untouched(job, dir.slot) && !job.touched.names.contains_key(&dir.slot) {
             let ctime = self.live.dir(dir).and_then(|fd| sys::stat_fd(&fd)).map(|stat| stat.ctime);
             if ctime.is_ok_and(|ctime| !self.looks_changed(job, ctime))
                 && let Ok(names) = self.live.list(dir)
                 && self.timeline().recordings() == job.recordings
             {
-                return Ok(names);
+                return Ok(Known { names, ..Known::default() });
             }
         }
-        self.view(State::At(job.at)).list(dir)
+        self.view(State::At(job.at)).list_known(dir)
     }
 
     /// An inode that is no directory and has no record, as it is in the live tree; `None`: history must be asked.
@@ -483,6 +515,12 @@ impl Engine {
                 // What the copy of another state has there is not what belongs there.
                 if errno == DROPPED && job.from.is_some() {
                     building.removed.push(path.clone());
+                }
+                // What is in it may be told all the same, and wants a place.
+                if child.kind == Kind::Dir
+                    && let Ok(attr) = self.view(State::At(job.at)).attr(trail)
+                {
+                    building.add(ExportEntry::new(path.clone(), &attr.stat, child.slot.0, None, Vec::new()), None, None);
                 }
                 building.refuse(path, errno);
             }

@@ -12,7 +12,7 @@ use crate::history::view::{State, View};
 use crate::live::{Handle, HandleId};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
-use crate::sys::{self, Errno, Stat, SysResult};
+use crate::sys::{self, Asker, Errno, Stat, SysResult};
 
 /// An open file of either kind.
 pub(super) enum Open {
@@ -28,8 +28,8 @@ impl Engine {
 
     /// Refuses one more open file (EMFILE) where those that are open have all the descriptors that they may have.
     pub(super) fn check_descriptors(&self) -> SysResult<()> {
-        let open = self.live.open_descriptors() + self.past.open_handles();
-        if open < self.descriptors_max { Ok(()) } else { Err(Errno::EMFILE) }
+        let left = self.descriptors_max.saturating_sub(self.past.open_handles());
+        if self.live.holds_fewer_than(left) { Ok(()) } else { Err(Errno::EMFILE) }
     }
 
     pub(super) fn open_file(&self, fh: Fh) -> SysResult<Open> {
@@ -83,19 +83,22 @@ impl Engine {
     }
 
     /// copy_file_range(2) between two open files; on filesystems with reflink the extents are shared.
-    /// `privileged`: set-id bits stay.
-    pub(super) fn copy_range(&self, from: (Fh, u64), to: (Fh, u64), length: u64, privileged: bool) -> SysResult<u64> {
-        let Open::Live(target) = self.open_file(to.0)? else { return Err(Errno::EROFS) };
+    pub(super) fn copy_range(&self, asker: Asker, from: (Fh, u64), (target, to): (&Handle, u64), length: u64) -> SysResult<u64> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let source = self.open_file(from.0)?;
+        // Extents are shared with the source locked.
+        self.live.await_free(match &source {
+            Open::Live(source) => source.slot,
+            Open::Past(source) => source.slot(),
+        })?;
         let copy = |source: Option<&File>| {
             let Some(source) = source else { return Ok(0) };
-            self.live.change_content(&target, |file| {
-                let (mut read, mut written) = (from.1, to.1);
-                let mut copy = || sys::copy_file_range(source, &mut read, file, &mut written, length);
-                if privileged { copy() } else { sys::drop_cap_fsetid_for(copy) }
+            self.live.change_content(target, Some(asker), |file| {
+                let (mut read, mut written) = (from.1, to);
+                sys::copy_file_range(source, &mut read, file, &mut written, length)
             })
         };
-        let copied = match self.open_file(from.0)? {
+        let copied = match source {
             Open::Live(source) => copy(Some(&source.file))?,
             Open::Past(source) => source.with(&self.view(source.state()), copy)?,
         };
@@ -103,7 +106,7 @@ impl Engine {
     }
 
     /// How long the kernel may remember the attributes of a live node: not at all while it may change without a request.
-    pub(super) fn live_ttl(&self, slot: Slot) -> Duration {
-        if self.live.is_mappable_now(slot) { Duration::ZERO } else { FOR_EVER }
+    pub(super) fn live_ttl(&self, slot: Slot, mode: u32) -> Duration {
+        if self.live.changes_unseen(slot, mode) { Duration::ZERO } else { FOR_EVER }
     }
 }

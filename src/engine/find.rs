@@ -1,10 +1,12 @@
 //! Finding checkpoints and versions, and naming them.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use super::Engine;
-use super::api::{CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult, VersionInfo, VersionKind};
+use super::api::{ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult, VersionInfo, VersionKind};
 use super::checkpoint::check_tag;
+use super::counted::Pair;
 use super::error;
 use crate::history::select::parse_time;
 use crate::history::versions::{Asked, Became, Version};
@@ -13,6 +15,9 @@ use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};
 use crate::sys::{Errno, Kind, SysResult};
+
+/// So long it is counted, in one answer, what differs from one checkpoint to the next.
+const COUNT_MAX: Duration = Duration::from_millis(200);
 
 /// A query that was understood.
 pub(super) struct Matcher<'a> {
@@ -36,7 +41,7 @@ impl<'a> Matcher<'a> {
 
     /// Whether everything holds of a checkpoint that its record tells.
     pub(super) fn takes(&self, checkpoint: &Kept) -> bool {
-        let created = i128::from(checkpoint.created_ns);
+        let created = i128::from(checkpoint.state_ns());
         let has_label = |(key, value): &(String, String)| checkpoint.note.lines().any(|line| label(line) == Some((key, value)));
         (self.since_ns..=self.until_ns).contains(&created)
             && self.query.before.is_none_or(|before| checkpoint.id < before)
@@ -73,6 +78,30 @@ fn is_like(text: &str, pattern: &str) -> bool {
 impl Engine {
     /// See [`super::api::Verbs::find`].
     pub(super) fn find_checkpoints(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
+        let mut found = self.found(query)?;
+        let began = Instant::now();
+        for one in found.iter_mut().filter(|_| query.counted).take_while(|_| began.elapsed() < COUNT_MAX) {
+            one.changes = one.parent.and_then(|parent| self.count_changes((one.id, parent)));
+        }
+        Ok(found)
+    }
+
+    /// How many paths differ from the second checkpoint to the first; `None`: they cannot be compared.
+    fn count_changes(&self, pair: Pair) -> Option<u64> {
+        let losses = self.timeline().losses();
+        if let Some(known) = self.counted.get(pair, losses) {
+            return Some(known);
+        }
+        let changes = self.compare(State::At(pair.1), State::At(pair.0), b"").ok()?;
+        let count = changes.len() as u64;
+        // What could not be read may be read the next time.
+        if changes.iter().all(|change| change.change != ChangeKind::Unknown) {
+            self.counted.put(pair, losses, count);
+        }
+        Some(count)
+    }
+
+    fn found(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
         let matcher = Matcher::new(query)?;
         let limit = query.limit.unwrap_or(usize::MAX);
         if query.hidden {

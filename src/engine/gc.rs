@@ -21,6 +21,7 @@ use super::api::{CheckpointInfo, VerbError, VerbResult};
 use super::error;
 use super::retention::{Known, Retention, Rule, order, rules};
 use super::space::Measuring;
+use super::undo::Held;
 use crate::history::needed::{Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{Actor, Kept, Reason};
@@ -44,6 +45,9 @@ pub struct GcOptions {
     /// Go on with the run of this number, which an answer gave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<u64>,
+    /// Nobody asks: the daemon does it by itself.
+    #[serde(skip)]
+    pub automatic: bool,
 }
 
 /// A checkpoint that stays, and why.
@@ -231,7 +235,12 @@ impl Engine {
                         let run = self.gc_runs.put(options.run, Run::Measuring(measuring, checkpoints));
                         return Ok(GcReport { run, ..report });
                     }
-                    Run::Matching(Box::new(Matching::new(measuring.finish(self.keeps_extents_whole()), checkpoints, &options.retention)?))
+                    Run::Matching(Box::new(Matching::new(
+                        measuring.finish(self.keeps_extents_whole()),
+                        checkpoints,
+                        &options.retention,
+                        &self.held(options.automatic)?,
+                    )?))
                 }
                 Run::Matching(mut matching) => {
                     let mut more = true;
@@ -243,7 +252,7 @@ impl Engine {
                         let run = self.gc_runs.put(options.run, Run::Matching(matching));
                         return Ok(GcReport { run, done, total, dry_run: options.dry_run, ..GcReport::default() });
                     }
-                    let plan = plan(&matching, options);
+                    let plan = plan(&matching, options, &self.held(options.automatic)?);
                     self.over_bytes.store(plan.report.over_bytes, std::sync::atomic::Ordering::Relaxed);
                     if options.dry_run {
                         break GcReport { finished: true, ..plan.report };
@@ -338,6 +347,7 @@ impl Engine {
         if epochs.is_empty() {
             return;
         }
+        self.drop_kept();
         self.remove_empty_layers(epochs);
         // Filesystems free what was removed when they write it down.
         if let Err(errno) = sys::syncfs(&self.store_dir) {
@@ -365,27 +375,26 @@ impl Engine {
     }
 }
 
-/// Somebody asked for it.
-fn is_manual(kept: &Kept) -> bool {
-    matches!(kept.reason, Reason::Asked | Reason::Directory { .. })
-}
-
 fn now_ns() -> i64 {
     let now = sys::now();
     now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec))
 }
 
 /// The checkpoints of a census, as they are and as rules see them.
-fn known<'k>(census: &Census, checkpoints: &'k [Kept]) -> Vec<(&'k Kept, Known)> {
-    let kept = census.kept.iter().filter_map(|id| checkpoints.iter().find(|kept| kept.id == *id));
+fn known<'k>(census: &Census, checkpoints: &'k [Kept], held: &Held) -> Vec<(&'k Kept, Known)> {
+    let by_id: HashMap<CheckpointId, &Kept> = checkpoints.iter().map(|kept| (kept.id, kept)).collect();
+    let kept = census.kept.iter().filter_map(|id| by_id.get(id).copied());
     kept.map(|kept| {
         let known = Known {
             id: kept.id,
-            made_ns: kept.created_ns,
-            manual: is_manual(kept),
-            tagged: !kept.tags.is_empty(),
+            made_ns: kept.state_ns(),
+            manual: kept.reason.is_asked(),
+            by_mkdir: matches!(kept.reason, Reason::Directory { .. }),
+            tagged: kept.tags.iter().any(|tag| !kept.reason.is_directory(tag)),
             pinned: kept.pinned.is_some(),
             hidden: kept.hidden,
+            guard: kept.reason.is_guard_or_mark(),
+            needed: held.needs(kept),
         };
         (kept, known)
     })
@@ -415,9 +424,9 @@ fn steps_with_tiers(matching: &Matching, order: &[usize], sure: usize, tiers: us
     matching.measured.iter().map(of).collect()
 }
 
-fn plan(matching: &Matching, options: &GcOptions) -> Plan {
+fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
     let Matching { census, measured, space, checkpoints, .. } = matching;
-    let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, checkpoints).into_iter().unzip();
+    let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, checkpoints, held).into_iter().unzip();
     let rules = rules(&known, &options.retention, now_ns(), &TimeZone::system());
     let (order, sure) = order(&known, &rules);
     let tiers = options.retention.tiers.len();

@@ -2,13 +2,17 @@
 //!
 //! **Who runs what.** The daemon runs them, as the user that it runs as, and only out of a directory that was named when the tree was mounted. A hook is
 //! never looked for in the tree or in its store: whoever may write there, a container that has the volume for one, must not choose what root runs. The
-//! directory and each hook must belong to that user, or to root, and nobody else may write to them.
+//! directory, each hook, and every directory above must belong to that user, or to root, and nobody else may write to them (or, above, have what belongs
+//! to another: the sticky bit). They are opened one name after the other, no link is followed, what was opened is looked at, and that very
+//! inode is executed: whoever exchanges names meanwhile exchanges nothing.
 //!
 //! **Locking.** Hooks run one operation at a time, and hold nothing that a request needs: a hook reads and writes the mount like anybody. What a hook
 //! itself asks for (`ckptfs checkpoint` in `pre-restore`) is done without hooks.
 
+use std::ffi::OsStr;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,8 +23,8 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, VerbError, VerbResult};
 use crate::store::record::{Actor, Reason};
-use crate::sys;
 use crate::sys::lock::{Mutex, Rank};
+use crate::sys::{self, Errno, Kind};
 
 /// What a hook says on stderr is told up to so many bytes.
 const SAID_BYTES_MAX: u64 = 4096;
@@ -31,6 +35,8 @@ const LOOK: Duration = Duration::from_millis(1);
 const LOOK_MAX: Duration = Duration::from_millis(20);
 /// Bits of a mode that let others write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// What is in such a directory is renamed and removed by its owner only.
+const STICKY: u32 = 0o1000;
 /// What runs a hook: the daemon's umask is not for it.
 const SHELL: &str = "/bin/sh";
 const RUN: &str = "umask 022 && exec \"$0\"";
@@ -72,18 +78,32 @@ impl Hooks {
         group > 0 && sys::process_group(by.pid) == Some(group)
     }
 
+    /// Opens a hook, if there is one of this name, and everything above it; what is wrong if it is not to be run.
+    fn open(&self, name: &str) -> Result<Option<OwnedFd>, String> {
+        let mut shown = PathBuf::from("/");
+        let mut dir = sys::open_root(&shown).map_err(|errno| format!("/: {errno}"))?;
+        check_trust(&dir, &shown, Kind::Dir, true)?;
+        let names: Vec<&OsStr> = self.config.dir.iter().skip(1).collect();
+        for (number, part) in names.iter().enumerate() {
+            shown.push(part);
+            dir = sys::open_path_at(&dir, part.as_bytes()).map_err(|errno| format!("{}: {errno}", shown.display()))?;
+            check_trust(&dir, &shown, Kind::Dir, number + 1 < names.len())?;
+        }
+        let shown = shown.join(name);
+        match sys::open_path_at(&dir, name.as_bytes()) {
+            Ok(hook) => check_trust(&hook, &shown, Kind::File, false).map(|()| Some(hook)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(format!("the hook {} cannot be looked at: {errno}", shown.display())),
+        }
+    }
+
     /// Runs a hook, if there is one of this name; what is wrong if it failed.
     fn run(&self, name: &str, mount: &Path, variables: &Variables) -> Result<(), String> {
-        let path = self.config.dir.join(name);
-        match std::fs::metadata(&path) {
-            Ok(_) => {}
-            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(cause) => return Err(format!("the hook {} cannot be looked at: {cause}", path.display())),
-        }
-        check_trust(&self.config.dir)?;
-        check_trust(&path)?;
+        let Some(hook) = self.open(name)? else { return Ok(()) };
         let mut command = Command::new(SHELL);
-        command.args(["-c", RUN]).arg(&path).current_dir(mount).process_group(0);
+        let path = sys::inherited(&mut command, hook).map_err(|errno| format!("the hook {name} cannot be run: {errno}"))?;
+        // Not in the tree: what an interpreter looks for where it is, others may have put there.
+        command.args(["-c", RUN]).arg(&path).current_dir("/").process_group(0);
         command.env("CKPTFS_HOOK", name).env("CKPTFS_MOUNT", mount).envs(variables.iter().map(|(key, value)| (*key, value)));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         sys::start_unblocked(&mut command);
@@ -140,16 +160,23 @@ fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Nobody but the user of the daemon, or root, can have chosen what this does.
-fn check_trust(path: &Path) -> Result<(), String> {
-    let shown = path.display();
-    let found = std::fs::metadata(path).map_err(|cause| format!("{shown}: {cause}"))?;
+/// Nobody but the user of the daemon, or root, can have chosen what this is. `sticky`: others may put into it what is theirs.
+fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Result<(), String> {
+    let cannot = |errno: Errno| format!("{}: {errno}", shown.display());
+    let (found, shown) = (sys::stat_fd(opened).map_err(cannot)?, shown.display());
     let (uid, _) = sys::ids();
-    if found.uid() != uid && found.uid() != 0 {
-        return Err(format!("{shown} belongs to user {}, and is not run as user {uid}", found.uid()));
+    if found.kind != kind {
+        return Err(format!("{shown} is not a {}: no link is followed to a hook", if kind == Kind::Dir { "directory" } else { "regular file" }));
     }
-    if found.mode() & WRITABLE_BY_OTHERS != 0 {
+    if found.uid != uid && found.uid != 0 {
+        return Err(format!("{shown} belongs to user {}, and is not run as user {uid}", found.uid));
+    }
+    if found.mode & WRITABLE_BY_OTHERS != 0 && !(sticky && found.mode & STICKY != 0) {
         return Err(format!("{shown} can be written by others than its owner, and is not run (chmod go-w)"));
+    }
+    // Whoever serves it says whose it is.
+    if sys::statfs_fd(opened).is_ok_and(|info| sys::fs_name(info.fs_type) == "fuse") {
+        return Err(format!("{shown} is on a FUSE filesystem, whose word is not taken for whose it is"));
     }
     Ok(())
 }
@@ -166,7 +193,7 @@ impl Engine {
         if options.dry_run {
             return self.restore_to(by, options);
         }
-        let target = self.checkpoint_id(&options.to)?;
+        let target = self.whole_id(&options.to)?;
         let variables = vec![("CKPTFS_ID", target.to_string())];
         let after = |restored: &Restored| {
             let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));

@@ -71,7 +71,7 @@ impl Engine {
 
     fn clear_stage(&self) -> SysResult<()> {
         // An import that was killed may have asked for something that is still being done.
-        let _gate = self.live.gate.write();
+        let _gate = self.live.freeze()?;
         let staging = self.live.staging();
         for entry in sys::list_dir(&sys::open_dir_at(staging, b".")?)? {
             if entry.name.starts_with(STAGED_PREFIX.as_bytes()) {
@@ -87,7 +87,10 @@ impl Engine {
     fn put_staged(&self, by: &Actor, staged: &[(String, TreePath)]) -> Vec<Refused> {
         let mut refused = Vec::new();
         let (mut stale, mut steps) = (Stale::default(), Vec::new());
-        let gate = self.live.gate.write();
+        let gate = match self.live.freeze() {
+            Ok(gate) => gate,
+            Err(errno) => return staged.iter().map(|(_, path)| Refused { path: path.clone(), errno: errno.0 }).collect(),
+        };
         let tree = self.live.tree.write();
         let acting = Timeline::acting(Some(self.timeline().number(super::who::actor_process(by))));
         for (name, path) in staged {
@@ -135,7 +138,7 @@ impl Engine {
             Some(old) => stale.nodes.push(old),
             None => {}
         }
-        let what = if replaced.is_some() { What::Written } else { What::Come(kind) };
+        let what = if replaced.is_some() && kind != Kind::Dir { What::Replaced } else { What::Come(kind) };
         steps.push(Step { dir: dir.slot, name, node: None, what });
         Ok(())
     }

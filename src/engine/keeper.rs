@@ -86,7 +86,7 @@ impl Keeper {
     fn thin_out(&self, engine: &Engine, retention: Retention) {
         let (uid, gid) = sys::ids();
         let by = Actor { uid, gid, pid: std::process::id(), process: "ckptfs".to_owned() };
-        let mut options = GcOptions { retention, dry_run: false, run: None };
+        let mut options = GcOptions { retention, dry_run: false, run: None, automatic: true };
         while !self.state.lock().stop {
             match engine.gc_for_a_while(&by, &options) {
                 Ok(report) if report.finished => {

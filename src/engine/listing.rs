@@ -130,11 +130,8 @@ impl Engine {
     /// Names in `.snapshots`.
     pub(super) fn list_control(&self, offset: u64) -> Names {
         self.snapdir_was_read();
-        let mut all = self.list_snapshots();
-        all.push(Listed { name: b".".to_vec(), node: SNAPDIR, kind: Kind::Dir, slot: SNAPDIR.0, next: 1 });
-        all.push(Listed { name: b"..".to_vec(), node: NodeId(Slot::ROOT.0), kind: Kind::Dir, slot: Slot::ROOT.0, next: 2 });
-        all.sort_by_key(|listed| listed.next);
-        part(&all, offset)
+        let names = self.list_snapshots(offset, BATCH);
+        Names { last: names.len() < BATCH, names }
     }
 }
 

@@ -5,11 +5,13 @@
 
 mod announce;
 pub mod api;
+pub mod asker;
 mod audit;
 pub mod auto;
 pub mod check;
 mod checkpoint;
 mod control;
+mod counted;
 pub mod counts;
 pub mod dedup;
 pub mod du;
@@ -27,6 +29,7 @@ pub mod offline;
 mod past;
 mod pin;
 mod quiesce;
+mod quota;
 pub mod request;
 mod restore;
 pub mod retention;
@@ -41,12 +44,14 @@ mod undo;
 mod unserved;
 mod verbs;
 mod who;
+pub mod word;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use api::{VerbError, VerbResult};
 use durable::sync_checkpoints;
@@ -55,10 +60,11 @@ use request::Caches;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 pub use crate::live::SealMode;
+use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
-use crate::store::{Store, StoreError};
+use crate::store::{Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
@@ -88,6 +94,8 @@ pub struct Config {
     pub mount: PathBuf,
     /// Who does reads and writes.
     pub io: IoChoice,
+    /// Where the kernel does them, it does them for every user, and not for those alone whom the tree belongs to ([`Live::passes_through`]).
+    pub io_for_all: bool,
     /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that every cut is exact.
     pub strict_writes: bool,
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
@@ -104,8 +112,61 @@ pub struct Config {
     pub hooks: Option<hooks::HooksConfig>,
 }
 
+impl Config {
+    /// For a directory that is not mounted, or only to be looked at: whoever opens it does all I/O, and nothing is done by itself.
+    pub fn bare(root: OwnedFd, backing: PathBuf) -> Config {
+        Config {
+            root,
+            mount: backing.clone(),
+            backing,
+            io: IoChoice::Daemon,
+            io_for_all: false,
+            strict_writes: false,
+            snapdir_visible: false,
+            succession: None,
+            seal: SealMode::Off,
+            snapdir_mode: None,
+            auto: auto::AutoConfig::default(),
+            hooks: None,
+        }
+    }
+}
+
+/// How much content an unmount keeps, for it may be changed while nothing is mounted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Keep {
+    /// What can be cloned in two seconds.
+    #[default]
+    Some,
+    /// Nothing.
+    None,
+    /// All that a checkpoint shows and only the tree has, as long as that takes.
+    All,
+}
+
+impl Keep {
+    fn named(word: &str) -> Option<Keep> {
+        match word {
+            "some" => Some(Keep::Some),
+            "none" => Some(Keep::None),
+            "all" => Some(Keep::All),
+            _ => None,
+        }
+    }
+
+    fn time(self) -> Duration {
+        match self {
+            Keep::Some => Duration::from_secs(2),
+            Keep::None => Duration::ZERO,
+            Keep::All => Duration::from_secs(24 * 3600),
+        }
+    }
+}
+
 /// What somebody should know who mounts after that.
 const TORN: &str = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
+const UNSEEN: &str = "the filesystem is full: of what was changed while nothing was mounted, what was captured ahead is not shown";
 
 /// A served tree. See the module.
 pub struct Engine {
@@ -125,9 +186,10 @@ pub struct Engine {
     /// Held while a checkpoint or a restore is made: one at a time.
     checkpointing: Mutex<()>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
-    asked_by_kernel: Mutex<()>,
+    asked_by_kernel: Mutex<quota::Pace>,
     /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
     unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
+    counted: counted::Counted,
     checks: check::Checks,
     gc_runs: gc::Runs<gc::Run>,
     keeper: Arc<keeper::Keeper>,
@@ -142,7 +204,11 @@ pub struct Engine {
     counts: Arc<counts::RequestCounts>,
     syncer: Arc<syncer::Syncer>,
     warnings: Mutex<Vec<String>>,
+    /// Somebody may have something of the directory below the mount, as far as was told.
+    had_below: AtomicBool,
     auto: auto::Auto,
+    /// What was asked to be kept when this daemon ends.
+    keep: Mutex<Option<Keep>>,
     tripwire: Option<tripwire::Tripwire>,
     hooks: Option<hooks::Hooks>,
     /// The store's configuration file.
@@ -155,6 +221,7 @@ struct Served {
     mount: PathBuf,
     filesystem: &'static str,
     wants_passthrough: bool,
+    io_for_all: bool,
     strict_writes: bool,
     snapdir_visible: bool,
     seal: SealMode,
@@ -168,18 +235,39 @@ impl Engine {
     ///
     /// # Errors
     /// In words for a person: the store is in use, of a newer format, damaged; the filesystem is full or read-only; passthrough cannot be had.
-    pub fn open(mut config: Config) -> VerbResult<Arc<Engine>> {
-        let succession = config.succession.take();
+    pub fn open(config: Config) -> VerbResult<Arc<Engine>> {
+        let engine = Engine::open_unmounted(config)?;
+        engine.start_threads().map_err(|error| error::failed("the store cannot be used", error.into()))?;
+        Ok(engine)
+    }
+
+    /// As [`Engine::open`], to change the history and serve nothing: nothing is done unasked.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open_unmounted(config: Config) -> VerbResult<Arc<Engine>> {
         let (store, opened) = Store::open(&config.root, true).map_err(|error| store_error(&error, &config.backing))?;
-        let store = Arc::new(store);
-        let failed = |errno: Errno| error::failed("the store cannot be used", errno);
-        let (timeline, aftermath) = Timeline::open(Arc::clone(&store)).map_err(failed)?;
+        let (store, root) = (Arc::new(store), config.root.try_clone());
+        let engine = Engine::open_store(config, &store, opened);
+        if let (Err(_), Ok(root)) = (&engine, root) {
+            store.layout.unmake(&root);
+        }
+        engine
+    }
+
+    /// What was mounted for the first time could not be: its store goes, for nothing is in it.
+    pub fn unmake(&self) {
+        self.timeline().store().layout.unmake(self.live.root());
+    }
+
+    fn open_store(mut config: Config, store: &Arc<Store>, opened: Opened) -> VerbResult<Arc<Engine>> {
+        let succession = config.succession.take();
+        let failed = error::unusable;
+        let (timeline, aftermath) = Timeline::open(Arc::clone(store)).map_err(|error| store_error(&error, &config.backing))?;
         let timeline = Arc::new(timeline);
-        let with_room = |probe: fn(&Store) -> crate::sys::SysResult<bool>| store.reserve.with_room(|| probe(&store), |errno| *errno);
-        let reflink = with_room(probe_reflink).map_err(failed)?;
-        let exact_times = with_room(probe_times).map_err(failed)?;
+        let (reflink, exact_times) = (probe_reflink(store).map_err(failed)?, probe_times(store).map_err(failed)?);
         let served = Served::new(&config, reflink, exact_times)?;
-        let staging = staging(&store).map_err(failed)?;
+        let staging = staging(store).map_err(failed)?;
         let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
         let warnings = if opened.torn { vec![TORN.to_owned()] } else { Vec::new() };
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
@@ -197,8 +285,9 @@ impl Engine {
             succession,
             stale: Mutex::default(),
             checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
-            asked_by_kernel: Mutex::ranked(Rank::Asked, ()),
+            asked_by_kernel: Mutex::ranked(Rank::Asked, quota::Pace::default()),
             unserved: Mutex::default(),
+            counted: counted::Counted::default(),
             checks: check::Checks::default(),
             gc_runs: gc::Runs::default(),
             keeper: Arc::default(),
@@ -211,32 +300,64 @@ impl Engine {
             counts: Arc::default(),
             syncer: Arc::default(),
             warnings: Mutex::new(warnings),
+            had_below: AtomicBool::new(true),
             auto: auto::Auto::default(),
+            keep: Mutex::default(),
             tripwire: config.auto.tripwire.map(tripwire::Tripwire::new),
             hooks: config.hooks.map(hooks::Hooks::new),
             store_file: settings::StoreFile::default(),
         });
         engine.bequeath();
+        engine.take_up(&aftermath).map_err(failed)?;
+        Ok(engine)
+    }
+
+    /// Finishes what a daemon that was killed has left, and takes note of what was changed while there was none.
+    fn take_up(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
         if aftermath.unclean {
-            engine.live.verify_moved(&aftermath.moved).map_err(failed)?;
+            self.live.verify_moved(&aftermath.moved)?;
         }
-        engine.begin_service(&aftermath).map_err(failed)?;
-        engine.name_incomplete().map_err(failed)?;
-        if aftermath.unclean {
-            engine.live.recover(&aftermath).map_err(failed)?;
+        // It counts for the end of the journal alone.
+        let baseline = self.baseline();
+        self.begin_service(aftermath)?;
+        self.name_incomplete()?;
+        self.recover(aftermath)?;
+        if self.timeline().was_absent() {
+            let told = baseline.map_or(Ok(()), |baseline| self.live.record_absence(&baseline));
+            if let Err(errno) = told {
+                tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
+            }
+            match told.and_then(|()| self.live.record_unseen()) {
+                // What was captured ahead stays, and what has changed says so.
+                Err(errno) if errno.is_no_room() => self.warn(UNSEEN.to_owned()),
+                done => done?,
+            }
         }
-        if engine.timeline().was_absent() {
-            engine.live.record_unseen().map_err(failed)?;
-        }
-        match engine.finish_restore(&aftermath) {
-            Ok(stale) => *engine.stale.lock() = stale,
+        match self.finish_restore(aftermath) {
+            Ok(stale) => *self.stale.lock() = stale,
             Err(errno) => {
                 tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
             }
         }
-        engine.adopt_tree().map_err(failed)?;
-        engine.start_threads().map_err(|error| failed(error.into()))?;
-        Ok(engine)
+        self.adopt_tree()
+    }
+
+    /// What the last daemon has written of the tree, if nothing was recorded since.
+    fn baseline(&self) -> Option<Baseline> {
+        let store = self.timeline().store();
+        Baseline::open(&store.layout, store.journal.position()).unwrap_or_else(|error| {
+            tracing::error!(error = &error as &dyn std::error::Error, "the baseline cannot be read");
+            None
+        })
+    }
+
+    /// Sees to what the last daemon has left, and to what somebody can still write to.
+    fn recover(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
+        if aftermath.unclean {
+            return self.live.recover(aftermath, self.took_over());
+        }
+        let held = self.timeline().store().layout.noted_held() == Some(self.timeline().epoch());
+        if held { self.live.watch_mapped(false) } else { Ok(()) }
     }
 
     /// Starts the threads that see to the store while it is served.
@@ -263,9 +384,41 @@ impl Engine {
         self.announcer.hush();
     }
 
+    /// How much content is to be kept when this daemon ends; `None`: as was said before, or as the settings say.
+    pub fn keep_at_end(&self, keep: Option<Keep>) {
+        if keep.is_some() {
+            *self.keep.lock() = keep;
+        }
+    }
+
     /// Whether the session should ask the kernel for passthrough.
     pub fn wants_passthrough(&self) -> bool {
         self.config.wants_passthrough
+    }
+
+    /// Does something in the store that a mount needs, with what room there is in reserve.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn with_last_room<T>(&self, mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+        let errno = |error: &std::io::Error| Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
+        let store = self.timeline().store();
+        let done = store.reserve.with_last_room(&mut call, errno);
+        match done {
+            Err(error) if errno(&error).is_no_room() && store.index.give_up() => call(),
+            done => done,
+        }
+    }
+
+    /// Something that somebody should know.
+    pub fn warn(&self, warning: String) {
+        tracing::warn!(warning);
+        self.warnings.lock().push(warning);
+    }
+
+    /// There is so little free space that anything may fail for want of it.
+    pub fn is_full(&self) -> bool {
+        self.timeline().store().reserve.is_full()
     }
 
     /// The store's directory.
@@ -293,12 +446,29 @@ impl Engine {
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
         }
+        if self.live.outlived() {
+            tracing::info!("the mount ends, and somebody can still write to files of it");
+            if let Err(error) = self.timeline().store().layout.note_held(self.timeline().epoch()) {
+                tracing::warn!(%error, "that could not be noted: checkpoints after the next mount may show later content");
+            }
+        }
         if self.timeline().unsynced().next().is_some()
             && let Err(errno) = sync_checkpoints(&self.live)
         {
             tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
         self.timeline().stop();
+        let asked = *self.keep.lock();
+        let keep = asked.or_else(|| Keep::named(self.settings().text("umount.keep")?)).unwrap_or_default();
+        match self.live.write_baseline(keep.time()) {
+            Ok(0) => {}
+            Ok(files) => {
+                tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints")
+            }
+            Err(errno) => {
+                tracing::warn!(%errno, "there is no baseline: of what is changed while nothing is mounted, names and attributes will not be known");
+            }
+        }
         // Whoever changes the tree once we are gone shall be seen to have done so after us.
         sys::wait_for_tick(end);
     }
@@ -327,7 +497,12 @@ impl Engine {
             sys::wait_for_tick(begin);
         }
         let at_ns = nanoseconds(begin);
-        self.timeline().append(&[Record::Mounted { at_ns, stopped_ns }])?;
+        let mounted = Record::Mounted { at_ns, stopped_ns };
+        match self.timeline().append(std::slice::from_ref(&mounted)) {
+            // Nothing that needs a record can be done either, until this one is there; but what frees space can.
+            Err(errno) if errno.is_no_room() => self.timeline().tell(mounted),
+            done => done?,
+        }
         self.timeline().begin_service(at_ns, stopped_ns);
         Ok(())
     }
@@ -371,6 +546,7 @@ impl Served {
             mount: config.mount.clone(),
             filesystem,
             wants_passthrough: possible && config.io != IoChoice::Daemon,
+            io_for_all: config.io_for_all,
             strict_writes: config.strict_writes,
             snapdir_visible: config.snapdir_visible,
             seal: config.seal,
@@ -390,32 +566,58 @@ fn nanoseconds(time: sys::Time) -> i64 {
     time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
 }
 
-/// Whether the filesystem clones: tried, not guessed from its name.
+/// Whether the filesystem clones: tried, not guessed from its name. EXDEV if files are on other devices than their directories.
 fn probe_reflink(store: &Store) -> crate::sys::SysResult<bool> {
+    match probe_reflink_in_tmp(store) {
+        Err(errno) if errno.is_no_room() => {}
+        probed => return probed,
+    }
+    // Nothing can be made.
+    Ok(sys::can_share(store.layout.lock_file().map_err(|error| error.errno())?))
+}
+
+fn probe_reflink_in_tmp(store: &Store) -> crate::sys::SysResult<bool> {
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
     for name in [b"probe-a".as_slice(), b"probe-b"] {
         let _ = sys::unlink_at(tmp, name);
     }
     let source = sys::create_file_at(tmp, b"probe-a", sys::Open::READ_WRITE, 0o600)?;
+    if sys::stat_fd(&source)?.dev != sys::stat_fd(tmp)?.dev {
+        let _ = sys::unlink_at(tmp, b"probe-a");
+        return Err(Errno::EXDEV);
+    }
     sys::write_all_at(&source, &[1; 4096], 0)?;
-    let cloned = sys::clone_to(&source, tmp, b"probe-b").is_ok();
+    let cloned = sys::clone_to(&source, tmp, b"probe-b");
     let _ = sys::unlink_at(tmp, b"probe-a");
     let _ = sys::unlink_at(tmp, b"probe-b");
-    Ok(cloned)
+    match cloned {
+        Err(errno) if errno.is_no_room() => Err(errno),
+        cloned => Ok(cloned.is_ok()),
+    }
 }
 
 /// Whether every change of a file whose attributes were asked for shows in its ctime: what the cut, and whoever asks whether a file was changed
 /// without a request, rely on. Tried: with coarse times, as before Linux 6.13, several writes fall into one tick.
 fn probe_times(store: &Store) -> crate::sys::SysResult<bool> {
-    const WRITES: u64 = 16;
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
     let _ = sys::unlink_at(tmp, b"probe-times");
-    let file = sys::create_file_at(tmp, b"probe-times", sys::Open::READ_WRITE, 0o600)?;
+    let file = sys::create_file_at(tmp, b"probe-times", sys::Open::READ_WRITE, 0o600);
     let _ = sys::unlink_at(tmp, b"probe-times");
-    for _ in 0..WRITES {
-        let before = sys::stat_fd(&file)?;
-        sys::write_all_at(&file, &[1], 0)?;
-        if sys::stat_fd(&file)?.ctime == before.ctime {
+    match file.and_then(|file| shows_every(&file, || sys::write_all_at(&file, &[1], 0))) {
+        Err(errno) if errno.is_no_room() => {}
+        probed => return probed,
+    }
+    let lock = store.layout.lock_file().map_err(|error| error.errno())?;
+    let probe = || shows_every(lock, || sys::set_file_mode(lock, 0o600));
+    store.reserve.with_last_room(probe, |errno| *errno)
+}
+
+fn shows_every(file: &std::fs::File, change: impl Fn() -> crate::sys::SysResult<()>) -> crate::sys::SysResult<bool> {
+    const CHANGES: u64 = 16;
+    for _ in 0..CHANGES {
+        let before = sys::stat_fd(file)?;
+        change()?;
+        if sys::stat_fd(file)?.ctime == before.ctime {
             return Ok(false);
         }
     }
@@ -425,7 +627,7 @@ fn probe_times(store: &Store) -> crate::sys::SysResult<bool> {
 /// The directory in which a restore prepares what it puts into the tree.
 fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
     let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
-    match sys::mkdir_at(tmp, STAGING_NAME, 0o700) {
+    match store.reserve.with_last_room(|| sys::mkdir_at(tmp, STAGING_NAME, 0o700), |errno| *errno) {
         Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, STAGING_NAME),
         Err(errno) => Err(errno),
     }
@@ -433,7 +635,10 @@ fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
 
 fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
     let (code, hint) = match error {
-        StoreError::Locked => ("in-use", "another daemon serves this directory: see `ckptfs status`"),
+        StoreError::Locked => (
+            "in-use",
+            "another daemon serves this directory, maybe where this process does not see the mount: `ckptfs status` tells of it, `ckptfs umount` ends it",
+        ),
         StoreError::NewerFormat { .. } => ("newer-format", "use the newer ckptfs that made this store"),
         StoreError::NotAStore => ("not-a-store", "move .ckptfs away: it is not one of ours, and nothing in it was touched"),
         _ => match error.errno() {
@@ -451,3 +656,7 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
     }
     VerbError { code: code.into(), message, hint: Some(hint.into()) }
 }
+
+#[cfg(test)]
+#[path = "forged_tests.rs"]
+mod forged;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::Keep;
 use super::api::who::{ByProcess, OnlyBy, OpenAtCut, RestoredOnly};
 use super::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
@@ -77,11 +78,8 @@ impl Verbs for Offline {
             let known: Vec<String> = self.checkpoints.iter().flat_map(|kept| [vec![kept.id.to_string()], kept.tags.clone()].concat()).collect();
             error::unselected(&state.0, why, &known)
         };
-        let known: Vec<Known<'_>> = self
-            .checkpoints
-            .iter()
-            .map(|kept| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns, auto: kept.reason.is_auto() })
-            .collect();
+        let known: Vec<Known<'_>> =
+            self.checkpoints.iter().map(|kept| Known { id: kept.id, tags: &kept.tags, state_ns: kept.state_ns(), reason: &kept.reason }).collect();
         let id = match select(&state.0, &known).map_err(unselected)? {
             State::At(id) => id,
             State::Live => return Err(unselected(Unselected::Unknown)),
@@ -171,7 +169,7 @@ impl Verbs for Offline {
         not_mounted()
     }
 
-    fn unmount(&self, _: bool) -> VerbResult<()> {
+    fn unmount(&self, _: bool, _: Option<Keep>) -> VerbResult<()> {
         not_mounted()
     }
 }

@@ -205,14 +205,26 @@ impl PastHandle {
         self.node.state()
     }
 
+    /// The inode as the live tree knows it.
+    pub(super) fn slot(&self) -> Slot {
+        self.node.child.slot
+    }
+
     /// Does `with` on the file that holds the content; `None` if it is empty. While the content is still in the live file, what was done counts
     /// only if it is there still after; else it is done again on the capture.
     pub(super) fn with<T>(&self, view: &View<'_>, with: impl Fn(Option<&File>) -> SysResult<T>) -> SysResult<T> {
+        self.with_source(view, |_, file| with(file))
+    }
+
+    fn with_source<T>(&self, view: &View<'_>, with: impl Fn(Source, Option<&File>) -> SysResult<T>) -> SysResult<T> {
         loop {
             let (source, file) = self.open.lock().clone();
-            let answer = with(file.as_deref());
+            // Asked before too: a live file that was captured may be locked by who writes to it, and he may wait for what is asked of us here.
             if source != Source::Live || view.still_live(&self.node.trail, file.as_deref())? {
-                return answer;
+                let answer = with(source, file.as_deref());
+                if source != Source::Live || view.still_live(&self.node.trail, file.as_deref())? {
+                    return answer;
+                }
             }
             let (source, file) = view.open(&self.node.trail)?;
             *self.open.lock() = (source, file.map(Arc::new));
@@ -221,10 +233,13 @@ impl PastHandle {
 
     /// Reads.
     pub(super) fn read(&self, view: &View<'_>, offset: u64, size: u32) -> SysResult<Vec<u8>> {
-        self.with(view, |file| {
+        self.with_source(view, |source, file| {
             let Some(file) = file else { return Ok(Vec::new()) };
             let mut buffer = vec![0_u8; size as usize];
-            let filled = sys::read_full_at(file, &mut buffer, offset)?;
+            let filled = match source {
+                Source::Live => sys::read_unlocked_at(file, &mut buffer, offset)?,
+                _ => sys::read_full_at(file, &mut buffer, offset)?,
+            };
             buffer.truncate(filled);
             Ok(buffer)
         })

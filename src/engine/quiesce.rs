@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use super::auto::Stir;
-use crate::sys::lock::{MutexGuard, RwLockWriteGuard};
+use crate::live::Freeze;
+use crate::sys::SysResult;
+use crate::sys::lock::MutexGuard;
 
 /// Nothing was changed for this part of the time that may be waited, within these bounds: then nothing is in the middle of being changed.
 const CALM_PART: u32 = 20;
@@ -13,7 +15,7 @@ const CALM_MAX: Duration = Duration::from_millis(250);
 
 /// A freeze, and what is known of the moment.
 pub(super) struct Frozen<'a> {
-    pub(super) gate: RwLockWriteGuard<'a, ()>,
+    pub(super) gate: Freeze<'a>,
     /// Every store that was made through a mapping is in the tree.
     pub(super) flushed: bool,
     /// If it was asked for: nothing was being changed.
@@ -24,15 +26,18 @@ pub(super) struct Frozen<'a> {
 
 impl Engine {
     /// Freezes; with a time, at an instant when nothing is being changed, if there is one before it is over.
-    pub(super) fn freeze_within(&self, limit: Option<Duration>) -> Frozen<'_> {
+    ///
+    /// # Errors
+    /// EBUSY: see [`crate::live::Live::freeze`].
+    pub(super) fn freeze_within(&self, limit: Option<Duration>) -> SysResult<Frozen<'_>> {
         let until = limit.map(|limit| (Instant::now() + limit, (limit / CALM_PART).clamp(CALM_MIN, CALM_MAX)));
         loop {
             let calm = until.and_then(|(until, calm)| self.await_calm(until, calm));
             let one_at_a_time = self.checkpointing.lock();
-            let (gate, flushed) = self.freeze();
+            let (gate, flushed) = self.freeze()?;
             let held = calm.is_some() && calm == self.stir().ok();
             if calm.is_none() || held {
-                return Frozen { gate, flushed, calm: limit.map(|_| held), _one_at_a_time: one_at_a_time };
+                return Ok(Frozen { gate, flushed, calm: limit.map(|_| held), _one_at_a_time: one_at_a_time });
             }
         }
     }

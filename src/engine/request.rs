@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::counts::RequestCounts;
 use crate::store::record::Actor;
-use crate::sys::{self, Errno, Kind, Ledger, Stat, SysResult, Time};
+use crate::sys::{self, Asker, Errno, Kind, Ledger, Stat, SysResult, Time};
 
 /// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
 /// (`.snapshots` and what it lists).
@@ -36,6 +36,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Who asks, for what depends on rights that the kernel does not tell with a request.
+    pub fn asker(&self) -> Asker {
+        Asker { uid: self.uid, gid: self.gid, thread: self.pid }
+    }
+
     /// Who asks, for the record.
     pub fn actor(&self) -> Actor {
         Actor { uid: self.uid, gid: self.gid, pid: self.pid, process: sys::process_name(self.pid).unwrap_or_default() }
@@ -188,6 +193,10 @@ pub enum RenameHow {
     NoReplace,
     /// The two change places (`RENAME_EXCHANGE`).
     Exchange,
+    /// It is replaced, and a whiteout is left at the old name (`RENAME_WHITEOUT`).
+    Whiteout,
+    /// It must not exist, and a whiteout is left at the old name.
+    NoReplaceWhiteout,
 }
 
 /// How setxattr treats an attribute that exists or does not (`XATTR_CREATE`, `XATTR_REPLACE`).
@@ -281,8 +290,6 @@ pub trait Service: Send + Sync {
     /// The kernel refused a backing file of `node`: from now on that node (all nodes, if `node` is `None`) is served by the daemon.
     fn no_passthrough(&self, fh: Fh);
 
-    /// To change the content of a node may take long, because much of it is to be kept before.
-    fn captures_much(&self, node: NodeId) -> bool;
     /// A change below `parent` may wait until other requests have been answered: it must not keep the thread that reads them.
     fn waits(&self, parent: NodeId) -> bool;
     fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<Looked>;
@@ -301,8 +308,9 @@ pub trait Service: Send + Sync {
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)>;
     /// The kernel knows a file that was created.
     fn created(&self, node: NodeId);
-    fn read(&self, node: NodeId, fh: Fh, offset: u64, size: u32) -> SysResult<Vec<u8>>;
-    /// `from_cache`: dirty pages of a mapping that the kernel writes back (`FUSE_WRITE_CACHE`). `kill_priv`: set-id bits are to be cleared.
+    /// `for_cache`: the kernel will keep it, and not only give it to whoever reads (no `FUSE_READ_LOCKOWNER`: `fuse_send_read` in fs/fuse/file.c).
+    fn read(&self, node: NodeId, fh: Fh, offset: u64, size: u32, for_cache: bool) -> SysResult<Vec<u8>>;
+    /// `from_cache`: dirty pages of a mapping that the kernel writes back (`FUSE_WRITE_CACHE`).
     fn write(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, data: &[u8], from_cache: bool) -> SysResult<u32>;
     fn flush(&self, node: NodeId, fh: Fh) -> SysResult<()>;
     fn release(&self, node: NodeId, fh: Fh);
@@ -317,7 +325,7 @@ pub trait Service: Send + Sync {
     fn statfs(&self, node: NodeId) -> SysResult<Space>;
     fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()>;
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>>;
-    fn listxattr(&self, node: NodeId) -> SysResult<Vec<Vec<u8>>>;
+    fn listxattr(&self, caller: Caller, node: NodeId) -> SysResult<Vec<Vec<u8>>>;
     fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()>;
     fn access(&self, caller: Caller, node: NodeId, mask: i32) -> SysResult<()>;
     /// `mode`: fallocate(2)'s bits.

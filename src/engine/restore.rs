@@ -18,8 +18,10 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use self::plan::Which;
+use self::spared::is_at_or_below;
 use super::Engine;
-use super::api::{Change, ChangeKind, RestoreOptions, Restored, TreePath, VerbResult};
+use super::api::{Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbResult};
+use super::asker::still_wanted;
 use super::error;
 use super::request::{NodeId, Stale as Forget};
 use crate::history::timeline::Aftermath;
@@ -28,7 +30,7 @@ use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::lock::MutexGuard;
-use crate::sys::{Kind, SysResult};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// What the kernel must forget after a restore.
 #[derive(Debug, Default)]
@@ -49,10 +51,22 @@ pub(super) struct Asked<'a> {
     pub(super) started: Instant,
     /// Paths that are not known as they were.
     pub(super) unknown: Vec<TreePath>,
+    /// Files get the times that they had.
+    pub(super) times: Times,
 }
 
 fn took(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// What a restore changes, and what stays as it is because it cannot be told what it was.
+fn told_apart(mut changes: Vec<Change>, mut unknown: Vec<TreePath>, plan: &plan::Plan) -> (Vec<Change>, Vec<TreePath>) {
+    unknown.extend(plan.unknown.iter().cloned().map(TreePath));
+    unknown.extend(changes.iter().filter(|change| change.change == ChangeKind::Unknown).map(|change| change.path.clone()));
+    unknown.sort();
+    unknown.dedup();
+    changes.retain(|change| unknown.binary_search(&change.path).is_err());
+    (changes, unknown)
 }
 
 /// Bytes of paths in one record.
@@ -76,27 +90,33 @@ impl Engine {
     /// See [`super::api::Verbs::restore`].
     pub(super) fn restore_to(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let started = Instant::now();
-        let target = self.checkpoint_id(&options.to)?;
-        let paths = self.checked_paths(target, &options.paths)?;
+        let target = self.whole_id(&options.to)?;
         let failed = |errno| error::failed("the restore failed", errno);
-        let unknown = self.unknown_in(target).map_err(failed)?;
+        let mut unknown = Vec::new();
+        let paths = self.checked_paths(target, &options.paths, &mut unknown)?;
+        let asked = |path: &TreePath| paths.is_empty() || paths.iter().any(|asked| is_at_or_below(&path.0, asked));
+        unknown.extend(self.unknown_in(target).map_err(failed)?.into_iter().filter(asked));
+        let times = Times::or_default(options.times, !paths.is_empty());
         if options.dry_run {
             self.settle();
             let touched = self.touched(target, None).map_err(failed)?;
             let spared = self.spared(target, Which::Below(&paths)).map_err(failed)?;
-            let changes = spared.filter(self.changes_to(target, &paths, &touched).map_err(failed)?);
+            let changes = spared.filter(self.changes_to(target, &paths, &touched, times).map_err(failed)?);
+            let plan = plan::Plan::make(self, target, Which::Below(&paths), touched, times).map_err(failed)?;
+            let (changes, unknown) = told_apart(changes, unknown, &plan);
             return Ok(Restored {
                 restored: target,
                 guard: None,
                 changes,
                 unknown,
                 dropped: spared.told(),
+                split: Vec::new(),
                 dry_run: true,
                 duration_us: took(started),
             });
         }
-        let one_at_a_time = self.checkpointing.lock();
-        let asked = Asked { by, undoes: None, started, unknown };
+        let one_at_a_time = self.wait_turn()?;
+        let asked = Asked { by, undoes: None, started, unknown, times };
         self.restore_now(asked, target, &paths, one_at_a_time)
     }
 
@@ -108,14 +128,31 @@ impl Engine {
         paths: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
-        let failed = |errno| error::failed("the restore failed", errno);
-        let Asked { by, undoes, started, unknown } = asked;
-        let (gate, flushed) = self.freeze();
-        let touched = self.touched(target, None).map_err(failed)?;
-        let changes = self.changes_to(target, paths, &touched).map_err(failed)?;
+        let failed = |errno| self.failed("the restore failed", errno);
+        let Asked { by, undoes, started, unknown, times } = asked;
+        let (gate, flushed) = self.freeze().map_err(failed)?;
+        let touched = self.touched_frozen(target).map_err(failed)?;
+        let changes = self.changes_to(target, paths, &touched, times).map_err(failed)?;
         let spared = self.spared(target, Which::Below(paths)).map_err(failed)?;
         let changes = spared.filter(changes);
-        let plan = plan::Plan::make(self, target, Which::Below(paths), touched).map_err(failed)?;
+        still_wanted()?;
+        let plan = plan::Plan::make(self, target, Which::Below(paths), touched, times).map_err(failed)?;
+        self.clear_way(&plan).map_err(failed)?;
+        let (changes, unknown) = told_apart(changes, unknown, &plan);
+        // One that undoes another is an operation all the same.
+        let is_so = undoes.is_none() && changes.is_empty() && plan.is_so(self).unwrap_or(false);
+        let done = |guard: Option<CheckpointId>| {
+            let split = if guard.is_some() { plan.split(self) } else { Vec::new() };
+            let (dropped, duration_us) = (spared.told(), took(started));
+            Restored { restored: target, guard, changes, unknown, dropped, split, dry_run: false, duration_us }
+        };
+        if is_so {
+            if paths.is_empty() && self.timeline().base() != Some(target) {
+                self.timeline().comes_from(by, target).map_err(failed)?;
+            }
+            return Ok(done(None));
+        }
+        still_wanted()?;
         let note = format!("before restoring {target}");
         let (guard, opened) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
@@ -126,7 +163,22 @@ impl Engine {
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
         self.told_after(&plan, guard.id, applied)?;
-        Ok(Restored { restored: target, guard: Some(guard.id), changes, unknown, dropped: spared.told(), dry_run: false, duration_us: took(started) })
+        Ok(done(Some(guard.id)))
+    }
+
+    /// What is touched since a checkpoint, in the freeze. The contents of these files are compared there, so none may be kept locked by some process.
+    fn touched_frozen(&self, target: CheckpointId) -> SysResult<Touched> {
+        let touched = self.touched(target, None)?;
+        touched.data.iter().try_for_each(|slot| self.live.probe_frozen(*slot))?;
+        Ok(touched)
+    }
+
+    /// Looks whether some process is in the way of a plan, so that it fails before it has done anything.
+    fn clear_way(&self, plan: &plan::Plan) -> SysResult<()> {
+        plan.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
+            let mut slots = name.have.iter().map(|have| have.slot).chain(name.want.iter().map(|(child, _)| child.slot));
+            slots.try_for_each(|slot| self.live.probe_frozen(slot))
+        })
     }
 
     /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers are told.
@@ -142,7 +194,7 @@ impl Engine {
                 let stale = apply::all_of(plan);
                 self.forget_stale(&stale);
                 self.announce(plan, &stale);
-                let mut error = error::failed("the restore failed", errno);
+                let mut error = self.failed("the restore failed", errno);
                 error.hint = Some(format!("nothing is lost: `ckptfs restore {guard}` brings back what was there"));
                 Err(error)
             }
@@ -186,22 +238,23 @@ impl Engine {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
-        let _gate = self.live.gate.write();
+        let _gate = self.live.freeze()?;
         let _tree = self.live.tree.write();
         let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
-        let plan = plan::Plan::make(self, *target, which, self.touched(*target, None)?)?;
+        let times = Times::or_default(None, !paths.is_empty());
+        let plan = plan::Plan::make(self, *target, which, self.touched(*target, None)?, times)?;
         self.carry_out(None, &plan, *guard, which, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.
-    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>], touched: &Touched) -> SysResult<Vec<Change>> {
+    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>], touched: &Touched, times: Times) -> SysResult<Vec<Change>> {
         if paths.is_empty() {
-            return self.compare_touched(State::Live, State::At(target), b"", touched);
+            return self.compare_touched(State::Live, State::At(target), b"", touched, times == Times::Kept);
         }
         let mut changes = Vec::new();
         for path in paths {
             changes.extend(self.missing_above(target, path)?);
-            changes.extend(self.compare_touched(State::Live, State::At(target), path, touched)?);
+            changes.extend(self.compare_touched(State::Live, State::At(target), path, touched, times == Times::Kept)?);
         }
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         changes.dedup();
@@ -217,14 +270,15 @@ impl Engine {
             let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
             if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
                 let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
-                changes.push(Change { path: TreePath(above.to_vec()), change, from: None, kind: Kind::Dir, old_size: None, size: None });
+                changes.push(Change::new(above.to_vec(), change, Kind::Dir));
             }
         }
         Ok(changes)
     }
 
-    /// Paths cleaned of `.` and doubled slashes; each exists now or did then. The root stands for the whole tree.
-    fn checked_paths(&self, target: CheckpointId, paths: &[TreePath]) -> VerbResult<Vec<Vec<u8>>> {
+    /// Paths cleaned of `.` and doubled slashes; each exists now or did then. The root stands for the whole tree. One of which it cannot be told whether it
+    /// did goes to `unknown`.
+    fn checked_paths(&self, target: CheckpointId, paths: &[TreePath], unknown: &mut Vec<TreePath>) -> VerbResult<Vec<Vec<u8>>> {
         let mut cleaned: Vec<Vec<u8>> = Vec::new();
         for path in paths {
             let names: Vec<&[u8]> = path.0.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
@@ -236,12 +290,22 @@ impl Engine {
                 return Ok(Vec::new());
             }
             let clean = names.join(&b'/');
-            let then = self.view(State::At(target)).walk(&clean).map_err(|errno| error::failed("the path cannot be read", errno))?;
+            let then = match self.view(State::At(target)).walk(&clean) {
+                Err(Errno::EIO) => {
+                    unknown.push(TreePath(clean));
+                    continue;
+                }
+                then => then.map_err(|errno| error::failed("the path cannot be read", errno))?,
+            };
             let now = self.view(State::Live).walk(&clean).unwrap_or(None);
             if then.is_none() && now.is_none() {
                 return Err(error::unknown_path(&path.0, target));
             }
             cleaned.push(clean);
+        }
+        // None stands for the whole tree.
+        if cleaned.is_empty() && !paths.is_empty() {
+            return Err(error::cannot_be_told(unknown.last(), target));
         }
         cleaned.sort();
         cleaned.dedup();

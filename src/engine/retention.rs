@@ -66,6 +66,8 @@ pub enum Rule {
     Tagged,
     /// It is the newest.
     Newest,
+    /// `undo` or `redo` may need it yet, or it is a mark of the tripwire that was made not long ago.
+    Undo,
     /// `keep-last`.
     Last,
     /// `keep-within`.
@@ -87,34 +89,51 @@ pub(super) struct Known {
     pub made_ns: i64,
     /// A person asked for it.
     pub manual: bool,
+    /// mkdir(2) made it, for whoever may write to the root directory.
+    pub by_mkdir: bool,
     pub tagged: bool,
     pub pinned: bool,
     /// It was deleted, and could come back until now.
     pub hidden: bool,
+    /// It is the guard of a restore, or a mark of the tripwire.
+    pub guard: bool,
+    /// It is kept for a while whatever the rules say: see [`Rule::Undo`].
+    pub needed: bool,
 }
 
 /// The rules that keep each checkpoint, in the order given: oldest first. None keep those that are to go.
 pub(super) fn rules(known: &[Known], retention: &Retention, now_ns: i64, zone: &TimeZone) -> Vec<Vec<Rule>> {
     let mut kept: Vec<Vec<Rule>> = known.iter().map(|one| if one.pinned { vec![Rule::Pinned] } else { Vec::new() }).collect();
     let seen = || known.iter().enumerate().rev().filter(|(_, one)| !one.hidden);
+    // Whoever wants the last three means their own.
+    let counted = || seen().filter(|(_, one)| !one.guard);
     let mut keep = |at: usize, rule: Rule| {
         if let Some(rules) = kept.get_mut(at) {
             rules.push(rule);
         }
     };
     seen().filter(|(_, one)| one.tagged).for_each(|(at, _)| keep(at, Rule::Tagged));
-    seen().take(1).for_each(|(at, _)| keep(at, Rule::Newest));
+    counted().take(1).for_each(|(at, _)| keep(at, Rule::Newest));
+    known.iter().enumerate().filter(|(_, one)| one.needed).for_each(|(at, _)| keep(at, Rule::Undo));
     let count = |wanted: Option<u64>| usize::try_from(wanted.unwrap_or(0)).unwrap_or(usize::MAX);
-    seen().take(count(retention.keep_last)).for_each(|(at, _)| keep(at, Rule::Last));
+    // What mkdir(2) made is counted by itself: it pushes out nothing of those who ask the daemon.
+    let series = |by_mkdir: bool| counted().filter(move |(_, one)| one.by_mkdir == by_mkdir);
+    for by_mkdir in [false, true] {
+        series(by_mkdir).take(count(retention.keep_last)).for_each(|(at, _)| keep(at, Rule::Last));
+    }
     if let Some(within_s) = retention.keep_within_s {
         let since_ns = now_ns.saturating_sub(i64::try_from(within_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000));
         seen().filter(|(_, one)| one.made_ns >= since_ns).for_each(|(at, _)| keep(at, Rule::Within));
     }
-    for (rule, wanted) in [(Rule::Hourly, retention.keep_hourly), (Rule::Daily, retention.keep_daily), (Rule::Weekly, retention.keep_weekly)] {
+    let spans = [(Rule::Hourly, retention.keep_hourly), (Rule::Daily, retention.keep_daily), (Rule::Weekly, retention.keep_weekly)];
+    for ((rule, wanted), by_mkdir) in spans.into_iter().flat_map(|span| [(span, false), (span, true)]) {
         let mut begun: HashSet<String> = HashSet::new();
         // Of each span of time the newest that a person asked for, else the newest.
         let mut chosen: Vec<(String, usize, bool)> = Vec::new();
-        for (at, one) in seen() {
+        // What was imported may be older than what was made before.
+        let mut newest_first: Vec<(usize, &Known)> = series(by_mkdir).collect();
+        newest_first.sort_by_key(|(_, one)| std::cmp::Reverse(one.made_ns));
+        for (at, one) in newest_first {
             let span = span_of(rule, one.made_ns, zone);
             if begun.contains(&span) {
                 if let Some(found) = chosen.iter_mut().find(|(known, _, manual)| *known == span && !manual && one.manual) {
@@ -152,7 +171,7 @@ pub(super) fn order(known: &[Known], rules: &[Vec<Rule>]) -> (Vec<usize>, usize)
     let unkept = |hidden: bool| each().filter(move |(_, (one, rules))| rules.is_empty() && one.hidden == hidden).map(|(at, _)| at);
     let mut order: Vec<usize> = unkept(true).chain(unkept(false)).collect();
     let sure = order.len();
-    let held = |rules: &[Rule]| rules.iter().any(|rule| matches!(rule, Rule::Pinned | Rule::Tagged | Rule::Newest));
+    let held = |rules: &[Rule]| rules.iter().any(|rule| matches!(rule, Rule::Pinned | Rule::Tagged | Rule::Newest | Rule::Undo));
     for manual in [false, true] {
         order.extend(each().filter(|(_, (one, rules))| !rules.is_empty() && !held(rules) && one.manual == manual).map(|(at, _)| at));
     }
@@ -169,14 +188,33 @@ mod tests {
     /// One each hour, the last just now; numbers from 1.
     fn hourly(count: u64) -> Vec<Known> {
         let age = |id: u64| i64::try_from(count - id).unwrap();
-        let known =
-            |id: u64| Known { id: CheckpointId(id), made_ns: NOW_NS - age(id) * HOUR_NS, manual: true, tagged: false, pinned: false, hidden: false };
+        let known = |id: u64| Known {
+            id: CheckpointId(id),
+            made_ns: NOW_NS - age(id) * HOUR_NS,
+            manual: true,
+            by_mkdir: false,
+            tagged: false,
+            pinned: false,
+            hidden: false,
+            guard: false,
+            needed: false,
+        };
         (1..=count).map(known).collect()
     }
 
     fn kept(known: &[Known], retention: &Retention) -> Vec<u64> {
         let rules = rules(known, retention, NOW_NS, &TimeZone::UTC);
         known.iter().zip(rules).filter(|(_, rules)| !rules.is_empty()).map(|(one, _)| one.id.0).collect()
+    }
+
+    #[test]
+    fn what_is_older_than_its_number_says_keeps_nothing_newer_out() {
+        // Three days that were imported today, after two checkpoints of today.
+        let mut known = hourly(5);
+        for (one, days) in known.iter_mut().skip(2).zip([3, 2, 1]) {
+            one.made_ns = NOW_NS - days * 24 * HOUR_NS;
+        }
+        assert_eq!(kept(&known, &Retention { keep_daily: Some(2), ..Retention::default() }), [2, 5], "today's, and yesterday's");
     }
 
     #[test]
@@ -203,6 +241,30 @@ mod tests {
         assert_eq!(kept(&known, &Retention { keep_last: Some(1), ..Retention::default() }), [5, 10, 60]);
         // The newest is of the day that began with 38: 40 stands for it, and 37 for the one before (30 is the last manual one there).
         assert_eq!(kept(&known, &Retention { keep_daily: Some(2), ..Retention::default() }), [5, 10, 30, 40, 60]);
+    }
+
+    /// Two restores an hour had left nothing of the last three but guards.
+    #[test]
+    fn guards_are_not_counted_and_stay_as_long_as_undo_needs_them() {
+        let mut known = hourly(8);
+        known.iter_mut().skip(4).for_each(|one| (one.guard, one.manual) = (true, false));
+        known[6].needed = true;
+        assert_eq!(kept(&known, &Retention { keep_last: Some(2), ..Retention::default() }), [3, 4, 7]);
+        assert_eq!(kept(&known, &Retention { keep_last: Some(0), ..Retention::default() }), [4, 7], "the newest is one that counts");
+        assert_eq!(kept(&known, &Retention { keep_hourly: Some(2), ..Retention::default() }), [3, 4, 7]);
+        assert_eq!(kept(&known, &Retention { keep_within_s: Some(3600), ..Retention::default() }), [4, 7, 8], "but what is young is young");
+        let retention = Retention { keep_last: Some(1), max_bytes: Some(0), ..Retention::default() };
+        let rules = rules(&known, &retention, NOW_NS, &TimeZone::UTC);
+        assert!(!order(&known, &rules).0.contains(&6), "nor does it go because there is too much");
+    }
+
+    /// A container that may make checkpoints with mkdir(2) and, where the root directory is sticky, delete none of others' had `keep-last` do it.
+    #[test]
+    fn what_mkdir_made_pushes_out_nothing_that_a_verb_made() {
+        let mut known = hourly(60);
+        known.iter_mut().skip(6).for_each(|one| one.by_mkdir = true);
+        assert_eq!(kept(&known, &Retention { keep_last: Some(2), ..Retention::default() }), [5, 6, 59, 60]);
+        assert_eq!(kept(&known, &Retention { keep_hourly: Some(2), ..Retention::default() }), [5, 6, 59, 60]);
     }
 
     #[test]

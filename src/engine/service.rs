@@ -14,8 +14,9 @@ use super::request::{
 };
 use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn, opener_word};
 use crate::store::ids::{Name, Slot};
+use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
-use crate::sys::{self, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode};
+use crate::sys::{self, Asker, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode};
 
 /// The mount covers what it serves, so nothing changes behind it: the kernel may remember until it is told otherwise.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
@@ -32,7 +33,7 @@ fn name_of(name: &[u8]) -> SysResult<Name> {
     if name.len() > sys::NAME_LEN_MAX { Err(Errno::ENAMETOOLONG) } else { Ok(Name::new(name)) }
 }
 
-pub(super) fn open_flags(flags: i32, privileged: bool) -> OpenFlags {
+pub(super) fn open_flags(flags: i32, asker: Option<Asker>) -> OpenFlags {
     // The values of open(2)'s flags are those of the architecture; the kernel hands them on unchanged.
     let access = flags & libc_flags::ACCMODE;
     OpenFlags {
@@ -42,16 +43,16 @@ pub(super) fn open_flags(flags: i32, privileged: bool) -> OpenFlags {
         sync: flags & libc_flags::SYNC == libc_flags::SYNC,
         dsync: flags & libc_flags::DSYNC != 0,
         noatime: flags & libc_flags::NOATIME != 0,
-        privileged,
+        asker,
     }
 }
 
 /// The kernel asks to remove only what is there, and lets nobody else at it meanwhile: what is gone when it asks again was removed by the worker that
 /// died.
-fn removed(result: SysResult<()>, again: bool) -> SysResult<()> {
+fn removed<T>(result: SysResult<T>, again: bool) -> SysResult<Option<T>> {
     match result {
-        Err(Errno::ENOENT) if again => Ok(()),
-        result => result,
+        Err(Errno::ENOENT) if again => Ok(None),
+        result => result.map(Some),
     }
 }
 
@@ -93,7 +94,7 @@ impl Engine {
     }
 
     fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
-        Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot) }
+        Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, stat.mode) }
     }
 
     fn made(&self, made: &Made) -> Entry {
@@ -101,7 +102,7 @@ impl Engine {
     }
 
     fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
-        Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot) }
+        Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, stat.mode) }
     }
 
     /// Attributes are other than the kernel may think: it forgets them, which waits for nothing. A write has cleared set-id bits, which it leaves to us
@@ -131,7 +132,8 @@ impl Engine {
         Opened {
             fh: Fh(id.0),
             keep_cache: passthrough.is_none(),
-            direct_io: false,
+            // A file that the kernel does the I/O of for somebody else has no pages in the cache of the mount: this handle passes the daemon each time.
+            direct_io: passthrough.is_some() && !self.live.passes_through(handle.flags.asker),
             no_flush: true,
             passthrough,
             by: handle.by.as_deref().map_or(0, opener_word),
@@ -154,6 +156,11 @@ impl Engine {
     }
 }
 
+/// EPERM of an extended attribute in which ckptfs notes something.
+fn check_not_own(name: &[u8]) -> SysResult<()> {
+    if is_own_xattr(name) { Err(Errno::EPERM) } else { Ok(()) }
+}
+
 impl Service for Engine {
     fn counts(&self) -> &Arc<RequestCounts> {
         &self.counts
@@ -172,7 +179,7 @@ impl Service for Engine {
     }
 
     fn started(&self, passthrough: bool) {
-        self.live.set_passthrough(passthrough && self.config.wants_passthrough);
+        self.live.set_passthrough(passthrough && self.config.wants_passthrough, self.config.io_for_all);
     }
 
     fn ended(&self) {
@@ -182,11 +189,7 @@ impl Service for Engine {
     fn no_passthrough(&self, fh: Fh) {
         tracing::warn!("the kernel refused to do the I/O of a file; files opened from now on are served by the daemon");
         self.live.demote(HandleId(fh.0));
-        self.live.set_passthrough(false);
-    }
-
-    fn captures_much(&self, node: NodeId) -> bool {
-        matches!(self.node(node), Ok(Node::Live(slot)) if self.live.captures_much(slot))
+        self.live.set_passthrough(false, false);
     }
 
     fn waits(&self, parent: NodeId) -> bool {
@@ -244,12 +247,12 @@ impl Service for Engine {
             size: set.size,
             atime: set.atime.map(set_time),
             mtime: set.mtime.map(set_time),
-            privileged: caller.uid == 0,
+            asker: Some(caller.asker()),
         };
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
         let empties = change.size == Some(0);
         let act = || self.live.set_attr(slot, file, &change);
-        let stat = if empties { self.destroying(caller, || self.has_content(slot), act, |_| true) } else { act() };
+        let stat = if empties { self.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
         // One that fails may have changed something, and the kernel goes on believing what it knew.
         let stat = stat.inspect_err(|_| self.attributes_changed(node))?;
         self.root_changed(slot);
@@ -316,12 +319,12 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return removed(self.unlink_snapshot(caller, name), caller.again);
+            return removed(self.unlink_snapshot(caller, name), caller.again).map(drop);
         }
         let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let act = || removed(self.live.unlink(slot, &name).map(drop), caller.again);
-        self.destroying(caller, || !self.is_temporary(slot, &name), act, |()| true)
+        let act = || removed(self.live.unlink(slot, &name), caller.again);
+        self.destroying(caller, || !self.is_temporary(slot, &name), act, |gone| *gone).map(drop)
     }
 
     fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
@@ -329,15 +332,18 @@ impl Service for Engine {
             return answer;
         }
         if parent == SNAPDIR {
-            return removed(self.rmdir_snapshot(caller, name), caller.again);
+            return removed(self.rmdir_snapshot(caller, name), caller.again).map(drop);
         }
         let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let act = || removed(self.live.rmdir(slot, &name).map(drop), caller.again);
-        self.destroying(caller, || true, act, |()| true)
+        let act = || removed(self.live.rmdir(slot, &name), caller.again);
+        self.destroying(caller, || true, act, |gone| *gone).map(drop)
     }
 
     fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
+        if let Some(answer) = self.announcer.rename(caller, (parent, name), (new_parent, new_name)) {
+            return answer;
+        }
         let _acting = self.live.acting_for(caller.pid, caller.uid);
         let from = self.writable_name(parent, name)?;
         let to = self.writable_name(new_parent, new_name)?;
@@ -345,14 +351,17 @@ impl Service for Engine {
             RenameHow::Replace => RenameMode::Replace,
             RenameHow::NoReplace => RenameMode::NoReplace,
             RenameHow::Exchange => RenameMode::Exchange,
+            RenameHow::Whiteout => RenameMode::Whiteout,
+            RenameHow::NoReplaceWhiteout => RenameMode::NoReplaceWhiteout,
         };
-        let act = |how| self.live.rename((from.0, &from.1), (to.0, &to.1), how, Turn { request: caller.request, again: caller.again });
+        let turn = Turn { request: caller.request, again: caller.again, owner: (caller.uid, caller.gid) };
+        let act = |how| self.live.rename((from.0, &from.1), (to.0, &to.1), how, turn);
         if how != RenameMode::Replace || caller.again || !self.suspects(caller) {
-            return self.destroying(caller, || false, || act(how), Option::is_some).map(drop);
+            return self.destroying(caller, || false, || act(how), |replaced| *replaced).map(drop);
         }
         // Whether there is something in the way is asked with the rename itself: it costs nothing where there is not.
         match act(RenameMode::NoReplace) {
-            Err(Errno::EEXIST) => self.destroying(caller, || true, || act(how), Option::is_some).map(drop),
+            Err(Errno::EEXIST) => self.destroying(caller, || true, || act(how), |replaced| *replaced).map(drop),
             done => done.map(drop),
         }
     }
@@ -362,7 +371,7 @@ impl Service for Engine {
             return answer;
         }
         self.check_descriptors()?;
-        let flags = open_flags(flags, caller.uid == 0);
+        let flags = open_flags(flags, Some(caller.asker()));
         match self.node(node)? {
             Node::Control(_) => Err(Errno::EINVAL),
             Node::Past(_) if flags.write || flags.truncate => Err(Errno::EROFS),
@@ -374,8 +383,11 @@ impl Service for Engine {
             Node::Live(slot) => {
                 let _acting = (flags.write || flags.truncate).then(|| self.live.acting_for(caller.pid, caller.uid));
                 let act = || self.live.open(slot, flags);
-                let opened = if flags.truncate { self.destroying(caller, || self.has_content(slot), act, |_| true) } else { act() };
+                let opened = if flags.truncate { self.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
                 let (id, handle) = opened?;
+                if flags.truncate && handle.may_be_set_id() {
+                    self.attributes_changed(node);
+                }
                 Ok(self.opened(id, &handle))
             }
         }
@@ -399,21 +411,23 @@ impl Service for Engine {
             open: None,
             again: caller.again,
         };
-        let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, caller.uid == 0))?;
+        let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, Some(caller.asker())))?;
         let entry = Entry { ttl: FOR_EVER, ..self.made(&made) };
         Ok((entry, self.opened(id, &handle)))
     }
 
     fn created(&self, node: NodeId) {
         if let Ok(Node::Live(slot)) = self.node(node)
-            && self.live.is_mappable_now(slot)
+            && self.live.changes_unseen(slot, 0)
         {
             self.attributes_changed(node);
         }
     }
 
-    fn read(&self, _node: NodeId, fh: Fh, offset: u64, size: u32) -> SysResult<Vec<u8>> {
+    fn read(&self, _node: NodeId, fh: Fh, offset: u64, size: u32, for_cache: bool) -> SysResult<Vec<u8>> {
         match self.open_file(fh)? {
+            // sendfile(2) and splice(2) read by way of the cache, also where the handle has none, and that would go stale unseen.
+            Open::Live(handle) if for_cache && self.live.changes_past_cache(&handle) => Err(Errno::EINVAL),
             Open::Live(_) => self.live.read(HandleId(fh.0), offset, size),
             Open::Past(handle) => handle.read(&self.view(handle.state()), offset, size),
         }
@@ -423,9 +437,10 @@ impl Service for Engine {
         if fh.0 & PAST_HANDLE != 0 {
             return Err(Errno::EROFS);
         }
-        let _acting = (!from_cache).then(|| self.live.acting_for(caller.pid, caller.uid));
-        let (written, lost_set_id) = self.live.write(HandleId(fh.0), offset, data, caller.uid == 0 || from_cache, from_cache)?;
-        if lost_set_id {
+        let asker = (!from_cache).then(|| caller.asker());
+        let _acting = asker.map(|_| self.live.acting_for(caller.pid, caller.uid));
+        let (written, may_be_set_id) = self.live.write(HandleId(fh.0), offset, data, asker)?;
+        if may_be_set_id {
             self.attributes_changed(node);
         }
         Ok(written)
@@ -495,8 +510,9 @@ impl Service for Engine {
             XattrHow::Create => XattrMode::Create,
             XattrHow::Replace => XattrMode::Replace,
         };
+        check_not_own(name)?;
         let slot = self.writable(node)?;
-        match self.live.set_xattr(slot, name, value, mode) {
+        match self.live.set_xattr(slot, name, value, mode, Some(caller.asker())) {
             // The kernel lets nobody else set it meanwhile.
             Err(Errno::EEXIST) if caller.again => {}
             set => set?,
@@ -506,6 +522,9 @@ impl Service for Engine {
     }
 
     fn getxattr(&self, node: NodeId, name: &[u8]) -> SysResult<Vec<u8>> {
+        if is_own_xattr(name) {
+            return Err(Errno::NO_XATTR);
+        }
         match self.node(node)? {
             Node::Live(slot) => self.live.get_xattr(slot, name),
             Node::Control(SNAPDIR) => self.snapdir_xattr(name),
@@ -517,16 +536,24 @@ impl Service for Engine {
         }
     }
 
-    fn listxattr(&self, node: NodeId) -> SysResult<Vec<Vec<u8>>> {
-        match self.node(node)? {
-            Node::Live(slot) => self.live.list_xattrs(slot),
-            Node::Control(_) => Ok(Vec::new()),
-            Node::Past(past) => Ok(self.view(past.state()).xattrs(&past.trail)?.into_iter().map(|(name, _)| name).collect()),
+    fn listxattr(&self, caller: Caller, node: NodeId) -> SysResult<Vec<Vec<u8>>> {
+        let mut names: Vec<Vec<u8>> = match self.node(node)? {
+            Node::Live(slot) => self.live.list_xattrs(slot)?,
+            Node::Control(_) => Vec::new(),
+            Node::Past(past) => self.view(past.state()).xattrs(&past.trail)?.into_iter().map(|(name, _)| name).collect(),
+        };
+        names.retain(|name| !is_own_xattr(name));
+        // Whether somebody may read their values the kernel asks by itself, but not whether somebody may know of them (xattr(7)).
+        let trusted = |name: &Vec<u8>| name.starts_with(b"trusted.");
+        if names.iter().any(trusted) && !sys::may_administer(caller.asker()) {
+            names.retain(|name| !trusted(name));
         }
+        Ok(names)
     }
 
     fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
         let _acting = self.live.acting_for(caller.pid, caller.uid);
+        check_not_own(name)?;
         let slot = self.writable(node)?;
         match self.live.remove_xattr(slot, name) {
             Err(Errno::NO_XATTR) if caller.again => {}
@@ -547,14 +574,8 @@ impl Service for Engine {
     fn fallocate(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
         let _acting = self.live.acting_for(caller.pid, caller.uid);
         let Open::Live(handle) = self.open_file(fh)? else { return Err(Errno::EROFS) };
-        self.live.change_content(&handle, |file| {
-            if caller.uid == 0 {
-                sys::fallocate(file, mode, offset, length)
-            } else {
-                sys::drop_cap_fsetid_for(|| sys::fallocate(file, mode, offset, length))
-            }
-        })?;
-        if caller.uid != 0 {
+        self.live.change_content(&handle, Some(caller.asker()), |file| sys::fallocate(file, mode, offset, length))?;
+        if handle.may_be_set_id() {
             self.attributes_changed(node);
         }
         Ok(())
@@ -566,8 +587,9 @@ impl Service for Engine {
 
     fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
         let _acting = self.live.acting_for(caller.pid, caller.uid);
-        let copied = self.copy_range((from.1, from.2), (to.1, to.2), length, caller.uid == 0)?;
-        if caller.uid != 0 {
+        let Open::Live(target) = self.open_file(to.1)? else { return Err(Errno::EROFS) };
+        let copied = self.copy_range(caller.asker(), (from.1, from.2), (&target, to.2), length)?;
+        if target.may_be_set_id() {
             self.attributes_changed(to.0);
         }
         Ok(copied)

@@ -76,7 +76,7 @@ impl Engine {
         }
         let io = if left.passthrough { IoMode::Passthrough } else { IoMode::Daemon };
         let _acting = crate::history::timeline::Timeline::acting(self.live.opener(left.by));
-        self.live.adopt_open(HandleId(left.fh.0), Slot(left.node.0), open_flags(left.flags, true), io, orphans)
+        self.live.adopt_open(HandleId(left.fh.0), Slot(left.node.0), open_flags(left.flags, None), io, orphans)
     }
 
     /// See [`super::request::Service::adopted`].

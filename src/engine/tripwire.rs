@@ -5,6 +5,9 @@
 //! of, goes on and destroys more than so much in so short a time, that is a burst, and the mark stays. If it becomes quiet instead, the mark is taken
 //! back, as a checkpoint is deleted, which costs what was captured since.
 //!
+//! An operation that destroys a file which was edited since the last checkpoint counts for several: what was in it is in no other checkpoint than the
+//! mark, and `git checkout .` over a few such files loses as much as `rm -rf` over many that are as they were.
+//!
 //! Destructive are unlink, rmdir, a rename over something, and emptying a file. A file that no checkpoint can see and that was written just now is
 //! somebody's temporary file: to remove it makes no mark.
 //!
@@ -18,7 +21,7 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::auto::TripwireConfig;
 use super::request::Caller;
-use crate::store::ids::CheckpointId;
+use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Reason, Trigger};
 use crate::sys;
 use crate::sys::SysResult;
@@ -31,7 +34,11 @@ const MARKS_MAX: usize = 8;
 /// Processes that are known to rely on a mark; of more, the newest counts.
 const USERS_MAX: usize = 256;
 /// Where several processes made the last operations, whether they are a burst is asked again after this part of as many.
-const LOOKS: usize = 4;
+const LOOKS: u32 = 4;
+/// An operation that destroys a file that was edited counts for so many.
+const EDITED_WEIGHT: u32 = 5;
+/// Edited files that are told from others; of more, some count as others do.
+const EDITED_MAX: usize = 100_000;
 /// Whether a mark can be taken back is asked after this part of the time, and never more often than this.
 const DECIDE_MIN: Duration = Duration::from_millis(20);
 
@@ -44,8 +51,10 @@ pub(super) struct Tripwire {
 
 #[derive(Default)]
 struct State {
-    /// The newest operations, one more than makes no burst.
-    last: VecDeque<(Instant, u32)>,
+    /// The newest operations, one more than makes no burst: when, by which process, and for how many each counts.
+    last: VecDeque<(Instant, u32, u32)>,
+    /// Files that were edited before the state was last seen to be kept, and not destroyed since.
+    edited: HashSet<Slot>,
     /// When each process last destroyed something.
     processes: HashMap<u32, Instant>,
     /// The session of each process, as far as it was asked for.
@@ -56,7 +65,7 @@ struct State {
     marks: Vec<Mark>,
     burst: Option<Burst>,
     /// Operations since it was last asked whether there is a burst.
-    unlooked: usize,
+    unlooked: u32,
 }
 
 struct Mark {
@@ -128,8 +137,10 @@ impl Tripwire {
     }
 
     /// The state before is kept: in a mark, or, where nothing had changed, in the checkpoint before. The oldest of too many marks is given back.
-    fn marked(&self, pid: u32, mark: Option<CheckpointId>, now: Instant) -> Option<CheckpointId> {
+    /// `edited`: the files whose content no checkpoint before it had.
+    fn marked(&self, pid: u32, mark: Option<CheckpointId>, edited: HashSet<Slot>, now: Instant) -> Option<CheckpointId> {
         let mut state = self.state.lock();
+        state.edited = edited;
         state.marked = Some(now);
         state.processes.insert(pid, now);
         let id = mark?;
@@ -138,8 +149,8 @@ impl Tripwire {
         (state.marks.len() > MARKS_MAX).then(|| state.marks.remove(0).id)
     }
 
-    /// Counts an operation that was done. The processes that made the last ones, if these may be a burst.
-    fn after(&self, pid: u32, now: Instant) -> Option<Vec<u32>> {
+    /// Counts an operation that was done to an inode. The processes that made the last ones, and for how many each counts, if these may be a burst.
+    fn after(&self, pid: u32, destroyed: Slot, now: Instant) -> Option<Vec<(u32, u32)>> {
         let (mut state, within) = (self.state.lock(), self.config.within);
         let lately = |then: &Instant| now.duration_since(*then) < within;
         if state.processes.len() >= PROCESSES_MAX {
@@ -147,42 +158,43 @@ impl Tripwire {
             state.sessions.clear();
         }
         state.processes.insert(pid, now);
-        state.last.push_back((now, pid));
-        let count = self.config.count as usize;
-        while state.last.len() > count.saturating_add(1) {
+        let weight = if state.edited.remove(&destroyed) { EDITED_WEIGHT } else { 1 };
+        state.last.push_back((now, pid, weight));
+        let count = self.config.count;
+        while state.last.len() > (count as usize).saturating_add(1) || state.last.front().is_some_and(|(then, ..)| !lately(then)) {
             state.last.pop_front();
         }
         if let Some(burst) = state.burst.as_mut().filter(|burst| lately(&burst.last) && burst.processes.contains(&pid)) {
             burst.last = now;
             return None;
         }
-        let many = state.last.len() > count && state.last.front().is_some_and(|(first, _)| lately(first));
-        state.unlooked = state.unlooked.saturating_add(1);
-        let alone = state.last.iter().all(|(_, other)| *other == pid);
+        let many = state.last.iter().map(|(.., weight)| *weight).sum::<u32>() > count;
+        state.unlooked = state.unlooked.saturating_add(weight);
+        let alone = state.last.iter().all(|(_, other, _)| *other == pid);
         if !many || !(alone || state.unlooked >= (count / LOOKS).max(1)) {
             return None;
         }
         state.unlooked = 0;
-        Some(state.last.iter().map(|(_, pid)| *pid).collect())
+        Some(state.last.iter().map(|(_, pid, weight)| (*pid, *weight)).collect())
     }
 
     /// Whether one tree of processes made more of these than it may without it being a burst. Those whose process is gone count for the tree of the
     /// last one: tools that start another process for each file are like that. Then the marks that they rely on stay.
-    fn judge(&self, pids: &[u32], now: Instant, session_of: impl Fn(u32) -> Option<i32>) -> Vec<CheckpointId> {
+    fn judge(&self, done: &[(u32, u32)], now: Instant, session_of: impl Fn(u32) -> Option<i32>) -> Vec<CheckpointId> {
         let mut sessions: HashMap<u32, Option<i32>> = {
             let known = &self.state.lock().sessions;
-            pids.iter().filter_map(|pid| Some((*pid, *known.get(pid)?))).collect()
+            done.iter().filter_map(|(pid, _)| Some((*pid, *known.get(pid)?))).collect()
         };
-        for pid in pids {
+        for (pid, _) in done {
             sessions.entry(*pid).or_insert_with(|| session_of(*pid));
         }
-        let last = pids.last().and_then(|pid| sessions.get(pid)).copied().flatten();
-        let is_its = |pid: &&u32| sessions.get(pid).copied().flatten().is_none_or(|session| Some(session) == last);
-        let its: HashSet<u32> = pids.iter().filter(is_its).copied().collect();
-        let count = pids.iter().filter(is_its).count();
+        let last = done.last().and_then(|(pid, _)| sessions.get(pid)).copied().flatten();
+        let is_its = |(pid, _): &&(u32, u32)| sessions.get(pid).copied().flatten().is_none_or(|session| Some(session) == last);
+        let its: HashSet<u32> = done.iter().filter(is_its).map(|(pid, _)| *pid).collect();
+        let count: u32 = done.iter().filter(is_its).map(|(_, weight)| *weight).sum();
         let mut state = self.state.lock();
         state.sessions.extend(sessions);
-        if count <= self.config.count as usize {
+        if count <= self.config.count {
             return Vec::new();
         }
         let (kept, open) = std::mem::take(&mut state.marks).into_iter().partition(|mark| mark.users.iter().any(|user| its.contains(user)));
@@ -212,13 +224,13 @@ impl Tripwire {
 
 impl Engine {
     /// Does something that may destroy: the state before is kept if this may be the beginning of a burst. `destroys` is asked only then; `destroyed`
-    /// says whether something was.
+    /// says what was, if something was.
     pub(super) fn destroying<T>(
         &self,
         caller: Caller,
         destroys: impl FnOnce() -> bool,
         act: impl FnOnce() -> SysResult<T>,
-        destroyed: impl FnOnce(&T) -> bool,
+        destroyed: impl FnOnce(&T) -> Option<Slot>,
     ) -> SysResult<T> {
         let Some(tripwire) = &self.tripwire else { return act() };
         let before = tripwire.before(caller.pid, Instant::now());
@@ -232,10 +244,10 @@ impl Engine {
             }
         }
         let done = act()?;
-        if destroyed(&done)
-            && let Some(pids) = tripwire.after(caller.pid, Instant::now())
+        if let Some(gone) = destroyed(&done)
+            && let Some(lately) = tripwire.after(caller.pid, gone, Instant::now())
         {
-            for id in tripwire.judge(&pids, Instant::now(), |pid| sys::process_session(pid).ok()) {
+            for id in tripwire.judge(&lately, Instant::now(), |pid| sys::process_session(pid).ok()) {
                 tracing::info!(%id, pid = caller.pid, "a burst of destructive operations: the checkpoint before it is kept");
             }
         }
@@ -256,7 +268,7 @@ impl Engine {
     /// need another request. So stores through mappings that the daemon serves and that are still in the kernel's cache are left out, and it says so.
     fn make_mark(&self, tripwire: &Tripwire, caller: Caller) {
         let clean = self.timeline().dirty() == 0 && self.timeline().last().is_some();
-        let mut made = None;
+        let (mut made, mut edited) = (None, HashSet::new());
         if !clean {
             if !self.timeline().takes_checkpoints() {
                 return;
@@ -268,10 +280,11 @@ impl Engine {
             self.live.preflush();
             let actor = caller.actor();
             let note = format!("before {} (pid {}) began to remove or empty files", actor.process, actor.pid);
-            let gate = self.live.gate.write();
-            let flushed = self.live.mapped_through_daemon().is_empty();
-            let sealed = self.seal(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed);
-            drop(gate);
+            let sealed = self.live.freeze().and_then(|_gate| {
+                let flushed = self.live.mapped_through_daemon().is_empty();
+                edited = self.timeline().data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
+                self.seal(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)
+            });
             match sealed {
                 Ok((checkpoint, _)) => made = Some(checkpoint.id),
                 Err(errno) => {
@@ -281,7 +294,7 @@ impl Engine {
                 }
             }
         }
-        if let Some(too_many) = tripwire.marked(caller.pid, made, Instant::now()) {
+        if let Some(too_many) = tripwire.marked(caller.pid, made, edited, Instant::now()) {
             tracing::debug!(id = %too_many, "too many marks: the oldest stays, as an automatic checkpoint");
         }
         if made.is_some() {
@@ -307,10 +320,10 @@ mod tests {
                 tripwire.joins(pid);
             } else {
                 *next_id += 1;
-                assert_eq!(tripwire.marked(pid, Some(CheckpointId(*next_id)), now), None);
+                assert_eq!(tripwire.marked(pid, Some(CheckpointId(*next_id)), HashSet::new(), now), None);
             }
         }
-        tripwire.after(pid, now).map_or_else(Vec::new, |pids| tripwire.judge(&pids, now, session))
+        tripwire.after(pid, Slot(1), now).map_or_else(Vec::new, |pids| tripwire.judge(&pids, now, session))
     }
 
     #[test]
@@ -341,6 +354,21 @@ mod tests {
         assert_eq!(tripwire.decide(at(4001)), Decision::default());
         destroy(&tripwire, 7, at(5000), &mut id, |_| Some(1));
         assert_eq!(id, 2, "after a quiet while there is another");
+    }
+
+    /// `git checkout .` over two files that were edited: what was in them is nowhere else.
+    #[test]
+    fn files_that_were_edited_count_for_several_once_each() {
+        let (tripwire, start) = (Tripwire::new(TripwireConfig { count: 9, within: T }), Instant::now());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        assert_eq!(tripwire.before(7, at(0)), Before::Mark { in_burst: None });
+        tripwire.marked(7, Some(CheckpointId(1)), HashSet::from([Slot(1), Slot(2)]), at(0));
+        let mut kept = Vec::new();
+        for (ms, slot) in [(1, 1), (2, 1), (3, 1), (4, 3)] {
+            assert_eq!(tripwire.after(7, Slot(slot), at(ms)), None, "one that is rewritten again and again is one");
+        }
+        kept.extend(tripwire.after(7, Slot(2), at(5)).map(|done| tripwire.judge(&done, at(5), |_| Some(1))));
+        assert_eq!(kept, [vec![CheckpointId(1)]]);
     }
 
     /// `find -exec rm`: each file is removed by another process of one session.

@@ -3,24 +3,51 @@
 //! What is what: [`crate::history::operations`]; why so: docs/adr/0013-undo.md. Each step is done whole or not at all, also over `kill -9`; several are
 //! done one after the other, and end where one cannot be done.
 
-use std::time::Instant;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::api::{StateName, TreePath, VerbError, VerbResult};
+use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::error;
 use super::restore::Asked;
 use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
 use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Actor, Kept};
+use crate::store::record::{Actor, Kept, Reason, Trigger};
 use crate::sys::Errno;
 use crate::sys::lock::MutexGuard;
 
 /// Operations that one answer tells at most.
 const OPERATIONS_MAX: usize = 10_000;
+
+/// How long what `undo` and `redo` need is not freed by retention, if `retention.keep-undone` does not say otherwise.
+const UNDONE_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// Guards of so many of the newest operations stay however old they are.
+const GUARDS_KEPT: usize = 10;
+/// How long a mark of the tripwire stays whatever follows, if `tripwire.keep` does not say otherwise.
+const MARK_KEPT: Duration = Duration::from_secs(3600);
+/// Operations that are read at once.
+const READ_AT_ONCE: usize = 256;
+
+/// What is kept for a while whatever the rules say.
+pub(super) struct Held {
+    guards: HashSet<CheckpointId>,
+    hidden: HashSet<CheckpointId>,
+    marks_since_ns: i64,
+}
+
+impl Held {
+    pub(super) fn needs(&self, kept: &Kept) -> bool {
+        match &kept.reason {
+            _ if kept.hidden => self.hidden.contains(&kept.id),
+            Reason::Auto { trigger: Trigger::Tripwire } => kept.created_ns >= self.marks_since_ns,
+            _ => self.guards.contains(&kept.id),
+        }
+    }
+}
 
 /// What kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,6 +142,9 @@ pub struct UndoOptions {
     /// Leave out what cannot be undone.
     #[serde(default)]
     pub skip: bool,
+    /// With [`UndoWalk::Undo`]: hide checkpoints that somebody asked for too, and walk although the tripwire has caught something since.
+    #[serde(default)]
+    pub force: bool,
     /// Only tell what would be done.
     #[serde(default)]
     pub dry_run: bool,
@@ -150,6 +180,9 @@ pub struct UndoneStep {
 pub struct Undone {
     /// In this order.
     pub steps: Vec<UndoneStep>,
+    /// How the tree became what it was right after the operation that was named, if it was not so already and that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<Restored>,
     /// Why the rest was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<VerbError>,
@@ -219,6 +252,11 @@ impl Engine {
 
     /// See [`super::api::Verbs::undo`].
     pub(super) fn undo_operations(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
+        if let (UndoWalk::Undo(_), false) = (options.walk, options.force)
+            && let Some(mark) = self.mark_since()?
+        {
+            return Err(error::burst_since(mark));
+        }
         let (numbers, wanted) = self.walked(options)?;
         let mut undone = Undone { dry_run: options.dry_run, ..Undone::default() };
         let mut done = 0;
@@ -238,8 +276,35 @@ impl Engine {
                 }
             }
         }
+        if let (UndoWalk::To(number), None) = (options.walk, &undone.stopped) {
+            undone.tree = self.tree_of(by, number, options.dry_run)?;
+        }
         self.snapdir_changed();
         Ok(undone)
+    }
+
+    /// Makes the tree what it was right after an operation, if that is known: one that made a checkpoint or restored the whole tree says so.
+    fn tree_of(&self, by: &Actor, number: u64, dry_run: bool) -> VerbResult<Option<Restored>> {
+        let told = if number > 0 { self.one_operation(number)? } else { None };
+        let id = match told.map(|told| told.operation.deed) {
+            Some(Deed::Made { id }) => id,
+            Some(Deed::Restored { target, paths, .. }) if paths.is_empty() => target,
+            _ => return Ok(None),
+        };
+        if !self.timeline().has_checkpoint(id) {
+            return Ok(None);
+        }
+        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run, times: None };
+        self.restore_to(by, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
+    }
+
+    /// The mark of the tripwire that was made since the last operation: what was removed then is what somebody wants back.
+    fn mark_since(&self) -> VerbResult<Option<CheckpointId>> {
+        let is_mark = |kept: &Kept| matches!(kept.reason, Reason::Auto { trigger: Trigger::Tripwire });
+        let Some(mark) = self.timeline().newest(1, is_mark).pop() else { return Ok(None) };
+        let last = self.timeline().walk(Walk::Undo(1)).pop().max(self.timeline().walk(Walk::Redo(1)).pop());
+        let last = last.map(|number| self.one_operation(number)).transpose()?.flatten();
+        Ok(last.is_none_or(|last| last.operation.at_ns < mark.created_ns).then_some(mark.id))
     }
 
     /// The operations to look at, in this order, and how many of them are to be undone.
@@ -261,7 +326,7 @@ impl Engine {
 
     /// Undoes an operation, or tells what that would do.
     fn undo_one(&self, by: &Actor, number: u64, options: &UndoOptions) -> VerbResult<UndoneStep> {
-        let one_at_a_time = self.checkpointing.lock();
+        let one_at_a_time = self.wait_turn()?;
         let told = self.one_operation(number)?.ok_or_else(|| error::no_operation(number))?;
         let obstacle = self.obstacle(&told.operation);
         let original = self.one_operation(self.timeline().original(number))?.filter(|original| original.operation.number != number);
@@ -270,6 +335,17 @@ impl Engine {
         let mut step = UndoneStep { operation, original, by_operation: None, guard: None, changes: None, unknown: Vec::new(), skipped: None };
         if !told.in_effect {
             return Err(error::undone_meanwhile(number));
+        }
+        // Who walks back step by step wants the tree back; which checkpoints there are is asked for by number.
+        if let (UndoWalk::Undo(_), false, None, Deed::Made { id } | Deed::Revived { id }) =
+            (options.walk, options.force, &obstacle, &told.operation.deed)
+        {
+            let why = error::was_asked_for(number, *id);
+            if !options.skip {
+                return Err(why);
+            }
+            step.skipped = Some(why.message);
+            return Ok(step);
         }
         if let Some(why) = obstacle {
             if !options.skip {
@@ -284,6 +360,36 @@ impl Engine {
         self.invert(by, &told.operation, &mut step, one_at_a_time)?;
         step.by_operation = self.timeline().undone_by(number);
         Ok(step)
+    }
+
+    /// What is not to be freed yet. `automatic`: nobody asks for anything to be freed, so what was deleted or undone not long ago stays too.
+    pub(super) fn held(&self, automatic: bool) -> VerbResult<Held> {
+        let (settings, now_ns) = (self.settings(), crate::history::timeline::now_ns());
+        let since = |key: &str, otherwise: Duration| {
+            let span = settings.span(key).unwrap_or(otherwise);
+            now_ns.saturating_sub(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX))
+        };
+        let since_ns = since("retention.keep-undone", UNDONE_KEPT);
+        let mut held = Held { guards: HashSet::new(), hidden: HashSet::new(), marks_since_ns: since("tripwire.keep", MARK_KEPT) };
+        let (mut before, mut seen) = (None, 0);
+        loop {
+            let told = self.timeline().operations(before, READ_AT_ONCE);
+            let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
+            for Told { operation, .. } in &told {
+                seen += 1;
+                let young = operation.at_ns >= since_ns;
+                match &operation.deed {
+                    _ if !young && seen > GUARDS_KEPT => return Ok(held),
+                    Deed::Restored { guard, .. } => drop(held.guards.insert(*guard)),
+                    Deed::Deleted { id, .. } if young && automatic => drop(held.hidden.insert(*id)),
+                    _ => {}
+                }
+            }
+            match told.last() {
+                Some(last) => before = Some(last.operation.number),
+                None => return Ok(held),
+            }
+        }
     }
 
     /// One operation.
@@ -307,7 +413,7 @@ impl Engine {
             }
             Deed::Restored { guard, paths, only, .. } => {
                 let unknown = self.unknown_in(*guard).map_err(failed)?;
-                let asked = Asked { by, undoes, started: Instant::now(), unknown };
+                let asked = Asked { by, undoes, started: Instant::now(), unknown, times: Times::or_default(None, !paths.is_empty() || *only) };
                 let restored = match only {
                     true => self.restore_names(asked, *guard, paths, one_at_a_time)?,
                     false => self.restore_now(asked, *guard, paths, one_at_a_time)?,
@@ -370,6 +476,6 @@ impl Engine {
     /// The checkpoint that is meant, also one that is hidden, by its number.
     pub(super) fn stored_id(&self, state: &StateName) -> VerbResult<CheckpointId> {
         let hidden = state.0.parse().ok().map(CheckpointId).filter(|id| self.timeline().hidden_checkpoint(*id).is_some());
-        hidden.map_or_else(|| self.checkpoint_id(state), Ok)
+        hidden.map_or_else(|| self.whole_id(state), Ok)
     }
 }

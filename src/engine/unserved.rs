@@ -4,18 +4,50 @@
 //! then once for that checkpoint and mount, and when `verify` is asked for it. What is changed while the tree is served, past the mount, is known
 //! when somebody meets it in a view.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Engine;
-use super::api::{Change, ChangeKind, TreePath};
+use super::api::{Change, TreePath, Why};
 use crate::history::diff::join;
+use crate::history::diff::ordered;
 use crate::history::present::Trail;
-use crate::history::view::State;
-use crate::store::ids::{CheckpointId, Name};
-use crate::store::record::Child;
+use crate::history::view::{Known, State};
+use crate::store::ids::CheckpointId;
 use crate::sys::{Errno, Kind, SysResult};
 
 impl Engine {
+    /// Files that somebody is said to have open or mapped to be written, though not through the mount, with their numbers if these are known: each
+    /// checkpoint captures them for as long as that is so. What cannot be watched is warned of.
+    pub fn watch_held<'a>(&self, files: impl Iterator<Item = (&'a [u8], Option<u64>)>) {
+        let mut failed = Vec::new();
+        for (path, ino) in files {
+            let shown = String::from_utf8_lossy(path).escape_debug().to_string();
+            let room = self.check_descriptors().is_ok();
+            match if room { self.live.watch_held(path, ino) } else { Err(Errno::EMFILE) } {
+                Ok(true) => tracing::info!(path = shown, "somebody can write to a file past the mount: each checkpoint captures it"),
+                // It is something else there now, or nothing that can be written to.
+                Ok(false) | Err(Errno::ENOENT | Errno::ESTALE | Errno::EINVAL | Errno::EXDEV | Errno::ENOTDIR) => {}
+                Err(errno) => failed.push(format!("{shown} ({errno})")),
+            }
+        }
+        if let Some(first) = failed.first() {
+            let more = if failed.len() > 1 { format!(" and {} more", failed.len() - 1) } else { String::new() };
+            let text = format!("may be written to past the mount and cannot be watched, so that checkpoints may show later content: {first}{more}");
+            self.warnings.lock().push(text);
+        }
+    }
+
+    /// The mount covers the directory: whether somebody was found who has something of it below, and whether that was looked for to the end.
+    pub fn tell_below(&self, found: bool, all: bool) {
+        self.had_below.store(found || !all, Ordering::Relaxed);
+        if !all {
+            let text = "not every process could be looked at: who has something of the directory below the mount is not all known";
+            self.warnings.lock().push(text.to_owned());
+        }
+    }
+
     /// Every path that is known to have been changed behind our back, after checkpoint `id`; what it was then, nobody knows. A directory is among them
     /// if names in it came or went.
     ///
@@ -27,6 +59,23 @@ impl Engine {
         known.sort_by(|a, b| a.path.cmp(&b.path));
         known.dedup_by(|a, b| a.path == b.path);
         Ok(known)
+    }
+
+    /// What cannot be told to differ between two states, or not to, because it was changed behind our back: it is known of the older one no more.
+    ///
+    /// # Errors
+    /// As [`Engine::changed_unserved`].
+    pub(super) fn unseen_between(&self, from: State, to: State) -> SysResult<Vec<Change>> {
+        let (State::At(older), newer, _) = ordered(from, to) else { return Ok(Vec::new()) };
+        let mut unseen = self.changed_unserved(older)?;
+        if let State::At(newer) = newer
+            && !self.timeline().was_absent_between(older, newer)
+        {
+            // What was changed later only was the same in both, or has records that tell how it differed.
+            let later: HashSet<TreePath> = self.changed_unserved(newer)?.into_iter().map(|change| change.path).collect();
+            unseen.retain(|change| !later.contains(&change.path));
+        }
+        Ok(unseen)
     }
 
     /// What was changed while nobody served the tree.
@@ -45,32 +94,27 @@ impl Engine {
     /// As [`Engine::changed_unserved`], found by a walk.
     pub(super) fn find_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let (then, live) = (self.view(State::At(id)), self.view(State::Live));
-        let mut found = Vec::new();
+        let (mut found, mut passed) = (Vec::new(), HashSet::new());
         let mut open: Vec<(Vec<u8>, Arc<Trail>)> = vec![(Vec::new(), Trail::root())];
         while let Some((path, dir)) = open.pop() {
-            let names = match then.list(&dir) {
-                Err(Errno::EIO) => {
-                    if !path.is_empty() {
-                        found.push(unknown(&path, Kind::Dir));
-                    }
-                    live.list(&dir)
-                }
-                names => names,
-            };
-            for (name, child) in there(names)? {
-                let path = join(&path, &name);
-                let child = match then.child(&dir, &name) {
-                    Err(Errno::EIO) => {
-                        found.push(unknown(&path, child.kind));
-                        continue;
-                    }
-                    Ok(Some(child)) => child,
-                    Ok(None) | Err(_) => continue,
-                };
-                let trail = dir.step(&name, child.slot);
+            // Forged, a directory can be in many places.
+            if !passed.insert(dir.slot) {
+                found.push(unknown(&path, Kind::Dir));
+                continue;
+            }
+            let known = there(then.list_known(&dir))?;
+            if known.partial && !path.is_empty() {
+                found.push(unknown(&path, Kind::Dir));
+            }
+            for name in known.unknown {
+                let kind = live.child(&dir, &name).ok().flatten().map_or(Kind::File, |child| child.kind);
+                found.push(unknown(&join(&path, &name), kind));
+            }
+            for (name, child) in known.names {
+                let (path, trail) = (join(&path, &name), dir.step(&name, child.slot));
                 if child.kind == Kind::Dir {
                     open.push((path, trail));
-                } else if then.attr(&trail) == Err(Errno::EIO) {
+                } else if matches!(then.child(&dir, &name), Err(Errno::EIO)) || then.attr(&trail) == Err(Errno::EIO) {
                     found.push(unknown(&path, child.kind));
                 }
             }
@@ -81,13 +125,13 @@ impl Engine {
 }
 
 fn unknown(path: &[u8], kind: Kind) -> Change {
-    Change { path: TreePath(path.to_vec()), change: ChangeKind::Modified, from: None, kind, old_size: None, size: None }
+    Change::unknown(path.to_vec(), kind, Why::ChangedUnseen)
 }
 
 /// A directory that is gone has no names.
-fn there(names: SysResult<Vec<(Name, Child)>>) -> SysResult<Vec<(Name, Child)>> {
-    match names {
-        Err(Errno::ESTALE | Errno::ENOENT) => Ok(Vec::new()),
-        names => names,
+fn there(known: SysResult<Known>) -> SysResult<Known> {
+    match known {
+        Err(Errno::ESTALE | Errno::ENOENT) => Ok(Known::default()),
+        known => known,
     }
 }

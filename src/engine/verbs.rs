@@ -2,13 +2,15 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Engine;
+use super::Keep;
 use super::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use super::api::{
     AuditEvent, Change, ChangeKind, CheckpointInfo, CheckpointOptions, DaemonInfo, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions,
     GcReport, OperationInfo, Query, RestoreOptions, Restored, Retag, SealerInfo, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError,
-    VerbResult, Verbs, Verified, VerifyOptions, VersionInfo,
+    VerbResult, Verbs, Verified, VerifyOptions, VersionInfo, Why,
 };
 use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
@@ -33,7 +35,7 @@ impl Engine {
         if self.timeline().newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
             names.push("auto".into());
         }
-        if !names.is_empty() {
+        if self.timeline().latest().is_some() {
             names.push("latest".into());
         }
         names
@@ -48,7 +50,20 @@ impl Engine {
 
     /// The checkpoint that is meant.
     pub(super) fn checkpoint_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
-        match self.state(name)? {
+        self.is_checkpoint(name, self.state(name)?)
+    }
+
+    /// As [`Engine::checkpoint_id`], for what changes or deletes something: the beginning of a tag is not enough.
+    pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
+        match self.timeline().select_whole(&name.0) {
+            Ok(state) => self.is_checkpoint(name, state),
+            Err(why @ Unselected::Beginning(_)) => Err(error::unselected(&name.0, why, &[])),
+            Err(_) => self.checkpoint_id(name),
+        }
+    }
+
+    fn is_checkpoint(&self, name: &StateName, state: State) -> VerbResult<CheckpointId> {
+        match state {
             State::At(id) => Ok(id),
             State::Live => Err(error::unknown_state(&name.0, &self.state_names())),
         }
@@ -65,7 +80,16 @@ impl Engine {
             State::At(id) => Some(id),
             State::Live => None,
         };
-        self.compare_touched(from, to, path, &self.touched(after, upto)?)
+        self.compare_touched(from, to, path, &self.touched(after, upto)?, true)
+    }
+
+    /// As [`Engine::compare`] of the whole tree, and what cannot be told because it was changed behind our back.
+    pub(super) fn compare_all(&self, from: State, to: State) -> SysResult<Vec<Change>> {
+        let mut changes = self.compare(from, to, b"")?;
+        changes.extend(self.unseen_between(from, to)?);
+        changes.sort_by(|a, b| a.path.cmp(&b.path));
+        changes.dedup_by(|a, b| a.path == b.path);
+        Ok(changes)
     }
 
     /// What was recorded after a checkpoint, with every name of the inodes in it.
@@ -75,10 +99,10 @@ impl Engine {
         Ok(touched)
     }
 
-    /// As [`Engine::compare`], where it is known what was recorded between the two.
-    pub(super) fn compare_touched(&self, from: State, to: State, path: &[u8], touched: &Touched) -> SysResult<Vec<Change>> {
+    /// As [`Engine::compare`], where it is known what was recorded between the two. `times`: a file of another time differs.
+    pub(super) fn compare_touched(&self, from: State, to: State, path: &[u8], touched: &Touched, times: bool) -> SysResult<Vec<Change>> {
         let (older, newer, backwards) = ordered(from, to);
-        let comparison = Comparison { from: self.view(older), to: self.view(newer), touched };
+        let comparison = Comparison { from: self.view(older), to: self.view(newer), touched, times };
         let mut tries = 0;
         let found = loop {
             match comparison.below(path) {
@@ -117,6 +141,9 @@ impl Engine {
             warnings.push(format!(
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
+        }
+        if self.timeline().store().index.is_in_memory() {
+            warnings.push("the filesystem was full: the index is in memory until the next mount, which takes longer for it; free some space".into());
         }
         warnings.extend(self.hooks.as_ref().and_then(super::hooks::Hooks::warning));
         warnings.extend(self.store_file.look(&self.store_dir).1);
@@ -168,22 +195,24 @@ pub(super) fn change(differs: Differs, backwards: bool) -> Change {
         (Difference::TypeChanged, _) => (differs.path, ChangeKind::TypeChanged, None),
         (Difference::Renamed(from), false) => (differs.path, ChangeKind::Renamed, Some(TreePath(from))),
         (Difference::Renamed(from), true) => (from, ChangeKind::Renamed, Some(TreePath(differs.path))),
+        (Difference::Unknown, _) => return Change::unknown(differs.path, kind, Why::Unreadable),
     };
-    Change { path: TreePath(path), change, from, kind, old_size: None, size: None }
+    Change { from, ..Change::new(path, change, kind) }
 }
 
 impl Verbs for Engine {
     fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        if let Some(newest) = self.timeline().latest().filter(|_| options.if_changed)
+        if let Some(newest) = self.timeline().base().filter(|_| options.if_changed)
             && let Some(checkpoint) = self.timeline().checkpoint(newest)
         {
             self.settle();
-            let same = self.compare(State::At(newest), State::Live, b"").map(|changes| changes.is_empty());
+            let same = self.compare_all(State::At(newest), State::Live).map(|changes| changes.is_empty());
             if same.map_err(|errno| error::failed("the tree cannot be compared", errno))? {
                 return Ok(CheckpointInfo { unchanged: true, ..CheckpointInfo::new(&checkpoint) });
             }
         }
-        let made = self.checkpoint_with_hooks(by, options, Reason::Asked)?;
+        let reason = options.of_ns.map_or(Reason::Asked, |of_ns| Reason::Imported { of_ns });
+        let made = self.checkpoint_with_hooks(by, options, reason)?;
         self.snapdir_changed();
         Ok(made)
     }
@@ -195,14 +224,13 @@ impl Verbs for Engine {
             if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
         };
         self.settle();
-        let latest = self.timeline().latest();
-        let dirty = match latest {
-            Some(id) => self.compare(State::At(id), State::Live, b"").map_err(failed)?,
+        let (latest, base) = (self.timeline().latest(), self.timeline().base());
+        let dirty = match base {
+            Some(id) => self.compare_all(State::At(id), State::Live).map_err(failed)?,
             None => Vec::new(),
         };
         let mut warnings = self.warnings();
-        let mut dirty = dirty;
-        if let Some(id) = latest {
+        if let Some(id) = base {
             let unserved = self.changed_unserved(id).map_err(failed)?;
             if !unserved.is_empty() {
                 warnings.push(format!(
@@ -210,9 +238,6 @@ impl Verbs for Engine {
                     unserved.len()
                 ));
             }
-            dirty.extend(unserved.iter().cloned());
-            dirty.sort_by(|a, b| a.path.cmp(&b.path));
-            dirty.dedup_by(|a, b| a.path == b.path);
         }
         let (io, writes) = self.io();
         Ok(Status {
@@ -226,6 +251,7 @@ impl Verbs for Engine {
             daemon: self.daemon_info(),
             epoch: self.timeline().epoch().0,
             latest,
+            base,
             checkpoints: self.timeline().checkpoint_count() as u64,
             dirty,
             shared: {
@@ -233,6 +259,7 @@ impl Verbs for Engine {
                 super::dedup::Count { files, bytes }
             },
             warnings,
+            had_below: self.had_below.load(Ordering::Relaxed),
         })
     }
 
@@ -289,7 +316,7 @@ impl Verbs for Engine {
         if from == State::Live || to == State::Live {
             self.settle();
         }
-        self.compare(from, to, b"").map_err(|errno| error::failed("the two states cannot be compared", errno))
+        self.compare_all(from, to).map_err(|errno| error::failed("the two states cannot be compared", errno))
     }
 
     fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
@@ -315,7 +342,7 @@ impl Verbs for Engine {
     }
 
     fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo> {
-        let deleted = if now { self.free_checkpoint(by, self.stored_id(state)?)? } else { self.delete_checkpoint(by, self.checkpoint_id(state)?)? };
+        let deleted = if now { self.free_checkpoint(by, self.stored_id(state)?)? } else { self.delete_checkpoint(by, self.whole_id(state)?)? };
         self.snapdir_changed();
         Ok(deleted)
     }
@@ -356,7 +383,8 @@ impl Verbs for Engine {
         self.import_part(by, ask, files)
     }
 
-    fn unmount(&self, lazy: bool) -> VerbResult<()> {
+    fn unmount(&self, lazy: bool, keep: Option<Keep>) -> VerbResult<()> {
+        self.keep_at_end(keep);
         let unmounted = match sys::unmount(&self.config.mount, lazy) {
             Err(Errno::EPERM) => sys::fusermount_unmount(&self.config.mount, lazy),
             other => other,

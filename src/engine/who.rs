@@ -95,7 +95,7 @@ impl Engine {
     pub(super) fn told(&self, older: CheckpointId, newer: State, touched: &Touched) -> SysResult<Told> {
         let upto = if let State::At(id) = newer { Some(id) } else { None };
         let writers = self.timeline().writers(older, upto)?;
-        let comparison = Comparison { from: self.view(State::At(older)), to: self.view(newer), touched };
+        let comparison = Comparison { from: self.view(State::At(older)), to: self.view(newer), touched, times: true };
         let mut tries = 0;
         let unpaired = loop {
             match comparison.unpaired(b"") {
@@ -117,7 +117,7 @@ impl Engine {
         let failed = |errno| error::failed("the two states cannot be compared", errno);
         let from = match from {
             Some(from) => self.state(from)?,
-            None => State::At(self.timeline().latest().ok_or_else(no_checkpoint)?),
+            None => State::At(self.timeline().base().ok_or_else(no_checkpoint)?),
         };
         let to = to.map_or(Ok(State::Live), |to| self.state(to))?;
         let (older, newer, backwards) = crate::history::diff::ordered(from, to);
@@ -146,8 +146,8 @@ impl Engine {
     /// See [`super::api::Verbs::restore_only_by`].
     pub(super) fn restore_only(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
         let target = match &options.to {
-            Some(to) => self.checkpoint_id(to)?,
-            None => self.timeline().latest().ok_or_else(no_checkpoint)?,
+            Some(to) => self.whole_id(to)?,
+            None => self.timeline().base().ok_or_else(no_checkpoint)?,
         };
         let selector = Selector::parse(&options.who).ok_or_else(|| VerbError {
             code: "bad-process".into(),
@@ -161,7 +161,8 @@ impl Engine {
     pub(super) fn selection(&self, target: CheckpointId, touched: &Touched, options: &OnlyBy, selector: &Selector) -> VerbResult<Selection> {
         let failed = |errno| error::failed("the restore failed", errno);
         let told = self.told(target, State::Live, touched).map_err(failed)?;
-        let meant: HashSet<usize> = told.writers.processes.iter().enumerate().filter(|(_, known)| selector.takes(known)).map(|(at, _)| at).collect();
+        let mut meant: HashSet<usize> =
+            told.writers.processes.iter().enumerate().filter(|(_, known)| selector.takes(known)).map(|(at, _)| at).collect();
         if meant.is_empty() {
             return Err(nobody(&options.who, &told));
         }
@@ -169,6 +170,9 @@ impl Engine {
             && meant.len() > 1
         {
             return Err(several(*pid, &told, &meant));
+        }
+        if matches!(selector, Selector::Pid(_) | Selector::Started(..)) {
+            told.writers.add_children(&mut meant);
         }
         let is_meant = |writer: &Writer| matches!(writer, Writer::One(at) if meant.contains(at));
         let chosen =
@@ -254,7 +258,8 @@ fn no_checkpoint() -> VerbError {
 }
 
 fn nobody(who: &str, told: &Told) -> VerbError {
-    let mut known: Vec<String> = told.writers.processes.iter().enumerate().map(|(at, _)| label(&told.writers, Writer::One(at))).collect();
+    let writers: Set = told.unpaired.iter().flat_map(|(_, set)| set.iter().copied()).collect();
+    let mut known: Vec<String> = writers.into_iter().map(|writer| label(&told.writers, writer)).collect();
     known.sort();
     known.dedup();
     known.truncate(8);

@@ -24,7 +24,7 @@ use super::listing;
 use super::takeover::Opens;
 use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::{Attr, Caller, Entry, Looked, NOTE_CAPABILITIES, NOTE_PROTOCOL, NodeId, Opened, Service};
-use crate::sys::{self, Errno, SysResult};
+use crate::sys::{self, Errno, SysResult, wait};
 
 /// The largest read or write in one request. The kernel has no more pages for one by default (`fuse.max_pages_limit` is 256).
 const TRANSFER_BYTES_MAX: u32 = 1 << 20;
@@ -39,12 +39,13 @@ const COPY_BYTES_MAX: u64 = 0xffff_f000;
 /// - AUTO_INVAL_DATA: nothing changes behind the mount, caches are dropped by [`Caches`](crate::engine::request::Caches) only;
 /// - WRITEBACK_CACHE: its dirty pages die with the daemon, and it excludes passthrough;
 /// - POSIX_LOCKS, FLOCK_LOCKS: without them the kernel keeps locks itself;
-/// - EXPORT_SUPPORT: needs look-ups of `.` in nodes long forgotten;
 /// - NO_OPEN_SUPPORT: every open of a file is wanted;
 /// - SETXATTR_EXT, SECURITY_CTX, CREATE_SUPP_GROUP, ALLOW_IDMAP, OVER_IO_URING: `fuser` 0.18.0 accepts them and does not serve them.
 ///
 /// DONT_MASK with POSIX_ACL: the mode comes as asked for, with the umask beside it, because a default ACL takes the umask's place.
 /// HANDLE_KILLPRIV_V2: the engine clears set-id bits, so the kernel need not ask for `security.capability` before each write.
+/// NO_EXPORT_SUPPORT: a handle (name_to_handle_at(2), NFS) must lead to an inode that everybody has forgotten, and a number alone does not; without
+/// this the kernel hands out handles that are ESTALE as soon as it has dropped the inode. fanotify(7) can identify inodes all the same.
 /// DIRECT_IO_ALLOW_MMAP: a file opened with FOPEN_DIRECT_IO can be mapped like any other.
 const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_BIG_WRITES)
@@ -60,6 +61,7 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_CACHE_SYMLINKS)
     .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA)
     .union(InitFlags::FUSE_HANDLE_KILLPRIV_V2)
+    .union(InitFlags::FUSE_NO_EXPORT_SUPPORT)
     .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
 
 /// What serves a request, on whichever thread.
@@ -187,14 +189,41 @@ impl Adapter {
         self.dispatcher.apart(kind, move || handler(&server));
     }
 
-    /// As [`Adapter::serve`], for what may change the content of a file.
-    fn serve_content(&self, kind: Kind, ino: INodeNo, changes: bool, handler: impl FnOnce(&Server) + Send + 'static) {
-        if changes && self.server.service.captures_much(node(ino)) { self.apart(kind, handler) } else { self.serve(kind, handler) }
+    /// As [`Adapter::serve`], for what may have to wait for somebody else's process, or to take its time before it changes anything: that is found out by
+    /// trying.
+    fn serve_patiently<T>(
+        &self,
+        kind: Kind,
+        attempt: impl Fn(&Server) -> SysResult<T> + Send + 'static,
+        answer: impl FnOnce(&Server, SysResult<T>) + Send + 'static,
+    ) {
+        if self.dispatcher.hands_on(kind) {
+            return self.apart(kind, move |server| answer(server, attempt(server)));
+        }
+        let mut again = None;
+        self.dispatcher.here(kind, || match wait::never(|| attempt(&self.server)) {
+            Err(Errno::LATER) => again = Some((attempt, answer)),
+            done => answer(&self.server, done),
+        });
+        if let Some((attempt, answer)) = again {
+            let server = Arc::clone(&self.server);
+            self.dispatcher.again(kind, move || answer(&server, attempt(&server)));
+        }
     }
 
     /// As [`Adapter::serve`], for a change below `parent`, which may have to wait for other requests.
     fn serve_change(&self, kind: Kind, parent: INodeNo, handler: impl FnOnce(&Server) + Send + 'static) {
         if self.server.service.waits(node(parent)) { self.apart(kind, handler) } else { self.serve(kind, handler) }
+    }
+}
+
+impl Adapter {
+    /// As [`Adapter::serve_change`], for what takes a name from a file.
+    fn serve_removal(&self, kind: Kind, parent: INodeNo, attempt: impl Fn(&Server) -> SysResult<()> + Send + 'static, reply: ReplyEmpty) {
+        if self.server.service.waits(node(parent)) {
+            return self.apart(kind, move |server| answer_empty(attempt(server), reply));
+        }
+        self.serve_patiently(kind, attempt, |_, done| answer_empty(done, reply));
     }
 }
 
@@ -267,10 +296,9 @@ impl Filesystem for Adapter {
         reply: ReplyAttr,
     ) {
         let caller = caller(request);
-        self.serve_content(Kind::Setattr, ino, size.is_some(), move |server| {
-            let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
-            answer_attr(server.service.setattr(caller, node(ino), fh.map(handle), set), reply);
-        });
+        let set = convert::set_attr(mode, uid, gid, size, atime, mtime);
+        let attempt = move |server: &Server| server.service.setattr(caller, node(ino), fh.map(handle), set);
+        self.serve_patiently(Kind::Setattr, attempt, |_, done| answer_attr(done, reply));
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
@@ -300,12 +328,14 @@ impl Filesystem for Adapter {
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
-        self.serve_change(Kind::Unlink, parent, move |server| answer_empty(server.service.unlink(caller, node(parent), &name), reply));
+        let attempt = move |server: &Server| server.service.unlink(caller, node(parent), &name);
+        self.serve_removal(Kind::Unlink, parent, attempt, reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes().to_vec());
-        self.serve_change(Kind::Rmdir, parent, move |server| answer_empty(server.service.rmdir(caller, node(parent), &name), reply));
+        let attempt = move |server: &Server| server.service.rmdir(caller, node(parent), &name);
+        self.serve_removal(Kind::Rmdir, parent, attempt, reply);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -321,25 +351,28 @@ impl Filesystem for Adapter {
         let name = name.as_bytes().to_vec();
         let new_name = new_name.as_bytes().to_vec();
         let caller = caller(request);
-        self.serve_change(Kind::Rename, parent, move |server| {
-            let how = convert::rename_how(flags).ok_or(Errno::EINVAL);
-            let rename = |how| server.service.rename(caller, node(parent), &name, node(new_parent), &new_name, how);
-            answer_empty(how.and_then(rename), reply);
-        });
+        let attempt = move |server: &Server| {
+            let how = convert::rename_how(flags).ok_or(Errno::EINVAL)?;
+            server.service.rename(caller, node(parent), &name, node(new_parent), &new_name, how)
+        };
+        self.serve_removal(Kind::Rename, parent, attempt, reply);
     }
 
     fn link(&self, request: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
         let new_name = new_name.as_bytes().to_vec();
         let caller = caller(request);
-        self.serve(Kind::Link, move |server| answer_entry(server.service.link(caller, node(ino), node(new_parent), &new_name), reply));
+        let attempt = move |server: &Server| server.service.link(caller, node(ino), node(new_parent), &new_name);
+        self.serve_patiently(Kind::Link, attempt, |_, done| answer_entry(done, reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let caller = caller(request);
-        let changes = convert::opens_to_change(flags);
-        self.serve_content(Kind::Open, ino, changes, move |server| {
+        let attempt = move |server: &Server| {
             server.undo_open(caller);
-            match server.service.open(caller, node(ino), flags.0) {
+            server.service.open(caller, node(ino), flags.0)
+        };
+        self.serve_patiently(Kind::Open, attempt, move |server, done| {
+            match done {
                 Ok(opened) => {
                     let fh = FileHandle(opened.fh.0);
                     let id = server.backing_id(node(ino), &opened);
@@ -393,10 +426,10 @@ impl Filesystem for Adapter {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.serve(Kind::Read, move |server| match server.service.read(node(ino), handle(fh), offset, size) {
+        self.serve(Kind::Read, move |server| match server.service.read(node(ino), handle(fh), offset, size, lock_owner.is_none()) {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(errno(error)),
         });
@@ -416,15 +449,20 @@ impl Filesystem for Adapter {
     ) {
         let caller = caller(request);
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let write = move |server: &Server, data: &[u8]| {
-            answer_written(server.service.write(caller, node(ino), handle(fh), offset, data, from_cache), reply);
-        };
-        if self.dispatcher.hands_on(Kind::Write) || self.server.service.captures_much(node(ino)) {
+        let write = move |server: &Server, data: &[u8]| server.service.write(caller, node(ino), handle(fh), offset, data, from_cache);
+        if self.dispatcher.hands_on(Kind::Write) {
             let data = data.to_vec();
-            self.apart(Kind::Write, move |server| write(server, &data));
-        } else {
-            // The data is still where it was read, and is not copied.
-            self.dispatcher.here(Kind::Write, || write(&self.server, data));
+            return self.apart(Kind::Write, move |server| answer_written(write(server, &data), reply));
+        }
+        let mut again = None;
+        // The data is still where it was read, and is not copied.
+        self.dispatcher.here(Kind::Write, || match wait::never(|| write(&self.server, data)) {
+            Err(Errno::LATER) => again = Some(reply),
+            done => answer_written(done, reply),
+        });
+        if let Some(reply) = again {
+            let (server, data) = (Arc::clone(&self.server), data.to_vec());
+            self.dispatcher.again(Kind::Write, move || answer_written(write(&server, &data), reply));
         }
     }
 
@@ -495,10 +533,11 @@ impl Filesystem for Adapter {
         let name = name.as_bytes().to_vec();
         let value = value.to_vec();
         let caller = caller(request);
-        self.serve(Kind::Setxattr, move |server| {
-            let how = convert::xattr_how(flags, position).ok_or(Errno::EINVAL);
-            answer_empty(how.and_then(|how| server.service.setxattr(caller, node(ino), &name, &value, how)), reply);
-        });
+        let attempt = move |server: &Server| {
+            let how = convert::xattr_how(flags, position).ok_or(Errno::EINVAL)?;
+            server.service.setxattr(caller, node(ino), &name, &value, how)
+        };
+        self.serve_patiently(Kind::Setxattr, attempt, |_, done| answer_empty(done, reply));
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -506,16 +545,18 @@ impl Filesystem for Adapter {
         self.serve(Kind::Getxattr, move |server| answer_xattr(server.service.getxattr(node(ino), &name), size, reply));
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let caller = caller(request);
         self.serve(Kind::Listxattr, move |server| {
-            answer_xattr(server.service.listxattr(node(ino)).map(|names| convert::joined(&names)), size, reply)
+            answer_xattr(server.service.listxattr(caller, node(ino)).map(|names| convert::joined(&names)), size, reply)
         });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
         let caller = caller(request);
-        self.serve(Kind::Removexattr, move |server| answer_empty(server.service.removexattr(caller, node(ino), &name), reply));
+        let attempt = move |server: &Server| server.service.removexattr(caller, node(ino), &name);
+        self.serve_patiently(Kind::Removexattr, attempt, |_, done| answer_empty(done, reply));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {

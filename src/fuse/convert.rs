@@ -4,10 +4,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, RenameFlags, Request, RequestId, TimeOrNow};
+use fuser::{FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, RenameFlags, Request, RequestId, TimeOrNow};
 
 use crate::engine::request::{Caller, Entry, Fh, Listed, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, SetAttr, XattrHow};
-use crate::sys::{Errno, Kind, Stat, Time, open_flags};
+use crate::sys::{Errno, Kind, Stat, Time};
 
 /// Set in the number of a request that was given to a worker before us, which died (`FUSE_UNIQUE_RESEND`).
 pub const UNIQUE_RESEND: u64 = 1 << 63;
@@ -186,11 +186,6 @@ pub fn passthrough_flags(opened: &Opened) -> FopenFlags {
     flags
 }
 
-/// The file's content may be changed through the handle, or is by the open itself.
-pub fn opens_to_change(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & open_flags::TRUNC != 0
-}
-
 /// Every listing may be cached: what changes it comes by the kernel, or the kernel is told.
 pub fn dir_flags() -> FopenFlags {
     FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE
@@ -217,12 +212,14 @@ pub fn create_mode(mode: u32) -> u32 {
     mode & PERMISSION_BITS
 }
 
-/// `None` for `RENAME_WHITEOUT` and what is not known.
+/// `None` for what is not known.
 pub fn rename_how(flags: RenameFlags) -> Option<RenameHow> {
     match flags.bits() {
         0 => Some(RenameHow::Replace),
         1 => Some(RenameHow::NoReplace),
         2 => Some(RenameHow::Exchange),
+        4 => Some(RenameHow::Whiteout),
+        5 => Some(RenameHow::NoReplaceWhiteout),
         _ => None,
     }
 }

@@ -2,17 +2,20 @@
 //!
 //! A few threads, the **readers**, read requests and serve what they read. What may take long would keep a reader from all others: it is handed to a
 //! **helper**. That is what waits for the disk by its nature, what may wait for another request to be answered, and every kind of request that waited
-//! lately (a cold cache): a kind that is quick again is served by the readers again.
+//! lately (a cold cache): a kind that is quick again is served by the readers again. A reader does not wait for somebody else's process either: then a helper
+//! serves the request anew, and another helper takes the place of the one that waits ([`crate::sys::wait`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::engine::counts::{RequestCounts, RequestKind as Kind};
-use crate::sys::{self, lock::Mutex};
+use crate::sys::lock::Mutex;
+use crate::sys::wait::{self, Relief};
+use crate::sys::{self};
 
 /// A kind of request that takes longer than this is handed on: about twice what it costs to wake a helper.
 const SLOW: Duration = Duration::from_micros(120);
@@ -22,6 +25,8 @@ const COUNTED_MAX: Duration = Duration::from_micros(600);
 const PACE_WEIGHT: u32 = 8;
 /// Helpers are made when they are needed, up to this many.
 const HELPERS_MAX: usize = 16;
+/// Helpers that wait for somebody else's process do not count, but there are no more of them than this.
+const WAITING_MAX: usize = 500;
 /// After a request that took long, so many of its kind are watched: whether they wait, or only had to share the CPU.
 const WATCHED: u32 = 64;
 
@@ -39,7 +44,7 @@ pub struct Dispatcher {
     paces: [AtomicU32; Kind::ALL.len()],
     /// How many requests of each kind are still to be watched, because one took long.
     watched: [AtomicU32; Kind::ALL.len()],
-    helpers: Helpers,
+    helpers: Arc<Helpers>,
 }
 
 impl Dispatcher {
@@ -48,7 +53,7 @@ impl Dispatcher {
             counts,
             paces: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             watched: [const { AtomicU32::new(0) }; Kind::ALL.len()],
-            helpers: Helpers::default(),
+            helpers: Arc::default(),
         }
     }
 
@@ -70,6 +75,11 @@ impl Dispatcher {
     /// Has a helper serve a request, and returns at once.
     pub fn apart(self: &Arc<Self>, kind: Kind, handler: impl FnOnce() + Send + 'static) {
         self.counts.count(kind);
+        self.again(kind, handler);
+    }
+
+    /// As [`Dispatcher::apart`], for a request that could not be served where it was read.
+    pub fn again(self: &Arc<Self>, kind: Kind, handler: impl FnOnce() + Send + 'static) {
         let this = Arc::clone(self);
         self.helpers.give(Box::new(move || this.timed(kind, handler)));
     }
@@ -118,38 +128,79 @@ fn waits_for_disk(kind: Kind) -> bool {
 struct Helpers {
     queue: OnceLock<(Sender<Job>, Queue)>,
     /// Jobs given and not done: each has a helper of its own, as far as there may be so many.
-    under_way: Arc<AtomicUsize>,
+    under_way: AtomicUsize,
     made: AtomicUsize,
+    /// Helpers that wait for somebody else's process: others take their places.
+    waiting: AtomicUsize,
+}
+
+/// A pool, for the helpers that are part of it: they end when it is gone.
+struct Pool(Weak<Helpers>);
+
+impl Relief for Pool {
+    fn leave(&self) -> bool {
+        let Some(helpers) = self.0.upgrade() else { return true };
+        if helpers.waiting.fetch_add(1, Ordering::SeqCst) >= WAITING_MAX {
+            helpers.waiting.fetch_sub(1, Ordering::SeqCst);
+            return false;
+        }
+        helpers.make_if_needed();
+        true
+    }
+
+    fn back(&self) {
+        if let Some(helpers) = self.0.upgrade() {
+            helpers.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 }
 
 impl Helpers {
-    fn give(&self, job: Job) {
-        let (sender, receiver) = self.queue.get_or_init(|| {
+    fn give(self: &Arc<Self>, job: Job) {
+        let (sender, _) = self.queue.get_or_init(|| {
             let (sender, receiver) = channel();
             (sender, Arc::new(Mutex::new(receiver)))
         });
-        let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
-        let made = self.made.load(Ordering::Relaxed);
-        if under_way > made && made < HELPERS_MAX {
-            self.make(Arc::clone(receiver));
-        }
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        self.make_if_needed();
         // Without a single helper nobody would take it up.
         let sent = if self.made.load(Ordering::Relaxed) == 0 { Err(job) } else { sender.send(job).map_err(|refused| refused.0) };
         if let Err(job) = sent {
             job();
-            self.under_way.fetch_sub(1, Ordering::Relaxed);
+            self.under_way.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    fn make(&self, receiver: Queue) {
+    /// There may be no more than this now.
+    fn helpers_max(&self) -> usize {
+        HELPERS_MAX + self.waiting.load(Ordering::SeqCst)
+    }
+
+    fn make_if_needed(self: &Arc<Self>) {
+        let made = self.made.load(Ordering::SeqCst);
+        if let Some((_, receiver)) = self.queue.get()
+            && self.under_way.load(Ordering::SeqCst) > made
+            && made < self.helpers_max()
+        {
+            self.make(Arc::clone(receiver));
+        }
+    }
+
+    fn make(self: &Arc<Self>, receiver: Queue) {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
-        let under_way = Arc::clone(&self.under_way);
+        let pool = Arc::downgrade(self);
         let work = move || {
+            wait::relieved_by(Arc::new(Pool(Weak::clone(&pool))));
             loop {
                 let job = receiver.lock().recv();
                 let Ok(job) = job else { return };
                 job();
-                under_way.fetch_sub(1, Ordering::Relaxed);
+                let Some(helpers) = pool.upgrade() else { continue };
+                helpers.under_way.fetch_sub(1, Ordering::SeqCst);
+                if helpers.made.load(Ordering::SeqCst) > helpers.helpers_max() {
+                    helpers.made.fetch_sub(1, Ordering::SeqCst);
+                    return;
+                }
             }
         };
         if let Err(error) = thread::Builder::new().name(format!("fuse-helper-{number}")).spawn(work) {
@@ -208,6 +259,31 @@ mod tests {
         go.send(()).expect("send");
         dispatcher.wait_idle();
         assert_eq!(results.try_recv(), Ok(1), "who waits for helpers finds their work done");
+    }
+
+    #[test]
+    fn helpers_that_wait_for_somebody_else_are_replaced() {
+        let dispatcher = dispatcher();
+        let (go, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        for _ in 0..3 * HELPERS_MAX {
+            let wait = Arc::clone(&wait);
+            dispatcher.apart(Kind::Open, move || {
+                let waited = wait::aside(|| {
+                    let _ = wait.lock().recv();
+                    Ok(())
+                });
+                waited.expect("not too many");
+            });
+        }
+        let (done, results) = mpsc::channel();
+        dispatcher.apart(Kind::Fsync, move || done.send(()).expect("send"));
+        assert_eq!(results.recv_timeout(Duration::from_secs(10)), Ok(()), "others are served meanwhile");
+        drop(go);
+        dispatcher.wait_idle();
+        (0..2 * HELPERS_MAX).for_each(|_| dispatcher.apart(Kind::Fsync, || {}));
+        dispatcher.wait_idle();
+        assert!(dispatcher.helpers.made.load(Ordering::SeqCst) <= HELPERS_MAX, "those that are too many end");
     }
 
     #[test]

@@ -12,4 +12,4 @@ mod notify;
 mod session;
 mod takeover;
 
-pub use session::{MountConfig, SOURCE_PREFIX, Session, Unmounter, escape_source};
+pub use session::{MountConfig, Session, Unmounter};

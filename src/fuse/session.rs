@@ -1,9 +1,7 @@
 //! A mounted session: from mount(2) to the last request.
 
-use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -15,15 +13,15 @@ use super::backing::Device;
 use super::notify::KernelCaches;
 use super::takeover;
 use crate::engine::request::{Caches, Service};
-use crate::sys::lock::Mutex;
+use crate::sys::{self, lock::Mutex};
 
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
     /// The directory that the mount covers.
     pub mountpoint: PathBuf,
-    /// What `/proc/mounts` shows as the source, as [`escape_source`] writes it.
-    pub source: OsString,
+    /// What `/proc/mounts` shows as the source, as [`mount_source`](crate::sys::mount_source) writes it.
+    pub source: String,
     /// Asks the kernel to read and write backing files itself.
     pub passthrough: bool,
     /// Other users than the mounting one may use the mount; permissions are checked by the kernel either way.
@@ -49,7 +47,7 @@ impl MountConfig {
     /// `fuser` adds `nodev` and `nosuid` itself where the opposite is not asked for; fusermount does so for every ordinary user.
     fn fuser_config(&self) -> Config {
         let mut options = vec![
-            MountOption::FSName(escape_source(&self.source)),
+            MountOption::FSName(self.source.clone()),
             // fuser 0.18.0 hands its `Subtype` to fusermount only; the kernel and fusermount both know the option by this name.
             MountOption::CUSTOM("subtype=ckptfs".to_owned()),
             MountOption::DefaultPermissions,
@@ -68,28 +66,6 @@ impl MountConfig {
         config.clone_fd = false;
         config
     }
-}
-
-/// How the source of our mounts begins; the backing directory's path follows.
-pub const SOURCE_PREFIX: &str = "ckptfs#";
-
-/// Writes a source so that it passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent,
-/// control characters and bytes that are not UTF-8 become `%2C` and the like; no two sources become one.
-pub fn escape_source(source: &OsStr) -> String {
-    let mut escaped = String::with_capacity(source.len());
-    for chunk in source.as_bytes().utf8_chunks() {
-        for character in chunk.valid().chars() {
-            if matches!(character, ',' | '\\' | '%') || character.is_ascii_control() {
-                escaped.push_str(&format!("%{:02X}", u32::from(character)));
-            } else {
-                escaped.push(character);
-            }
-        }
-        for byte in chunk.invalid() {
-            escaped.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    escaped
 }
 
 /// A mounted session. Dropping it unmounts, if nobody uses the mount, and does not wait for its threads.
@@ -136,7 +112,12 @@ impl Session {
         shared.set(&device);
         let caches = Arc::new(KernelCaches::new(session.notifier(), session.as_fd())?);
         let unmounter = Unmounter(Arc::new(Mutex::new(session.unmount_callable())));
-        let server = thread::Builder::new().name("fuse-session".to_owned()).spawn(move || session.run())?;
+        let server = thread::Builder::new().name("fuse-session".to_owned()).spawn(move || {
+            // Backing files are registered by the threads that it starts, and the kernel writes to them with their rights, whoever writes, for as long as
+            // somebody has them open: after this mount too. Without it the backing filesystem clears set-id bits by itself.
+            sys::give_up_set_id();
+            session.run()
+        })?;
         Ok(Session { server: Some(server), device: Some(device), caches, unmounter })
     }
 
@@ -192,17 +173,5 @@ impl Unmounter {
     /// EBUSY: the mount is in use.
     pub fn unmount(&self) -> io::Result<()> {
         self.0.lock().unmount()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_source_cannot_carry_an_option() {
-        assert_eq!(escape_source(OsStr::new("ckptfs#/srv/a,dev,100%\n")), "ckptfs#/srv/a%2Cdev%2C100%25%0A");
-        assert_eq!(escape_source(OsStr::new("ckptfs#/home/é x")), "ckptfs#/home/é x");
-        assert_eq!(escape_source(OsStr::from_bytes(b"/\xff\xc3")), "/%FF%C3");
     }
 }

@@ -9,6 +9,7 @@
 //! checkpoints are known (the wall clock is compared with one that nobody sets, and with the checkpoints before), and only the first rule holds for them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 use super::timeline::Timeline;
 use crate::store::ids::CheckpointId;
@@ -45,13 +46,18 @@ pub(super) struct Clock {
     ahead_ns: Option<i64>,
     /// The latest time of a checkpoint.
     latest_ns: i64,
+    /// The newest that was read.
+    newest: Option<CheckpointId>,
     /// Checkpoints made after the clock was set back.
     unsure: BTreeSet<CheckpointId>,
 }
 
 impl Clock {
-    /// A checkpoint was read.
+    /// A checkpoint was read. One that is read again, for it was brought back, is older than those that came after it and says nothing of the clock.
     pub(super) fn read(&mut self, id: CheckpointId, created_ns: i64) {
+        if self.newest.replace(self.newest.map_or(id, |newest| newest.max(id))).is_some_and(|newest| id <= newest) {
+            return;
+        }
         if created_ns < self.latest_ns {
             self.unsure.insert(id);
         }
@@ -86,6 +92,19 @@ impl Timeline {
         }
         tracing::warn!(path = %String::from_utf8_lossy(&path), checkpoint = id.0, "changed behind our back: what it was is not known, and its view gives EIO");
         known.insert(path, kind);
+        drop(met);
+        self.lost();
+    }
+
+    /// A number that grows when it turns out that something a checkpoint held cannot be told any more: it was dropped, damaged, or changed behind our
+    /// back. As long as it stays, what was found to differ between two checkpoints is so.
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
+    }
+
+    /// Something was lost; it is noted already.
+    pub(super) fn lost(&self) {
+        self.losses.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Whether a checkpoint is named as not whole: what it needs may not have come to the disk.
@@ -126,6 +145,14 @@ impl Timeline {
         inner.absences.last().is_some_and(|absence| absence.to_ns > checkpoint.created_ns)
     }
 
+    /// Whether the tree was left alone between these checkpoints.
+    pub fn was_absent_between(&self, older: CheckpointId, newer: CheckpointId) -> bool {
+        let inner = self.inner.read();
+        let made = |id| inner.checkpoints.get(&id).map(|(checkpoint, _)| checkpoint.created_ns);
+        let (Some(older), Some(newer)) = (made(older), made(newer)) else { return true };
+        inner.absences.iter().any(|absence| absence.to_ns > older && absence.from_ns < newer)
+    }
+
     /// An inode with this ctime was changed while nobody served the tree, after this checkpoint.
     pub fn changed_in_absence(&self, ctime: Time, id: CheckpointId) -> bool {
         let inner = self.inner.read();
@@ -138,6 +165,16 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// With it among the unsure, what was changed behind our back after it would be shown as its own.
+    #[test]
+    fn a_checkpoint_that_is_brought_back_says_nothing_of_the_clock() {
+        let mut clock = Clock::default();
+        for (id, created_ns) in [(1, 100), (2, 200), (1, 100), (3, 150)] {
+            clock.read(CheckpointId(id), created_ns);
+        }
+        assert!(clock.unsure.iter().eq([&CheckpointId(3)]));
+    }
 
     #[test]
     fn checkpoints_made_after_the_clock_was_set_back_are_known() {

@@ -3,7 +3,7 @@
 //! Only what was recorded between them can differ, so the walk follows those names alone, and lists a directory whole only where it is another one
 //! than before. What was recorded is compared: a file that was opened and left alone, or changed and changed back, is not in the answer.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::dropped::DROPPED;
@@ -28,6 +28,8 @@ pub enum Difference {
     Renamed(Vec<u8>),
     /// It is of another kind.
     TypeChanged,
+    /// It cannot be told, for what it was, or is, cannot be read: it was changed behind our back, its version is lost, or it was forged.
+    Unknown,
 }
 
 /// One path that differs.
@@ -55,12 +57,44 @@ pub struct Comparison<'a> {
     pub to: View<'a>,
     /// What was recorded between them.
     pub touched: &'a Touched,
+    /// A file of another time is another one, though its content is the same.
+    pub times: bool,
 }
 
 type Side = Option<(Child, Arc<Trail>)>;
 
 /// A path, and what it leads to in both states.
 type Pair = (Vec<u8>, Side, Side);
+
+/// What was found so far.
+#[derive(Default)]
+struct Found {
+    differs: Vec<Differs>,
+    /// Directories that were gone through in the older state, and in the newer. Of one state each is in one place; forged, it can be in many, and the ways
+    /// to it more than can be gone.
+    passed: [HashSet<Slot>; 2],
+}
+
+impl Found {
+    /// Notes a directory that is gone through; `false`: it was before.
+    fn pass(&mut self, child: Child, newer: bool) -> bool {
+        child.kind != Kind::Dir || self.passed.get_mut(usize::from(newer)).is_some_and(|passed| passed.insert(child.slot))
+    }
+}
+
+/// Whether two inodes differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Same,
+    Changed,
+    Unknown,
+}
+
+impl From<bool> for Verdict {
+    fn from(changed: bool) -> Verdict {
+        if changed { Verdict::Changed } else { Verdict::Same }
+    }
+}
 
 /// Below a directory whose path is longer nothing is told apart: it differs. There is no bound on how deep directories can be made, and the paths of
 /// all of them together grow with the square of that.
@@ -74,11 +108,12 @@ fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
     }
 }
 
-/// What was changed while nobody served the tree, did not come to the disk before the power was cut, or was dropped by a tier cannot be told: `None`.
+/// What cannot be read cannot be told: `None`. It was changed while nobody served the tree, did not come to the disk before the power was cut, was dropped
+/// by a tier, or is damaged. The rest can be told all the same.
 pub(super) fn told<T>(view: &View<'_>, result: SysResult<T>) -> SysResult<Option<T>> {
     match result {
-        Err(Errno::EIO | Errno::ESTALE) if view.may_be_unserved() => Ok(None),
-        Err(DROPPED) => Ok(None),
+        Err(Errno::ESTALE) if view.may_be_unserved() => Ok(None),
+        Err(Errno::EIO | DROPPED) => Ok(None),
         other => other.map(Some),
     }
 }
@@ -107,7 +142,7 @@ impl Comparison<'_> {
     pub fn paired(&self, found: Vec<Differs>) -> SysResult<Vec<Differs>> {
         let mut found = pair_renames(found, |old, new, kind| {
             let (from, to) = (Child { slot: old.slot, kind }, Child { slot: new.slot, kind });
-            self.changed(from, to, old, new)
+            Ok(self.changed(from, to, old, new)? != Verdict::Same)
         })?;
         found.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(found)
@@ -120,13 +155,13 @@ impl Comparison<'_> {
     pub fn unpaired(&self, path: &[u8]) -> SysResult<Vec<Differs>> {
         let from = there(self.from.walk(path))?;
         let to = there(self.to.walk(path))?;
-        let mut found = Vec::new();
+        let mut found = Found::default();
         self.pair(path, from, to, &mut found)?;
-        Ok(found)
+        Ok(found.differs)
     }
 
     /// A path in both states, with everything below it. Depth first, without recursion: a tree can be deeper than the stack.
-    fn pair(&self, path: &[u8], from: Side, to: Side, out: &mut Vec<Differs>) -> SysResult<()> {
+    fn pair(&self, path: &[u8], from: Side, to: Side, out: &mut Found) -> SysResult<()> {
         let mut open = vec![(path.to_vec(), from, to)];
         while let Some((path, from, to)) = open.pop() {
             match (from, to) {
@@ -140,24 +175,33 @@ impl Comparison<'_> {
     }
 
     /// A path that exists in one state only, with everything below it, as far down as paths are told.
-    fn only(&self, view: &View<'_>, path: &[u8], child: Child, trail: &Arc<Trail>, how: &Difference, out: &mut Vec<Differs>) -> SysResult<()> {
+    fn only(&self, view: &View<'_>, path: &[u8], child: Child, trail: &Arc<Trail>, how: &Difference, out: &mut Found) -> SysResult<()> {
+        let newer = *how == Difference::Added;
         let mut open = vec![(path.to_vec(), child, Arc::clone(trail))];
         while let Some((path, child, trail)) = open.pop() {
+            let mut how = how.clone();
             if child.kind == Kind::Dir && path.len() <= PATH_TOLD_MAX {
-                for (name, below) in told(view, there(view.list(&trail).map(Some)))?.flatten().unwrap_or_default() {
+                let listed = if out.pass(child, newer) { told(view, there(view.list_known(&trail).map(Some)))? } else { None };
+                if listed.as_ref().is_none_or(|known| known.as_ref().is_some_and(|known| known.partial)) {
+                    how = Difference::Unknown;
+                }
+                let known = listed.flatten().unwrap_or_default();
+                for (name, below) in known.names {
                     open.push((join(&path, &name), below, trail.step(&name, below.slot)));
                 }
+                let unknown = known.unknown.iter().map(|name| Differs::unknown(join(&path, name)));
+                out.differs.extend(unknown);
             }
             if !path.is_empty() {
-                let (old, new) = if *how == Difference::Added { (None, Some(trail)) } else { (Some(trail), None) };
-                out.push(Differs { path, how: how.clone(), kind: child.kind, slot: child.slot, old, new });
+                let (old, new) = if newer { (None, Some(trail)) } else { (Some(trail), None) };
+                out.differs.push(Differs { path, how, kind: child.kind, slot: child.slot, old, new });
             }
         }
         Ok(())
     }
 
     /// A path that exists in both states; gives the names below it that may differ.
-    fn both(&self, path: &[u8], from: &(Child, Arc<Trail>), to: &(Child, Arc<Trail>), out: &mut Vec<Differs>) -> SysResult<Vec<Pair>> {
+    fn both(&self, path: &[u8], from: &(Child, Arc<Trail>), to: &(Child, Arc<Trail>), out: &mut Found) -> SysResult<Vec<Pair>> {
         let (old, new) = (from.0, to.0);
         let trails = || (Some(Arc::clone(&from.1)), Some(Arc::clone(&to.1)));
         let differs = |how| {
@@ -165,34 +209,44 @@ impl Comparison<'_> {
             Differs { path: path.to_vec(), how, kind: new.kind, slot: new.slot, old: before, new: after }
         };
         if old.kind != new.kind {
-            out.push(differs(Difference::TypeChanged));
-            let mut below = Vec::new();
-            self.only(&self.from, path, old, &from.1, &Difference::Deleted, &mut below)?;
-            self.only(&self.to, path, new, &to.1, &Difference::Added, &mut below)?;
-            out.extend(below.into_iter().filter(|item| item.path != path));
+            out.differs.push(differs(Difference::TypeChanged));
+            let above = out.differs.len();
+            self.only(&self.from, path, old, &from.1, &Difference::Deleted, out)?;
+            self.only(&self.to, path, new, &to.1, &Difference::Added, out)?;
+            let below = out.differs.split_off(above);
+            out.differs.extend(below.into_iter().filter(|item| item.path != path));
+            return Ok(Vec::new());
+        }
+        if !out.pass(old, false) || !out.pass(new, true) {
+            out.differs.push(differs(Difference::Unknown));
             return Ok(Vec::new());
         }
         let deep = path.len() > PATH_TOLD_MAX && new.kind == Kind::Dir;
-        if deep || self.changed(old, new, &from.1, &to.1)? && !path.is_empty() {
-            out.push(differs(Difference::Modified));
+        match self.changed(old, new, &from.1, &to.1)? {
+            _ if deep => out.differs.push(differs(Difference::Modified)),
+            Verdict::Changed if !path.is_empty() => out.differs.push(differs(Difference::Modified)),
+            Verdict::Unknown if !path.is_empty() => out.differs.push(differs(Difference::Unknown)),
+            _ => {}
         }
         if new.kind != Kind::Dir || deep {
             return Ok(Vec::new());
         }
         let mut below = Vec::new();
-        for name in self.names(&from.1, &to.1)? {
-            let path = join(path, &name);
-            let unknown =
-                |child: Child, old, new| Differs { path: path.clone(), how: Difference::Modified, kind: child.kind, slot: child.slot, old, new };
-            let old = told(&self.from, self.from.step(&from.1, &name))?;
-            let new = told(&self.to, there(self.to.step(&to.1, &name)))?;
+        let names = self.names(&from.1, &to.1)?;
+        let (before, after) = (self.from.steps(&from.1, &names), self.to.steps(&to.1, &names));
+        for (name, (old, new)) in names.iter().zip(before.into_iter().zip(after)) {
+            let path = join(path, name);
+            let old = told(&self.from, old)?;
+            let new = told(&self.to, there(new))?;
             match (old, new) {
                 (Some(old), Some(new)) => below.push((path, old, new)),
                 // What it was, or is, cannot be told.
                 (old, new) => {
                     let (old, new) = (old.flatten(), new.flatten());
                     let child = old.as_ref().or(new.as_ref()).map(|(child, _)| *child);
-                    out.extend(child.map(|child| unknown(child, old.map(|found| found.1), new.map(|found| found.1))));
+                    let unknown = Differs::unknown(path);
+                    let (kind, slot) = child.map_or((unknown.kind, unknown.slot), |child| (child.kind, child.slot));
+                    out.differs.push(Differs { kind, slot, old: old.map(|found| found.1), new: new.map(|found| found.1), ..unknown });
                 }
             }
         }
@@ -204,46 +258,51 @@ impl Comparison<'_> {
         if from.slot == to.slot {
             return Ok(self.touched.names.get(&from.slot).cloned().unwrap_or_default());
         }
-        let before = told(&self.from, self.from.list(from))?.unwrap_or_default();
-        let mut names: BTreeSet<Name> = before.into_iter().map(|(name, _)| name).collect();
-        let after = told(&self.to, there(self.to.list(to).map(Some)))?.flatten().unwrap_or_default();
-        names.extend(after.into_iter().map(|(name, _)| name));
-        Ok(names)
+        let before = told(&self.from, self.from.list_known(from))?.unwrap_or_default();
+        let after = told(&self.to, there(self.to.list_known(to).map(Some)))?.flatten().unwrap_or_default();
+        let both = [before, after].into_iter();
+        Ok(both.flat_map(|known| known.names.into_iter().map(|(name, _)| name).chain(known.unknown)).collect())
     }
 
-    /// Two inodes of one kind differ in content, attributes or extended attributes.
-    fn changed(&self, old: Child, new: Child, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
+    /// Whether two inodes of one kind differ in content, attributes or extended attributes.
+    fn changed(&self, old: Child, new: Child, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<Verdict> {
         let same_inode = old.slot == new.slot;
         if same_inode && !self.touched.nodes.contains(&old.slot) {
-            return Ok(false);
+            return Ok(Verdict::Same);
         }
-        // Changed while nobody served the tree: it differs, nobody knows how.
-        let Some(before) = told(&self.from, self.from.attr(from))? else { return Ok(true) };
-        let Some(Some(after)) = told(&self.to, there(self.to.attr(to).map(Some)))? else { return Ok(true) };
+        let Some(before) = told(&self.from, self.from.attr(from))? else { return Ok(Verdict::Unknown) };
+        let Some(after) = told(&self.to, there(self.to.attr(to).map(Some)))? else { return Ok(Verdict::Unknown) };
+        let Some(after) = after else { return Ok(Verdict::Changed) };
         if attributes_differ(&before, &after) {
-            return Ok(true);
+            return Ok(Verdict::Changed);
         }
-        let times_differ = before.stat.mtime != after.stat.mtime;
-        if old.kind == Kind::Dir {
-            // A directory's times follow its entries; they count only where no entry explains them.
-            let explained = !same_inode || self.touched.dirs.contains(&old.slot);
-            return Ok((times_differ && !explained) || self.xattrs_differ(from, to)?);
+        let times_differ = self.times && before.stat.mtime != after.stat.mtime;
+        // A directory's times follow its entries; they count only where no entry explains them.
+        let explained = old.kind == Kind::Dir && (!same_inode || self.touched.dirs.contains(&old.slot));
+        if times_differ && !explained {
+            return Ok(Verdict::Changed);
         }
-        if times_differ || self.xattrs_differ(from, to)? {
-            return Ok(true);
+        let xattrs = self.xattrs_differ(from, to)?;
+        if xattrs != Verdict::Same {
+            return Ok(xattrs);
         }
         if old.kind != Kind::File || (same_inode && !self.touched.data.contains(&old.slot)) {
-            return Ok(false);
+            return Ok(Verdict::Same);
         }
-        let same = same_content((&self.from, from), (&self.to, to));
-        let whole = if self.from.may_be_unserved() { &self.from } else { &self.to };
-        Ok(!told(whole, same)?.unwrap_or(false))
+        match same_content((&self.from, from), (&self.to, to)) {
+            // It was recorded because it was to change.
+            Err(DROPPED) => Ok(Verdict::Changed),
+            same => {
+                let whole = if self.from.may_be_unserved() { &self.from } else { &self.to };
+                Ok(told(whole, same)?.map_or(Verdict::Unknown, |same| (!same).into()))
+            }
+        }
     }
 
-    fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
-        let Some(before) = told(&self.from, self.from.xattrs(from))? else { return Ok(true) };
-        let after = told(&self.to, there(self.to.xattrs(to).map(Some)))?.flatten();
-        Ok(after.is_none_or(|after| after != before))
+    fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<Verdict> {
+        let Some(before) = told(&self.from, self.from.xattrs(from))? else { return Ok(Verdict::Unknown) };
+        let Some(after) = told(&self.to, there(self.to.xattrs(to).map(Some)))? else { return Ok(Verdict::Unknown) };
+        Ok((after != Some(before)).into())
     }
 }
 
@@ -293,7 +352,7 @@ fn pair_renames(found: Vec<Differs>, changed: impl Fn(&Arc<Trail>, &Arc<Trail>, 
     }
     let moved: HashMap<Vec<u8>, Vec<u8>> =
         from_of.iter().filter_map(|(to, from)| Some((found.get(*to)?.path.clone(), found.get(*from)?.path.clone()))).collect();
-    let consumed: std::collections::HashSet<usize> = from_of.values().copied().collect();
+    let consumed: HashSet<usize> = from_of.values().copied().collect();
     let mut trails: HashMap<usize, Option<Arc<Trail>>> = from_of.iter().filter_map(|(to, from)| Some((*to, found.get(*from)?.old.clone()))).collect();
     let carried = |to: &[u8], from: &[u8]| {
         let (Some((to_dir, to_name)), Some((from_dir, from_name))) = (split(to), split(from)) else { return false };
@@ -336,6 +395,11 @@ pub fn join(dir: &[u8], name: &Name) -> Vec<u8> {
 }
 
 impl Differs {
+    /// A path of which nothing is known.
+    fn unknown(path: Vec<u8>) -> Differs {
+        Differs { path, how: Difference::Unknown, kind: Kind::File, slot: Slot::STAGING, old: None, new: None }
+    }
+
     /// The newer state is the live tree, and so on: which view `kind` and `path` speak of is told by `how`.
     pub fn slot(&self) -> Slot {
         self.slot

@@ -85,6 +85,8 @@ impl Timeline {
                 let at = self.write(&[Record::Dropped { epoch, paths: paths.to_vec(), objects: some.to_vec() }])?;
                 let mut inner = self.inner.write();
                 at.into_iter().for_each(|at| inner.note_dropped(epoch, at, some));
+                drop(inner);
+                self.lost();
             }
         }
         Ok(())

@@ -26,8 +26,6 @@ const SLOW: Duration = Duration::from_secs(30);
 const STUCK: Duration = Duration::from_secs(120);
 /// The end of a mount waits so long for a call of the index.
 const STOP_MAX: Duration = Duration::from_secs(20);
-/// After a failure on a full filesystem, how long until the index is made anew.
-const RETRY: Duration = Duration::from_secs(5);
 /// So many closed epochs in memory cost every look-up: they are taken over at once, with a share of the processor, and at the end of the mount too.
 pub(super) const HURRY_EPOCHS: usize = 64;
 /// How long the end of a mount waits for that; the next one goes on.
@@ -108,6 +106,11 @@ impl Wake {
             tracing::error!(why, full, "the index failed");
             signals.trouble = Some(Trouble { why, full });
         }
+    }
+
+    /// The index failed, and only for want of space.
+    pub(super) fn lacks_room(&self) -> bool {
+        self.signals.lock().trouble.as_ref().is_some_and(|trouble| trouble.full)
     }
 
     fn calls(&self, since: Option<Instant>) {
@@ -243,7 +246,7 @@ pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<()> {
         |timeline| &timeline.wake,
         |timeline| {
             while timeline.wake.wait() {
-                let indexed = timeline.index_closed();
+                let indexed = if timeline.wake.lacks_room() { Err(StoreError::IndexClosed) } else { timeline.index_closed() };
                 timeline.wake.calls(None);
                 timeline.wake.caught_up();
                 if let Err(error) = indexed
@@ -275,40 +278,32 @@ impl Timeline {
     /// The index failed: what it says is not believed any more, and the journal is read instead.
     pub(super) fn index_fault(&self, error: StoreError) {
         self.wake.fail(describe(&error), self.store.reserve.is_full());
+        // If there is only no room for it, its thread makes another.
+        self.wake.sealed();
     }
 
-    /// Waits until there is room, and makes the index anew; `false`: it is not for want of space that it failed, or the thread shall end.
+    /// Makes the index anew in memory, if it is for want of space that it failed; `false`: it is not, or that failed too.
     fn index_failed(&self, error: &StoreError) -> bool {
         self.wake.fail(describe(error), self.store.reserve.is_full());
-        loop {
-            let full = self.wake.signals.lock().trouble.as_ref().is_some_and(|trouble| trouble.full);
-            if !full || !self.wake.pause(RETRY) {
-                return false;
+        if !self.wake.lacks_room() || self.store.index.is_in_memory() {
+            return false;
+        }
+        let done = self.store.index_into_memory(error).and_then(|()| {
+            let mut struck = Batch::voids(&self.inner.read().struck);
+            self.store.index.apply(&mut struck)
+        });
+        match done {
+            Ok(()) => {
+                self.wake.signals.lock().trouble = None;
+                // What is closed and not in it is taken over as ever.
+                self.wake.sealed();
+                true
             }
-            if self.store.reserve.is_full() {
-                continue;
-            }
-            match self.remake_index() {
-                Ok(()) => {
-                    tracing::info!("there is room again, and the index was made anew");
-                    self.wake.signals.lock().trouble = None;
-                    return true;
-                }
-                Err(error) => tracing::warn!(%error, "the index cannot be made anew"),
+            Err(error) => {
+                tracing::warn!(%error, "the index cannot be made anew");
+                false
             }
         }
-    }
-
-    fn remake_index(&self) -> Result<(), StoreError> {
-        let newest = self.inner.read().checkpoints.last_key_value().map(|(id, (_, address))| (*id, *address));
-        let Some((id, address)) = newest else { return Ok(()) };
-        let end = address.after(&self.store.journal.read(address)?)?;
-        self.store.index.rebuild(&self.store.journal, Some(end))?;
-        let mut struck = Batch::voids(&self.inner.read().struck);
-        self.store.index.apply(&mut struck)?;
-        self.inner.write().contents.indexed(address);
-        drop(self.take_indexed(id.epoch()));
-        Ok(())
     }
 
     /// Applies every closed epoch to the index and drops its table.
@@ -337,6 +332,11 @@ impl Timeline {
             let indexed = self.take_indexed(id.epoch());
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
             drop(indexed);
+            index.merge(&|| {
+                // It goes on, however long it takes.
+                self.wake.calls(Some(Instant::now()));
+                self.wake.stopping()
+            })?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::table::{NodeUndo, Table};
-use super::timeline::{Timeline, fault};
+use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::sys::{Errno, SysResult, Xattrs};
@@ -43,11 +43,7 @@ impl Timeline {
 
     fn in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
         match self.store.index.first_after(key, after) {
-            Ok(Some(found)) => {
-                let before = self.store.undo_at(found.at, found.item).map_err(fault)?;
-                Ok(Some(Recorded { epoch: found.epoch, before }))
-            }
-            Ok(None) => Ok(None),
+            Ok(found) => Ok(found.map(|(epoch, before)| Recorded { epoch, before })),
             Err(error) => {
                 self.index_fault(error);
                 self.in_journal(key, after)
@@ -116,9 +112,8 @@ impl Timeline {
                 return Ok(found);
             }
         };
-        for (name, undo) in indexed {
-            let before = entry(self.store.undo_at(undo.at, undo.item).map_err(fault)?).ok_or(Errno::EIO)?;
-            found.insert(name, Recorded { epoch: undo.epoch, before });
+        for (name, (epoch, undo)) in indexed {
+            found.insert(name, Recorded { epoch, before: entry(undo).ok_or(Errno::EIO)? });
         }
         Ok(found)
     }

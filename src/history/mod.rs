@@ -15,6 +15,7 @@ mod resume;
 pub mod select;
 mod slow;
 pub mod table;
+pub mod tags;
 pub mod timeline;
 pub mod touched;
 pub mod versions;

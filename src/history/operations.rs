@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::timeline::{Timeline, asked, fault};
+use crate::store::error::CodecError;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Operation};
 use crate::store::record::{Actor, Kept, Record};
@@ -191,7 +192,7 @@ impl Timeline {
     fn operation_at(&self, at: Address) -> SysResult<Operation> {
         match self.store.journal.read(at).map_err(fault)? {
             Record::Operation(operation) => Ok(operation),
-            _ => Err(fault(StoreError::NoUndo { at, item: 0 })),
+            _ => Err(fault(StoreError::BadRecord { at, source: CodecError::Unknown })),
         }
     }
 

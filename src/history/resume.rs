@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::absence::Absence;
 use super::indexer::{self, Wake};
 use super::timeline::{Aftermath, Inner, Moved, Timeline, fault};
 use crate::store::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Actor, DataState, Dropped, Kept, Place, Record, Undo};
-use crate::store::{Address, Batch, Store, is_of_checkpoints};
+use crate::store::{Address, Batch, Store, StoreResult, is_of_checkpoints};
 use crate::sys::SysResult;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 
@@ -18,20 +19,20 @@ impl Timeline {
     /// The caller finishes what [`Aftermath`] tells of before it serves anything.
     ///
     /// # Errors
-    /// EIO if the journal is damaged.
-    pub fn open(store: Arc<Store>) -> SysResult<(Timeline, Aftermath)> {
-        let checkpoints = store.index.checkpoints().map_err(fault)?;
-        let next = store.index.last_checkpoint().map_err(fault)?.map_or(Epoch(1), |id| id.epoch().next());
-        let applied = store.index.applied().map_err(fault)?;
+    /// `JournalDamaged`, `BadRecord`; those of the index.
+    pub fn open(store: Arc<Store>) -> StoreResult<(Timeline, Aftermath)> {
+        let checkpoints = store.index.checkpoints()?;
+        let next = store.index.last_checkpoint()?.map_or(Epoch(1), |id| id.epoch().next());
+        let applied = store.index.applied()?;
         // An index that was rebuilt holds records of the open epoch too; they are needed in memory, so the scan begins where that epoch did.
         let from = checkpoints.last().map_or(Address::START, |(_, address)| *address).min(applied);
         let mut inner = Inner::new(next);
-        inner.lineage = store.index.lineage().map_err(fault)?;
-        for (number, at, undoes) in store.index.operations().map_err(fault)? {
+        inner.lineage = store.index.lineage()?;
+        for (number, at, undoes) in store.index.operations()? {
             inner.operations.note(number, at, undoes);
         }
-        inner.absences = store.index.absences().map_err(fault)?.into_iter().map(|(from_ns, to_ns)| Absence { from_ns, to_ns }).collect();
-        for (epoch, at, first, last) in store.index.dropped().map_err(fault)? {
+        inner.absences = store.index.absences()?.into_iter().map(|(from_ns, to_ns)| Absence { from_ns, to_ns }).collect();
+        for (epoch, at, first, last) in store.index.dropped()? {
             inner.put_dropped(epoch, at, (first, last));
         }
         // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
@@ -48,7 +49,7 @@ impl Timeline {
             replay.look_back(&store, from)?;
         }
         for frame in store.journal.scan(from, None) {
-            let (address, record) = frame.map_err(fault)?;
+            let (address, record) = frame?;
             // A restore that was under way is finished whatever the index knows of it.
             let indexed = address < applied && is_of_checkpoints(&record) && !matches!(record, Record::RestoreBegin { .. });
             replay.aftermath.recorded_ns = replay.aftermath.recorded_ns.max(time_of(&record));
@@ -62,7 +63,7 @@ impl Timeline {
         replay.strike_unmade(&store)?;
         replay.add_places(&store);
         if !replay.inner.struck.is_empty() {
-            store.index.apply(&mut Batch::voids(&replay.inner.struck)).map_err(fault)?;
+            store.apply(&mut Batch::voids(&replay.inner.struck))?;
         }
         let Replay { inner, aftermath, .. } = replay;
         let wake = Wake::default();
@@ -78,6 +79,7 @@ impl Timeline {
             numbers: Mutex::default(),
             distrusted: Mutex::default(),
             met: Mutex::default(),
+            losses: AtomicU64::default(),
             dropped: Mutex::default(),
         };
         Ok((timeline, aftermath))
@@ -89,7 +91,7 @@ impl Timeline {
     /// EIO, ENOSPC of the journal or the index.
     pub fn strike_unmade(&self, object: ObjectId) -> SysResult<()> {
         let (epoch, slot) = (object.epoch, object.slot);
-        self.store.journal.append(&[Record::Void { epoch, slot }]).map_err(fault)?;
+        self.store.append(&[Record::Void { epoch, slot }]).map_err(fault)?;
         let mut inner = self.inner.write();
         if epoch == inner.open.epoch {
             inner.open.void(slot);
@@ -100,7 +102,7 @@ impl Timeline {
         }
         inner.struck.insert((epoch, slot));
         drop(inner);
-        self.store.index.apply(&mut Batch::voids([&(epoch, slot)])).map_err(fault)
+        self.store.apply(&mut Batch::voids([&(epoch, slot)])).map_err(fault)
     }
 
     /// Starts the thread that moves closed epochs into the index. It ends with [`Timeline::stop`].
@@ -113,7 +115,7 @@ impl Timeline {
         self.wake.stop();
         let journal = &self.store.journal;
         let synced = journal.sync().and_then(|()| self.store.layout.note_end(journal.position()));
-        if self.index_trouble().is_some() {
+        if self.index_trouble().is_some() && !self.wake.lacks_room() {
             self.store.index.distrust();
         } else if let Err(error) = synced.and_then(|()| self.store.index.flush_durable()) {
             tracing::warn!(%error, "the index was not made durable; the next mount will rebuild what is missing");
@@ -164,7 +166,7 @@ struct Replay {
 
 impl Replay {
     /// After a power cut: what the index already has may not have been done either. Takes note of it, from the last checkpoint before the witness on.
-    fn look_back(&mut self, store: &Store, upto: Address) -> SysResult<()> {
+    fn look_back(&mut self, store: &Store, upto: Address) -> StoreResult<()> {
         let stored = self.inner.checkpoints.values().chain(self.inner.hidden.values());
         let before = stored.map(|(_, address)| *address).filter(|address| *address < self.witness).max();
         let begin = before.unwrap_or_else(|| store.journal.start());
@@ -172,7 +174,7 @@ impl Replay {
             return Ok(());
         }
         for frame in store.journal.scan(begin, Some(upto)) {
-            let (address, record) = frame.map_err(fault)?;
+            let (address, record) = frame?;
             self.note_places(&record);
             let beyond = address >= self.witness;
             match record {
@@ -342,13 +344,13 @@ impl Replay {
     }
 
     /// The power was cut after a record came to the disk and before its object did. Then neither did the change: the file is what it was.
-    fn strike_unmade(&mut self, store: &Store) -> SysResult<()> {
+    fn strike_unmade(&mut self, store: &Store) -> StoreResult<()> {
         // One that is half done is finished later.
         let replacing = self.aftermath.replacing.as_ref().map(|(_, _, object)| *object);
         let unsure = std::mem::take(&mut self.unsure);
         for ((epoch, slot), Unsure { object, size }) in unsure.into_iter().filter(|(_, unsure)| Some(unsure.object) != replacing) {
             // btrfs brings the names in a new directory to the disk with anything that is synced there: an empty file has one, and nothing of its data.
-            match store.layers.stat(object).map_err(fault)? {
+            match store.layers.stat(object)? {
                 Some(found) if size.is_none_or(|size| size == found.size) => {
                     self.aftermath.moved_away.extend(size.is_none().then_some(object));
                     continue;
@@ -356,7 +358,7 @@ impl Replay {
                 _ => {}
             }
             tracing::info!(epoch = epoch.0, slot = slot.0, "a version was recorded, but not kept before the power was cut: its file has not changed");
-            store.journal.append(&[Record::Void { epoch, slot }]).map_err(fault)?;
+            store.append(&[Record::Void { epoch, slot }])?;
             self.void(epoch, slot);
         }
         Ok(())

@@ -3,20 +3,21 @@
 //! ```text
 //! live                      the tree as it is now
 //! 17, v1, v                 a number, a tag, a beginning that only one tag has
-//! latest                    the newest checkpoint that somebody asked for (without one, the newest)
+//! latest                    the newest checkpoint that somebody asked for (without one, the newest that the daemon made by itself)
 //! auto                      the newest that the daemon made by itself
-//! latest~3, 17~1, v1~2      so many kept checkpoints before it, those not counted that the daemon made by itself
+//! latest~3, 17~1, v1~2      so many kept checkpoints before it that somebody asked for
 //! auto~1                    so many of those before it
 //! @{10min ago}, @{yesterday}, 2026-11-21T09:00:00Z, @{2026-11-21 10:00}    the newest that was there at that time
 //! ```
 //! A tag that is written like one of these goes before it.
 
-use jiff::civil::DateTime;
+use jiff::civil::{DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp, Zoned};
 
 use super::view::State;
 use crate::store::ids::CheckpointId;
+use crate::store::record::Reason;
 
 /// The newest checkpoint that nobody asked for.
 const AUTO: &str = "auto";
@@ -29,9 +30,9 @@ pub struct Known<'a> {
     /// Its tags.
     pub tags: &'a [String],
     /// When it was made, nanoseconds since 1970.
-    pub created_ns: i64,
-    /// Nobody asked for it.
-    pub auto: bool,
+    pub state_ns: i64,
+    /// Why it was made.
+    pub reason: &'a Reason,
 }
 
 /// Why no checkpoint is meant.
@@ -41,6 +42,8 @@ pub enum Unselected {
     Unknown,
     /// It begins these tags, sorted.
     Ambiguous(Vec<String>),
+    /// It is only the beginning of this tag.
+    Beginning(String),
     /// `~N` leads beyond the oldest; so many are before the one that it counts from.
     TooFar(usize),
     /// The oldest was made after that time.
@@ -54,6 +57,24 @@ pub enum Unselected {
 /// # Errors
 /// See [`Unselected`].
 pub fn select(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected> {
+    selected(name, checkpoints, begins)
+}
+
+/// As [`select`], where the beginning of a tag is not enough: for what cannot be taken to have been meant otherwise.
+///
+/// # Errors
+/// See [`Unselected`].
+pub fn select_whole(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected> {
+    selected(name, checkpoints, |name, checkpoints| {
+        let found = begins(name, checkpoints)?;
+        let tags = checkpoints.get(found).map(|known| known.tags).unwrap_or_default();
+        Err(Unselected::Beginning(tags.iter().find(|tag| tag.starts_with(name)).cloned().unwrap_or_default()))
+    })
+}
+
+type Otherwise = fn(&str, &[Known<'_>]) -> Result<usize, Unselected>;
+
+fn selected(name: &str, checkpoints: &[Known<'_>], begins: Otherwise) -> Result<State, Unselected> {
     if name == "live" {
         return Ok(State::Live);
     }
@@ -61,7 +82,7 @@ pub fn select(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected
         Some(index) => index,
         None => match (time_of(name)?, name.rsplit_once('~')) {
             (Some(time), _) => at_time(time, checkpoints)?,
-            (None, Some((from, count))) => back(from, count, checkpoints)?,
+            (None, Some((from, count))) => back(from, count, checkpoints, begins)?,
             (None, None) => begins(name, checkpoints)?,
         },
     };
@@ -70,11 +91,14 @@ pub fn select(name: &str, checkpoints: &[Known<'_>]) -> Result<State, Unselected
 
 fn exact(name: &str, checkpoints: &[Known<'_>]) -> Option<usize> {
     match name {
-        "latest" => return checkpoints.iter().rposition(|known| !known.auto).or(checkpoints.len().checked_sub(1)),
+        "latest" => {
+            let asked = checkpoints.iter().rposition(|known| known.reason.is_asked());
+            return asked.or_else(|| checkpoints.iter().rposition(|known| known.reason.is_auto()));
+        }
         AUTO => {
             // A tag of this name goes before it.
             let tagged = checkpoints.iter().position(|known| known.tags.iter().any(|tag| tag == name));
-            return tagged.or_else(|| checkpoints.iter().rposition(|known| known.auto));
+            return tagged.or_else(|| checkpoints.iter().rposition(|known| known.reason.is_auto()));
         }
         _ => {}
     }
@@ -99,7 +123,7 @@ fn begins(name: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
 }
 
 /// `FROM~COUNT`.
-fn back(from: &str, count: &str, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
+fn back(from: &str, count: &str, checkpoints: &[Known<'_>], begins: Otherwise) -> Result<usize, Unselected> {
     let count: usize = if count.is_empty() { 1 } else { count.parse().map_err(|_| Unselected::Unknown)? };
     let start = match exact(from, checkpoints) {
         Some(index) => index,
@@ -108,14 +132,20 @@ fn back(from: &str, count: &str, checkpoints: &[Known<'_>]) -> Result<usize, Uns
     if count == 0 {
         return Ok(start);
     }
-    let auto = from == AUTO && checkpoints.get(start).is_some_and(|known| known.auto);
-    let before = || checkpoints.iter().enumerate().take(start).rev().filter(|(_, known)| known.auto == auto);
+    let auto = from == AUTO && checkpoints.get(start).is_some_and(|known| known.reason.is_auto());
+    let counts = |reason: &Reason| if auto { reason.is_auto() } else { reason.is_asked() };
+    let before = || checkpoints.iter().enumerate().take(start).rev().filter(|(_, known)| counts(known.reason));
     before().nth(count - 1).map(|(index, _)| index).ok_or_else(|| Unselected::TooFar(before().count()))
 }
 
 fn at_time(time: Timestamp, checkpoints: &[Known<'_>]) -> Result<usize, Unselected> {
-    let later = checkpoints.iter().position(|known| i128::from(known.created_ns) > time.as_nanosecond()).unwrap_or(checkpoints.len());
-    later.checked_sub(1).ok_or(if checkpoints.is_empty() { Unselected::Unknown } else { Unselected::TooEarly })
+    // What was imported may be older than what was made before.
+    let until = checkpoints.iter().enumerate().filter(|(_, known)| i128::from(known.state_ns) <= time.as_nanosecond());
+    until.max_by_key(|(_, known)| known.state_ns).map(|(index, _)| index).ok_or(if checkpoints.is_empty() {
+        Unselected::Unknown
+    } else {
+        Unselected::TooEarly
+    })
 }
 
 /// The time that `name` is, if it is one.
@@ -126,7 +156,15 @@ fn time_of(name: &str) -> Result<Option<Timestamp>, Unselected> {
     }
 }
 
-/// A point in time as a person writes it: RFC 3339, a local date and time, or a span before now (`10min ago`, `2h`, `yesterday`).
+/// When it was last that time of day.
+fn time_of_day(time: Time, now: &Zoned) -> Result<Timestamp, jiff::Error> {
+    let today = now.date().to_datetime(time).to_zoned(now.time_zone().clone())?;
+    let last = if today > *now { now.date().yesterday()?.to_datetime(time).to_zoned(now.time_zone().clone())? } else { today };
+    Ok(last.timestamp())
+}
+
+/// A point in time as a person writes it: RFC 3339, a local date and time, the last time that it was that time of day (`10:36`), or a span before now
+/// (`10min ago`, `2h`, `yesterday`).
 ///
 /// # Errors
 /// What is wrong with it.
@@ -138,12 +176,15 @@ pub fn parse_time(text: &str) -> Result<Timestamp, String> {
     if let Ok(local) = text.parse::<DateTime>() {
         return local.to_zoned(TimeZone::system()).map(|zoned| zoned.timestamp()).map_err(|error| error.to_string());
     }
+    if let Some(time) = text.contains(':').then(|| text.parse::<Time>().ok()).flatten() {
+        return time_of_day(time, &Zoned::now()).map_err(|error| error.to_string());
+    }
     let span = match text {
         "now" => Ok(Span::new()),
         "yesterday" => "1d ago".parse(),
         _ => text.parse::<Span>(),
     };
-    let span = span.map_err(|_| format!("{text:?} is no time: write 10min ago, 2h, yesterday, 2026-11-21 10:00 or 2026-11-21T09:00:00Z"))?;
+    let span = span.map_err(|_| format!("{text:?} is no time: write 10min ago, 2h, yesterday, 10:36, 2026-11-21 10:00 or 2026-11-21T09:00:00Z"))?;
     let before = if span.is_positive() { -span } else { span };
     Zoned::now().checked_add(before).map(|zoned| zoned.timestamp()).map_err(|error| error.to_string())
 }
@@ -153,6 +194,7 @@ mod tests {
     use super::*;
 
     const HOUR_NS: i64 = 3_600_000_000_000;
+    const AUTO: Reason = Reason::Auto { trigger: crate::store::record::Trigger::Interval };
 
     fn tags() -> Vec<Vec<String>> {
         [&["v1"][..], &["v1~1", "before-refactor"], &[], &["before-release", "@{odd}"]]
@@ -168,7 +210,7 @@ mod tests {
             .into_iter()
             .zip(tags)
             .zip(times)
-            .map(|((id, tags), created_ns)| Known { id: CheckpointId(id), tags, created_ns, auto: false })
+            .map(|((id, tags), state_ns)| Known { id: CheckpointId(id), tags, state_ns, reason: &Reason::Asked })
             .collect()
     }
 
@@ -186,6 +228,30 @@ mod tests {
         assert_eq!([id("4"), id("w"), id("")], [const { Err(Unselected::Unknown) }; 3]);
         assert_eq!(id("before"), Err(Unselected::Ambiguous(vec!["before-refactor".into(), "before-release".into()])));
         assert_eq!(select("latest", &[]), Err(Unselected::Unknown));
+    }
+
+    #[test]
+    fn where_a_beginning_is_not_enough_the_tag_is_told() {
+        let tags = tags();
+        let known = known(&tags);
+        let whole = |name: &str| select_whole(name, &known);
+        let at = |id| Ok(State::At(CheckpointId(id)));
+        assert_eq!(["v1", "5", "latest", "v1~1", "before-release~1", "@{now}"].map(whole), [at(2), at(5), at(9), at(3), at(5), at(9)]);
+        let begins = |tag: &str| Err(Unselected::Beginning(tag.to_owned()));
+        assert_eq!(["before-rel", "before-rel~2", "v1~0"].map(whole), [begins("before-release"), begins("before-release"), at(2)]);
+        assert_eq!(["before", "w"].map(whole), [select("before", &known), Err(Unselected::Unknown)]);
+    }
+
+    #[test]
+    fn a_time_finds_the_state_of_that_time_whatever_its_number() {
+        let tags = tags();
+        let mut known = known(&tags);
+        // The last two were imported: they are older than all others.
+        known[2].state_ns -= 10 * HOUR_NS;
+        known[3].state_ns -= 10 * HOUR_NS;
+        let at = |hours: i64| select(&format!("@{{{hours}h 30min ago}}"), &known);
+        assert_eq!([at(0), at(3), at(10), at(11)], [3, 2, 9, 5].map(|id| Ok(State::At(CheckpointId(id)))));
+        assert_eq!(at(12), Err(Unselected::TooEarly));
     }
 
     #[test]
@@ -208,12 +274,41 @@ mod tests {
         };
         assert_eq!(id("auto", &known), Err(Unselected::Unknown));
         for index in [1, 3] {
-            known[index].auto = true;
+            known[index].reason = &AUTO;
         }
         assert_eq!(["latest", "latest~1", "9~1", "9", "v1~1", "@{now}"].map(|name| id(name, &known)), [Ok(5), Ok(2), Ok(5), Ok(9), Ok(3), Ok(9)]);
         assert_eq!(["auto", "auto~1", "auto~2"].map(|name| id(name, &known)), [Ok(9), Ok(3), Err(Unselected::TooFar(1))]);
-        known.iter_mut().for_each(|known| known.auto = true);
+        known.iter_mut().for_each(|known| known.reason = &AUTO);
         assert_eq!(id("latest", &known), Ok(9), "nobody ever asked");
+    }
+
+    /// 5 and 9 guard restores: `restore latest` a second time brought back what the first one had replaced.
+    #[test]
+    fn a_guard_is_nobody_s_latest() {
+        const GUARD: Reason = Reason::Guard { restored: CheckpointId(3) };
+        let tags = tags();
+        let mut known = known(&tags);
+        for index in [2, 3] {
+            known[index].reason = &GUARD;
+        }
+        let id = |name: &str, known: &[Known<'_>]| select(name, known);
+        let at = |id| Ok(State::At(CheckpointId(id)));
+        assert_eq!(["latest", "latest~1", "9~1", "9", "@{now}"].map(|name| id(name, &known)), [at(3), at(2), at(3), at(9), at(9)]);
+        known.iter_mut().for_each(|known| known.reason = &GUARD);
+        assert_eq!([id("latest", &known), id("auto", &known)], [const { Err(Unselected::Unknown) }; 2]);
+    }
+
+    /// It was a span: ten hours and 36 minutes ago.
+    #[test]
+    fn a_time_of_day_is_the_last_one() {
+        let now: Zoned = "2026-11-22T14:00:00[UTC]".parse().unwrap();
+        let at = |text: &str| time_of_day(text.parse().unwrap(), &now).unwrap().to_string();
+        assert_eq!([at("10:36"), at("14:00"), at("14:00:01")], ["2026-11-22T10:36:00Z", "2026-11-22T14:00:00Z", "2026-11-21T14:00:01Z"]);
+        let local = |text: &str| text.parse::<DateTime>().unwrap().to_zoned(TimeZone::system()).unwrap().timestamp();
+        assert_eq!(parse_time("2026-01-01 12:00"), Ok(local("2026-01-01T12:00:00")));
+        let (before, told) = (Timestamp::now(), parse_time("00:00").unwrap());
+        assert!(told <= Timestamp::now() && before.duration_since(told).as_hours() < 26);
+        assert!(parse_time("25:00").is_err());
     }
 
     #[test]

@@ -9,20 +9,22 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::absence::{Absence, Clock};
 use super::content::Contents;
 use super::dropped::{DroppedList, Spans};
 use super::indexer::HURRY_EPOCHS;
 use super::operations::Operations;
-use super::select::{Known, Unselected, select};
+use super::select::{Known, Unselected, select, select_whole};
 use super::table::Table;
+use super::tags::Tags;
 use super::view::State;
 use super::who::{self, Numbered};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
 use crate::store::operation::Deed;
-use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, Kind, SysResult};
@@ -48,7 +50,7 @@ pub(super) struct Inner {
     pub(super) lineage: Lineage,
     /// What was done.
     pub(super) operations: Operations,
-    tags: BTreeMap<String, CheckpointId>,
+    pub(super) tags: Tags,
     /// Data records of closed epochs that were taken out after their epoch was closed: the index has yet to learn it of those in `sealed`.
     pub(super) struck: HashSet<(Epoch, Slot)>,
     /// When nobody served the tree, oldest first.
@@ -77,7 +79,7 @@ impl Inner {
             hidden: BTreeMap::new(),
             lineage: Lineage::default(),
             operations: Operations::default(),
-            tags: BTreeMap::new(),
+            tags: Tags::default(),
             struck: HashSet::new(),
             absences: Vec::new(),
             seals: BTreeMap::new(),
@@ -95,8 +97,8 @@ impl Inner {
     }
 
     fn latest(&self) -> Option<CheckpointId> {
-        let asked = self.checkpoints.values().rev().find(|(checkpoint, _)| !checkpoint.reason.is_auto());
-        asked.or_else(|| self.checkpoints.values().next_back()).map(|(checkpoint, _)| checkpoint.id)
+        let newest = |wanted: fn(&Reason) -> bool| self.checkpoints.values().rev().find(|(checkpoint, _)| wanted(&checkpoint.reason));
+        newest(Reason::is_asked).or_else(|| newest(Reason::is_auto)).map(|(checkpoint, _)| checkpoint.id)
     }
 
     pub(super) fn put_checkpoint(&mut self, kept: Kept, address: Address) {
@@ -105,31 +107,29 @@ impl Inner {
             self.hidden.insert(kept.id, (kept, address));
             return;
         }
-        if self.checkpoints.contains_key(&kept.id) {
-            self.tags.retain(|_, id| *id != kept.id);
+        if let Some((before, _)) = self.checkpoints.get(&kept.id) {
+            self.tags.take(kept.id, &before.tags);
         }
-        for tag in &kept.tags {
-            self.tags.insert(tag.clone(), kept.id);
-        }
+        self.tags.give(kept.id, &kept.tags);
         self.checkpoints.insert(kept.id, (kept, address));
     }
 
     pub(super) fn drop_checkpoint(&mut self, id: CheckpointId) {
-        self.tags.retain(|_, tagged| *tagged != id);
-        self.checkpoints.remove(&id);
+        if let Some((kept, _)) = self.checkpoints.remove(&id) {
+            self.tags.take(id, &kept.tags);
+        }
         self.hidden.remove(&id);
     }
 
-    pub(super) fn retag(&mut self, id: CheckpointId, tags: Vec<String>) {
+    pub(super) fn retag(&mut self, id: CheckpointId, mut tags: Vec<String>) {
+        tags.retain(|tag| is_tag(tag));
         if let Some((kept, _)) = self.hidden.get_mut(&id) {
             kept.checkpoint.tags = tags;
             return;
         }
-        self.tags.retain(|_, tagged| *tagged != id);
-        for tag in &tags {
-            self.tags.insert(tag.clone(), id);
-        }
         if let Some((kept, _)) = self.checkpoints.get_mut(&id) {
+            self.tags.take(id, &kept.tags);
+            self.tags.give(id, &tags);
             kept.checkpoint.tags = tags;
         }
     }
@@ -145,14 +145,14 @@ impl Inner {
     pub(super) fn hide(&mut self, id: CheckpointId, hidden: bool) {
         let known = if hidden { self.checkpoints.remove(&id) } else { self.hidden.remove(&id) };
         if let Some((kept, address)) = known {
-            self.tags.retain(|_, tagged| *tagged != id);
+            self.tags.take(id, &kept.tags);
             self.put_checkpoint(Kept { hidden, ..kept }, address);
         }
     }
 
     /// A checkpoint for others, with the nearest that they see as its parent.
     fn shown(&self, kept: &Kept) -> Kept {
-        let parent = self.lineage.parent(kept.id, |id| self.checkpoints.contains_key(&id));
+        let parent = self.lineage.parent(kept.id, |id| self.checkpoints.range(..=id).next_back().map(|(id, _)| *id));
         Kept { parent, has_dropped: self.dropped_spans.have(kept.id), ..kept.clone() }
     }
 
@@ -196,7 +196,7 @@ pub struct Aftermath {
 }
 
 /// Wall clock, nanoseconds since 1970.
-pub(super) fn now_ns() -> i64 {
+pub fn now_ns() -> i64 {
     let now = crate::sys::now();
     now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec))
 }
@@ -222,12 +222,22 @@ pub struct Timeline {
     pub(super) met: Mutex<BTreeMap<CheckpointId, BTreeMap<Vec<u8>, Kind>>>,
     /// Records of dropped versions that were read. A leaf.
     pub(super) dropped: Mutex<HashMap<Address, Arc<DroppedList>>>,
+    /// See [`Timeline::losses`].
+    pub(super) losses: AtomicU64,
 }
 
 /// Errors of the store as the kernel shall see them; each is logged where it happens.
 pub(super) fn fault(error: StoreError) -> Errno {
     tracing::error!(%error, "the store failed");
     error.errno()
+}
+
+/// Takes the places out of what is too much for one record.
+fn split(undo: Vec<Undo>) -> (Vec<Undo>, Vec<Undo>) {
+    if undo.len() <= UNDO_ITEMS_AT_ONCE {
+        return (Vec::new(), undo);
+    }
+    undo.into_iter().partition(|item| matches!(item, Undo::Home { .. }))
 }
 
 impl Timeline {
@@ -296,6 +306,11 @@ impl Timeline {
         if undo.is_empty() && more.is_empty() && touched.is_none() {
             return Ok(());
         }
+        // The names of an inode may be more than a record, or an append, holds. They go ahead: each is true by itself, and what follows says that all were told.
+        let (ahead, undo) = split(undo);
+        for undo in ahead.chunks(UNDO_ITEMS_AT_ONCE) {
+            self.write(&[Record::Undo { epoch, undo: undo.to_vec() }])?;
+        }
         let mut records = Vec::with_capacity(2 + more.len());
         if !undo.is_empty() {
             records.push(Record::Undo { epoch, undo: undo.clone() });
@@ -305,7 +320,7 @@ impl Timeline {
         self.write(&records)?;
         let mut inner = self.inner.write();
         inner.recordings += 1;
-        for item in undo {
+        for item in ahead.into_iter().chain(undo) {
             inner.open.add(item);
         }
         for record in records {
@@ -334,7 +349,7 @@ impl Timeline {
 
     /// Appends records, behind those that the journal is owed.
     pub(super) fn write(&self, records: &[Record]) -> SysResult<Vec<Address>> {
-        let append = |records: &[Record]| self.store.reserve.with_room(|| self.store.journal.append(records), StoreError::errno).map_err(fault);
+        let append = |records: &[Record]| self.store.append(records).map_err(fault);
         let mut owed = self.owed.lock();
         if owed.is_empty() {
             drop(owed);
@@ -374,6 +389,18 @@ impl Timeline {
         let Some((by, undoes)) = by else { return self.append(&[begins]) };
         let paths = if fit { paths.to_vec() } else { Vec::new() };
         self.operate(by, undoes, Deed::Restored { target, guard, paths, only }, vec![begins])
+    }
+
+    /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for it: what comes after comes from that.
+    ///
+    /// # Errors
+    /// As [`Timeline::append`]; then nothing was noted.
+    pub fn comes_from(&self, by: &Actor, target: CheckpointId) -> SysResult<()> {
+        let guard = CheckpointId(self.epoch().0.saturating_sub(1));
+        let begins = Record::RestoreBegin { target, guard, paths: Vec::new() };
+        self.append(&asked(Some(by)).into_iter().chain([begins, Record::RestoreEnd]).collect::<Vec<_>>())?;
+        self.inner.write().lineage.restored(target, guard, &[]);
+        Ok(())
     }
 
     /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
@@ -443,7 +470,7 @@ impl Timeline {
     ///
     /// `open`: who has what open for writing; they may write in the next epoch without a request.
     pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>, open: &[(Slot, Arc<Numbered>)]) -> SysResult<()> {
-        let asked_for = matches!(checkpoint.reason, Reason::Asked | Reason::Directory { .. });
+        let asked_for = checkpoint.reason.is_asked();
         let operation = by.filter(|_| asked_for).map(|by| self.operation(by, None, Deed::Made { id: checkpoint.id }));
         let mut inner = self.inner.write();
         let next = inner.open.epoch.next();
@@ -565,9 +592,17 @@ impl Timeline {
         inner.checkpoints.contains_key(&id) || inner.hidden.contains_key(&id)
     }
 
-    /// The newest checkpoint that somebody asked for; the newest, if nobody asked for any.
+    /// The newest checkpoint that somebody asked for; the newest that the daemon made by itself, if nobody asked for any.
     pub fn latest(&self) -> Option<CheckpointId> {
         self.inner.read().latest()
+    }
+
+    /// The newest checkpoint that somebody asked for and that the tree comes from: after a restore of the whole tree it is what was restored, or what
+    /// that comes from. If there is none, [`Timeline::latest`].
+    pub fn base(&self) -> Option<CheckpointId> {
+        let inner = self.inner.read();
+        let asked = |to| inner.checkpoints.range(..=to).rev().find(|(_, (kept, _))| kept.reason.is_asked()).map(|(id, _)| *id);
+        inner.lineage.parent(inner.open.epoch.checkpoint(), asked).or_else(|| inner.latest())
     }
 
     /// The newest checkpoint, whoever made it.
@@ -584,7 +619,7 @@ impl Timeline {
 
     /// The checkpoint with this tag.
     pub fn tagged(&self, tag: &str) -> Option<CheckpointId> {
-        self.inner.read().tags.get(tag).copied()
+        self.inner.read().tags.get(tag)
     }
 
     /// The state that a person means; see [`select`](super::select).
@@ -592,24 +627,36 @@ impl Timeline {
     /// # Errors
     /// As [`select()`].
     pub fn select(&self, name: &str) -> Result<State, Unselected> {
+        self.selected(name, select)
+    }
+
+    /// As [`Timeline::select`], where the beginning of a tag is not enough.
+    ///
+    /// # Errors
+    /// As [`select_whole`].
+    pub fn select_whole(&self, name: &str) -> Result<State, Unselected> {
+        self.selected(name, select_whole)
+    }
+
+    fn selected(&self, name: &str, select: fn(&str, &[Known<'_>]) -> Result<State, Unselected>) -> Result<State, Unselected> {
         let inner = self.inner.read();
         // What most ask for is found without looking at each.
         let known = match name {
             "latest" => inner.latest(),
-            tag => inner.tags.get(tag).copied().or_else(|| tag.parse().map(CheckpointId).ok().filter(|id| inner.checkpoints.contains_key(id))),
+            tag => inner.tags.get(tag).or_else(|| tag.parse().map(CheckpointId).ok().filter(|id| inner.checkpoints.contains_key(id))),
         };
         if let Some(id) = known {
             return Ok(State::At(id));
         }
         let checkpoints = inner.checkpoints.values();
         let known: Vec<Known<'_>> =
-            checkpoints.map(|(kept, _)| Known { id: kept.id, tags: &kept.tags, created_ns: kept.created_ns, auto: kept.reason.is_auto() }).collect();
+            checkpoints.map(|(kept, _)| Known { id: kept.id, tags: &kept.tags, state_ns: kept.state_ns(), reason: &kept.reason }).collect();
         select(name, &known)
     }
 
     /// Every tag, sorted.
     pub fn tags(&self) -> Vec<(String, CheckpointId)> {
-        self.inner.read().tags.iter().map(|(tag, id)| (tag.clone(), *id)).collect()
+        self.inner.read().tags.all().map(|(tag, id)| (tag.clone(), id)).collect()
     }
 
     /// Gives a checkpoint these tags. Nobody asked for it.
@@ -691,6 +738,7 @@ impl Timeline {
     /// An object holds something else than was captured: it is not opened any more.
     pub fn distrust(&self, object: ObjectId) {
         self.distrusted.lock().insert(object);
+        self.lost();
     }
 
     /// Opens an object for reading; `None` if it is not there.

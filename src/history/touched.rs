@@ -9,7 +9,7 @@ use super::timeline::{Timeline, fault};
 use super::view::{State, View};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Record, Undo};
-use crate::sys::{Errno, Kind, SysResult};
+use crate::sys::{Errno, Kind, Stat, SysResult};
 
 /// The keys recorded in a stretch of the journal.
 ///
@@ -26,6 +26,12 @@ pub struct Touched {
     pub dirs: HashSet<Slot>,
     /// Inode -> how many of the names that it had before are among `names`.
     links: HashMap<Slot, u32>,
+    /// Inode -> how many names it had before; 1 for a directory. Where its attributes were not recorded it is not here.
+    named: HashMap<Slot, u32>,
+}
+
+fn names_of(stat: &Stat) -> u32 {
+    if stat.kind == Kind::Dir { 1 } else { stat.nlink }
 }
 
 impl Touched {
@@ -40,7 +46,11 @@ impl Touched {
                 self.nodes.insert(slot);
                 self.data.insert(slot);
             }
-            Undo::Attr { slot, .. } | Undo::Xattrs { slot, .. } => {
+            Undo::Attr { slot, before } => {
+                self.nodes.insert(slot);
+                self.named.entry(slot).or_insert(names_of(&before.stat));
+            }
+            Undo::Xattrs { slot, .. } => {
                 self.nodes.insert(slot);
             }
         }
@@ -65,17 +75,23 @@ impl Touched {
         let State::At(id) = before.state() else { return Ok(()) };
         let mut wanted = HashSet::new();
         for slot in &self.nodes {
-            let Some(attr) = timeline.attr_at(*slot, id)? else { continue };
-            let stat = attr.before.stat;
-            if stat.kind != Kind::Dir && stat.nlink > 1 && self.links.get(slot).is_none_or(|known| *known < stat.nlink) {
+            let named = match self.named.get(slot) {
+                Some(named) => *named,
+                None => timeline.attr_at(*slot, id)?.map_or(1, |attr| names_of(&attr.before.stat)),
+            };
+            if named > 1 && self.links.get(slot).is_none_or(|known| *known < named) {
                 wanted.insert(*slot);
             }
         }
         if wanted.is_empty() {
             return Ok(());
         }
-        let mut open = vec![Trail::root()];
+        let (mut open, mut listed) = (vec![Trail::root()], HashSet::new());
         while let Some(dir) = open.pop() {
+            // Forged, a directory can be in many places, and the ways to it more than can be gone.
+            if !listed.insert(dir.slot) {
+                continue;
+            }
             // What cannot be told of a directory is told where it is compared.
             for (name, child) in told(before, before.list(&dir))?.unwrap_or_default() {
                 if child.kind == Kind::Dir {

@@ -111,7 +111,11 @@ impl<'a, V: Fn(State) -> View<'a>, B: Fn(State, State) -> SysResult<bool>> Asked
                     || if new.kind == Kind::Dir {
                         (self.below)(then, now)?
                     } else {
-                        changed(&(self.view)(then), &old_trail, &(self.view)(now), &new_trail)?
+                        match changed(&(self.view)(then), &old_trail, &(self.view)(now), &new_trail) {
+                            // A version is lost.
+                            Err(Errno::EIO) => return Ok(Some(Became::Unknown)),
+                            changed => changed?,
+                        }
                     };
                 changed.then_some(Became::Modified)
             }

@@ -4,6 +4,7 @@
 //! came while it was read**: a record is always made before its change, so a second look that finds none proves that the answer is still of the
 //! past. Views take no lock of the live tree and never make a writer wait.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,9 @@ use super::lookup::{Answer, Recorded};
 use super::present::{Present, Trail};
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
+use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Child, DataState};
-use crate::sys::{Errno, Kind, SysResult, Xattrs};
+use crate::sys::{Errno, Kind, SysResult, Time, Xattrs};
 
 /// How long an inode that is about to be moved into a layer is waited for, at once.
 const MOVE_PAUSE: Duration = Duration::from_micros(100);
@@ -43,6 +45,19 @@ pub enum Source {
     Empty,
     /// Still in the live file.
     Live,
+    /// Nowhere any more: it was changed while nothing was mounted, and no copy was kept.
+    Lost,
+}
+
+/// What can be told of a directory.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Names that led to this, sorted.
+    pub names: Vec<(Name, Child)>,
+    /// Names of which it is not known what they led to.
+    pub unknown: Vec<Name>,
+    /// There may have been others.
+    pub partial: bool,
 }
 
 /// One state of the tree.
@@ -51,6 +66,9 @@ pub struct View<'a> {
     present: &'a dyn Present,
     state: State,
 }
+
+/// The inode that a name led to, with its trail.
+pub type Step = (Child, Arc<Trail>);
 
 impl<'a> View<'a> {
     /// The view of a state.
@@ -116,14 +134,17 @@ impl<'a> View<'a> {
     /// Whether an inode was changed behind our back, after checkpoint `id`: as it was when it was recorded in `epoch`, or as it is.
     fn changed_unserved(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<bool> {
         let first = self.timeline.attr_at(owner.slot, id)?;
+        if epoch.is_none() && self.is_another(owner, id)? {
+            return Ok(false);
+        }
         // With a record of an earlier change it may be ours.
         let last = match (&first, epoch) {
             (None, None) => self.present.attr(owner).ok().map(|attr| attr.stat.ctime),
             (Some(attr), Some(epoch)) if attr.epoch == epoch => Some(attr.before.stat.ctime),
             _ => None,
         };
-        // A record that came meanwhile is of a change that the answer may show.
-        if last.is_some_and(|ctime| self.timeline.changed_unseen(ctime, id)) && (first.is_some() || self.timeline.attr_at(owner.slot, id)?.is_none())
+        if let Some(ctime) = last
+            && self.changed_unseen(owner.slot, ctime, first.is_some(), id)?
         {
             return Ok(true);
         }
@@ -145,19 +166,52 @@ impl<'a> View<'a> {
         Ok(self.timeline.changed_in_absence(ctime, id))
     }
 
+    /// The live inode with this number is another than it was at checkpoint `id`: what is removed while nothing is mounted gives its number away, and what
+    /// it held is on record.
+    fn is_another(&self, owner: &Arc<Trail>, id: CheckpointId) -> SysResult<bool> {
+        if !self.timeline.was_absent_after(id) {
+            return Ok(false);
+        }
+        let Some(then) = self.timeline.attr_at(owner.slot, id)? else { return Ok(false) };
+        let now = self.present.attr(owner).ok().and_then(|now| now.stat.btime);
+        Ok(then.before.stat.btime.zip(now).is_some_and(|(then, now)| then != now))
+    }
+
+    /// The inode of which a name was recorded in this epoch is another than it was at checkpoint `id`, as for [`View::is_another`]: all names of the one that is
+    /// gone were recorded when that was found. In which epoch that was. An epoch that has a name of a directory has its attributes.
+    fn of_another(&self, dir: Slot, id: CheckpointId, epoch: Epoch) -> SysResult<Option<Epoch>> {
+        if !self.timeline.was_absent_after(id) {
+            return Ok(None);
+        }
+        let (first, then) = (self.timeline.attr_at(dir, id)?, self.timeline.attr_at(dir, CheckpointId(epoch.0.saturating_sub(1)))?);
+        let (Some(first), Some(then)) = (first, then) else { return Ok(None) };
+        let differ = first.before.stat.btime.zip(then.before.stat.btime).is_some_and(|(first, then)| first != then);
+        Ok(differ.then_some(first.epoch))
+    }
+
+    /// As [`Timeline::entry_at`], of the directory that it was.
+    fn entry_at(&self, dir: Slot, name: &Name, id: CheckpointId) -> Answer<Option<Child>> {
+        let Some(found) = self.timeline.entry_at(dir, name, id)? else { return Ok(None) };
+        Ok(Some(match self.of_another(dir, id, found.epoch)? {
+            Some(epoch) => Recorded { epoch, before: None },
+            None => found,
+        }))
+    }
+
+    /// Whether it was changed past the mount before it had this ctime, which is of its first record after checkpoint `id`, or of the live tree.
+    fn changed_unseen(&self, slot: Slot, ctime: Time, recorded: bool, id: CheckpointId) -> SysResult<bool> {
+        // A record that came meanwhile is of a change that the answer may show.
+        Ok(self.timeline.changed_unseen(ctime, id) && (recorded || self.timeline.attr_at(slot, id)?.is_none()))
+    }
+
     /// What a name in a directory led to.
     ///
     /// # Errors
     /// ESTALE if the directory cannot be found; EIO if the record is damaged, or if the directory was changed while nobody served it and what the
     /// name led to cannot be told: it is gone, or was itself changed then. (A rename changes the ctime of what it moves.)
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        let State::At(id) = self.state else { return self.at_rest(|| self.present.child(dir, name)) };
-        let live = || match self.present.child(dir, name) {
-            // The directory is gone, and a name that it had was removed with a record before.
-            Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
-            live => live,
-        };
-        let (epoch, child) = self.look(|| self.timeline.entry_at(dir.slot, name, id), live)?;
+        let (epoch, child) = self.look_up(dir, name)?;
+        let State::At(id) = self.state else { return Ok(child) };
         if self.changed_unserved(dir, id, epoch)? {
             match child {
                 Some(child) => self.check_served(&dir.step(name, child.slot), child.kind, id, epoch)?,
@@ -169,6 +223,18 @@ impl<'a> View<'a> {
         }
         child.map_or(Ok(()), |child| self.check_no_loop(dir, child))?;
         Ok(child)
+    }
+
+    /// As [`View::child`], if the directory was not changed behind our back, and in which epoch that was recorded.
+    fn look_up(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<(Option<Epoch>, Option<Child>)> {
+        let State::At(id) = self.state else { return Ok((None, self.at_rest(|| self.present.child(dir, name))?)) };
+        let live = || match self.present.child(dir, name) {
+            // The directory is gone, and a name that it had was removed with a record before.
+            Err(Errno::ESTALE | Errno::ENOTDIR) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
+            Ok(Some(_)) if self.is_another(dir, id)? => Ok(None),
+            live => live,
+        };
+        self.look(|| self.entry_at(dir.slot, name, id), live)
     }
 
     /// Refuses a directory of the past that leads to itself, for a walk would never end: there is none unless somebody forged it. The live tree cannot
@@ -186,8 +252,27 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// As [`View::child`].
-    pub fn step(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<(Child, Arc<Trail>)>> {
+    pub fn step(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Step>> {
         Ok(self.child(dir, name)?.map(|child| (child, dir.step(name, child.slot))))
+    }
+
+    /// As [`View::step`] for each of these names. That nobody changed the directory behind our back is looked at once for all of them.
+    pub fn steps(&self, dir: &Arc<Trail>, names: &BTreeSet<Name>) -> Vec<SysResult<Option<Step>>> {
+        let found: Vec<_> = names.iter().map(|name| self.look_up(dir, name)).collect();
+        let epochs: BTreeSet<Option<Epoch>> = found.iter().flatten().map(|(epoch, _)| *epoch).collect();
+        let served = match self.state {
+            State::At(id) => epochs.into_iter().all(|epoch| self.changed_unserved(dir, id, epoch) == Ok(false)),
+            State::Live => true,
+        };
+        if !served {
+            return names.iter().map(|name| self.step(dir, name)).collect();
+        }
+        let step = |name: &Name, child: Option<Child>| {
+            let Some(child) = child else { return Ok(None) };
+            self.check_no_loop(dir, child)?;
+            Ok(Some((child, dir.step(name, child.slot))))
+        };
+        names.iter().zip(found).map(|(name, found)| step(name, found?.1)).collect()
     }
 
     /// Every name of a directory, sorted.
@@ -200,6 +285,30 @@ impl<'a> View<'a> {
         Ok(names)
     }
 
+    /// As [`View::list`], and as much as can be told where that cannot be told whole: a directory in which names came or went behind our back.
+    ///
+    /// # Errors
+    /// As [`View::child`], but EIO.
+    pub fn list_known(&self, dir: &Arc<Trail>) -> SysResult<Known> {
+        let whole = self.list(dir);
+        let (Err(Errno::EIO), State::At(id)) = (&whole, self.state) else {
+            return Ok(Known { names: whole?, ..Known::default() });
+        };
+        let mut known = Known { partial: true, ..Known::default() };
+        let live = self.at_rest(|| self.present.list(dir)).unwrap_or_default().into_iter().map(|(name, _)| name);
+        let recorded = self.timeline.entries_at(dir.slot, id).unwrap_or_default().into_keys();
+        let names: BTreeSet<Name> = live.chain(recorded).collect();
+        for name in names {
+            match self.child(dir, &name) {
+                Ok(child) => known.names.extend(child.map(|child| (name, child))),
+                Err(Errno::EIO) => known.unknown.push(name),
+                Err(Errno::ENOENT | Errno::ESTALE) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(known)
+    }
+
     fn list_all(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         let State::At(id) = self.state else {
             let mut names = self.at_rest(|| self.present.list(dir))?;
@@ -208,13 +317,20 @@ impl<'a> View<'a> {
         };
         // A directory that is gone from the live tree is listed from records alone: every name was removed, with a record, before the directory.
         let live = self.at_rest(|| self.present.list(dir));
-        let recorded = self.timeline.entries_at(dir.slot, id)?;
+        let mut recorded = self.timeline.entries_at(dir.slot, id)?;
+        let mut epochs: BTreeSet<Epoch> = recorded.values().map(|recorded| recorded.epoch).collect();
+        for epoch in epochs.clone() {
+            if self.of_another(dir.slot, id, epoch)?.is_some() {
+                epochs.remove(&epoch);
+                recorded.retain(|_, recorded| recorded.epoch != epoch);
+            }
+        }
         let mut names: std::collections::BTreeMap<Name, Child> = match live {
+            Ok(_) if self.is_another(dir, id)? => std::collections::BTreeMap::new(),
             Ok(names) => names.into_iter().collect(),
-            Err(Errno::ESTALE) if self.timeline.attr_at(dir.slot, id)?.is_some() => std::collections::BTreeMap::new(),
+            Err(Errno::ESTALE | Errno::ENOTDIR) if self.timeline.attr_at(dir.slot, id)?.is_some() => std::collections::BTreeMap::new(),
             Err(errno) => return Err(errno),
         };
-        let epochs: std::collections::BTreeSet<Epoch> = recorded.values().map(|recorded| recorded.epoch).collect();
         for epoch in epochs.into_iter().map(Some).chain(std::iter::once(None)) {
             self.check_served(dir, Kind::Dir, id, epoch)?;
         }
@@ -235,20 +351,28 @@ impl<'a> View<'a> {
         let State::At(id) = self.state else { return self.at_rest(|| self.present.attr(node)) };
         let (epoch, attr) = self.look(|| Ok(self.timeline.attr_at(node.slot, id)?.map(owned)), || self.present.attr(node))?;
         // A directory can be passed through, so that what is below and was not changed can be reached.
-        if attr.stat.kind != Kind::Dir {
-            self.check_served(node, attr.stat.kind, id, epoch)?;
+        let (kind, ctime) = (attr.stat.kind, attr.stat.ctime);
+        if kind != Kind::Dir && (self.changed_unseen(node.slot, ctime, epoch.is_some(), id)? || self.timeline.changed_in_absence(ctime, id)) {
+            self.timeline.meet_unseen(node.path(), kind, id);
+            return Err(Errno::EIO);
         }
         Ok(attr)
     }
 
-    /// Extended attributes, sorted by name.
+    /// Extended attributes, sorted by name, without those that are ckptfs's own: whatever somebody set beside the mount is no part of the tree.
     ///
     /// # Errors
     /// As [`View::child`].
     pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
-        let State::At(id) = self.state else { return self.at_rest(|| self.present.xattrs(node)) };
-        let (epoch, xattrs) = self.look(|| Ok(self.timeline.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
-        self.check_served(node, Kind::File, id, epoch)?;
+        let mut xattrs = match self.state {
+            State::At(id) => {
+                let (epoch, xattrs) = self.look(|| Ok(self.timeline.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
+                self.check_served(node, Kind::File, id, epoch)?;
+                xattrs
+            }
+            State::Live => self.at_rest(|| self.present.xattrs(node))?,
+        };
+        xattrs.retain(|(name, _)| !is_own_xattr(name));
         Ok(xattrs)
     }
 
@@ -260,7 +384,8 @@ impl<'a> View<'a> {
         let State::At(id) = self.state else { return Ok(Source::Live) };
         Ok(match self.timeline.data_at(slot, id)?.map(|data| data.before) {
             Some(DataState { object: Some(object), .. }) => Source::Object(object),
-            Some(DataState { object: None, .. }) => Source::Empty,
+            Some(DataState { object: None, size: 0, .. }) => Source::Empty,
+            Some(DataState { object: None, .. }) => Source::Lost,
             None => Source::Live,
         })
     }
@@ -279,6 +404,12 @@ impl<'a> View<'a> {
         loop {
             match self.source(node.slot)? {
                 Source::Empty => return Ok((Source::Empty, None)),
+                Source::Lost => {
+                    if let State::At(id) = self.state {
+                        self.timeline.meet_unseen(node.path(), Kind::File, id);
+                    }
+                    return Err(Errno::EIO);
+                }
                 Source::Object(object) => {
                     if self.timeline.is_dropped(object)? {
                         return Err(DROPPED);

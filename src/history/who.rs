@@ -22,16 +22,28 @@ use crate::sys::SysResult;
 pub const TOUCHERS_MAX: usize = 8;
 /// Stands for the others.
 pub const OTHERS: ProcessNumber = 0;
+/// How far up it is told whose child a process is.
+const ANCESTORS_MAX: usize = 32;
 /// Processes that are found again by their number; beyond that they get another.
 const NUMBERED_MAX: usize = 4096;
 
 /// A process with its number in the journal.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Numbered {
     /// Its number.
     pub number: ProcessNumber,
     /// Who it is.
     pub process: Process,
+    /// The process that started it, if that was there still when this one was met.
+    pub parent: Option<Arc<Numbered>>,
+}
+
+impl Numbered {
+    /// This one, the one that started it, and so on, as far as the journal does not know them: with a process it is told whose child it is.
+    fn untold(self: &Arc<Numbered>, told: &HashSet<ProcessNumber>) -> Vec<(ProcessNumber, Process)> {
+        let line = std::iter::successors(Some(self), |one| one.parent.as_ref());
+        line.take_while(|one| !told.contains(&one.number)).map(|one| (one.number, one.process.clone())).collect()
+    }
 }
 
 /// The processes that have a number in this run of the daemon, newest of each id.
@@ -163,15 +175,42 @@ pub(super) fn acting_number() -> ProcessNumber {
 impl Timeline {
     /// The number of a process; the same as long as it is the same in all that is known of it.
     pub fn number(&self, process: Process) -> Arc<Numbered> {
-        let mut numbers = self.numbers.lock();
-        if let Some(known) = numbers.by_pid.get(&process.pid).filter(|known| known.process == process) {
-            return Arc::clone(known);
+        self.number_child(process, |_| None)
+    }
+
+    /// As [`Timeline::number`], with those that it descends from: `parent_of` tells who a process id is. It is asked only for a process that is new.
+    pub fn number_child(&self, process: Process, parent_of: impl Fn(u32) -> Option<Process>) -> Arc<Numbered> {
+        let known = |process: &Process, same: fn(&Process, &Process) -> bool| {
+            let numbers = self.numbers.lock();
+            numbers.by_pid.get(&process.pid).filter(|known| same(&known.process, process)).map(Arc::clone)
+        };
+        if let Some(known) = known(&process, |a, b| a == b) {
+            return known;
         }
+        let (mut line, mut above) = (vec![process], None);
+        while let Some(child) = line.last().filter(|child| child.parent > 1 && line.len() < ANCESTORS_MAX) {
+            // Whoever began later has only got the number of the one that is gone.
+            let Some(parent) = parent_of(child.parent).filter(|parent| parent.start <= child.start) else { break };
+            above = known(&parent, |a, b| a.start == b.start);
+            if above.is_some() {
+                break;
+            }
+            line.push(parent);
+        }
+        let mut numbered = None;
+        for process in line.into_iter().rev() {
+            numbered = Some(self.put_number(process, numbered.or(above.take())));
+        }
+        numbered.unwrap_or_default()
+    }
+
+    fn put_number(&self, process: Process, parent: Option<Arc<Numbered>>) -> Arc<Numbered> {
+        let mut numbers = self.numbers.lock();
         if numbers.by_pid.len() >= NUMBERED_MAX {
             numbers.by_pid.clear();
         }
         numbers.last = numbers.last.wrapping_add(1).max(OTHERS + 1);
-        let numbered = Arc::new(Numbered { number: numbers.last, process });
+        let numbered = Arc::new(Numbered { number: numbers.last, process, parent });
         numbers.by_pid.insert(numbered.process.pid, Arc::clone(&numbered));
         numbered
     }
@@ -274,8 +313,7 @@ impl Timeline {
             return None;
         }
         let acting = acting_for()?;
-        let told = self.inner.read().open.touched.told.contains(&acting.number);
-        let processes = if told { Vec::new() } else { vec![(acting.number, acting.process.clone())] };
+        let processes = acting.untold(&self.inner.read().open.touched.told);
         Some(Record::Touched { processes, touches })
     }
 }
@@ -291,8 +329,12 @@ impl TouchTable {
 /// The record of those who have files open for writing when an epoch begins; `None`: nobody has.
 pub(super) fn open_ones(open: &[(Slot, Arc<Numbered>)]) -> Option<Record> {
     let mut told = HashSet::new();
-    let who = open.iter().filter(|(_, by)| told.insert(by.number));
-    let processes: Vec<_> = who.map(|(_, by)| (by.number, by.process.clone())).collect();
+    let mut processes = Vec::new();
+    for (_, by) in open {
+        let untold = by.untold(&told);
+        told.extend(untold.iter().map(|(number, _)| *number));
+        processes.extend(untold);
+    }
     let touches = open.iter().map(|(slot, by)| Touch::Data { by: by.number, slot: *slot }).collect();
     (!open.is_empty()).then_some(Record::Touched { processes, touches })
 }

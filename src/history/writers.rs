@@ -1,6 +1,6 @@
 //! Who changed what between two states, as the journal tells it: see [`who`](super::who).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::present::Trail;
@@ -25,9 +25,9 @@ pub type Set = BTreeSet<Writer>;
 /// One process, under all the names that it had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// As it was first.
+    /// As it was when it first changed something.
     pub process: Process,
-    /// Every name, the first first.
+    /// Every name under which it changed something, the first first.
     pub names: Vec<String>,
     /// Every control group that it was in.
     pub cgroups: Vec<String>,
@@ -67,7 +67,8 @@ pub type OpenOnes = (Vec<(Vec<u8>, Process)>, u64);
 pub struct Writers {
     /// The processes.
     pub processes: Vec<Known>,
-    numbers: HashMap<ProcessNumber, Writer>,
+    /// Where each is, and who it is until it changes something: one that is told of only as the parent of another has no name here.
+    numbers: HashMap<ProcessNumber, (usize, Option<Process>)>,
     people: HashMap<(u32, u64), usize>,
     names: HashMap<Slot, HashMap<Name, NameWho>>,
     nodes: HashMap<Slot, NodeWho>,
@@ -123,18 +124,39 @@ impl Writers {
         if at == self.processes.len() {
             self.processes.push(Known { process: process.clone(), names: Vec::new(), cgroups: Vec::new() });
         }
-        if let Some(known) = self.processes.get_mut(at) {
+        self.numbers.insert(number, (at, Some(process)));
+    }
+
+    /// Adds to some processes those that descend from them, as far as that was told.
+    pub fn add_children(&self, of: &mut HashSet<usize>) {
+        let mut by_pid: HashMap<u32, Vec<usize>> = HashMap::new();
+        for (at, known) in self.processes.iter().enumerate() {
+            by_pid.entry(known.process.pid).or_default().push(at);
+        }
+        let parent = |at: &usize| {
+            let child = &self.processes.get(*at)?.process;
+            let begun = |at: &usize| self.processes.get(*at).map(|known| known.process.start).filter(|start| *start <= child.start);
+            let same_number = by_pid.get(&child.parent).filter(|_| child.parent != 0 && child.parent != child.pid)?;
+            same_number.iter().copied().filter(|at| begun(at).is_some()).max_by_key(begun)
+        };
+        let descends = |at: &usize| std::iter::successors(Some(*at), parent).take(self.processes.len()).any(|above| of.contains(&above));
+        let children: Vec<usize> = (0..self.processes.len()).filter(descends).collect();
+        of.extend(children);
+    }
+
+    fn by(&mut self, number: ProcessNumber) -> Writer {
+        let Some((at, new)) = self.numbers.get_mut(&number).filter(|_| number != OTHERS) else { return Writer::Others };
+        if let (Some(process), Some(known)) = (new.take(), self.processes.get_mut(*at)) {
+            if known.names.is_empty() {
+                known.process = process.clone();
+            }
             for (list, value) in [(&mut known.names, process.name), (&mut known.cgroups, process.cgroup)] {
                 if !value.is_empty() && !list.contains(&value) {
                     list.push(value);
                 }
             }
         }
-        self.numbers.insert(number, Writer::One(at));
-    }
-
-    fn by(&self, number: ProcessNumber) -> Writer {
-        if number == OTHERS { Writer::Others } else { self.numbers.get(&number).copied().unwrap_or(Writer::Others) }
+        Writer::One(*at)
     }
 
     fn touch(&mut self, touch: Touch, epoch: Epoch) {

@@ -122,13 +122,13 @@ impl Live {
         let stat = sys::stat_at(&self.dir(dir)?, name.as_bytes())?;
         let child = Child { slot: self.slot_of(&stat)?, kind: stat.kind };
         // So that it is found again.
-        self.remember(dir, name, child);
+        self.remember(dir, name, child.slot);
         Ok(child)
     }
 
     /// Notes where an inode is, if the kernel knows it not.
-    fn remember(&self, dir: Slot, name: &Name, child: Child) {
-        self.found_ahead.lock().insert(child.slot, Live::place(dir, name));
+    pub(super) fn remember(&self, dir: Slot, name: &Name, slot: Slot) {
+        self.found_ahead.lock().insert(slot, Live::place(dir, name));
     }
 
     /// The inodes that changed and are there still, and all below directories that were made then: of what is in those there are no records.
@@ -182,7 +182,7 @@ impl Live {
         if !self.is_untouched(slot) {
             return Ok(true);
         }
-        if self.is_hot_now(slot) {
+        if self.is_hot_now(slot) || self.may_wait(slot) || self.is_claimed(slot) {
             return Ok(false);
         }
         let (fd, stat) = {
@@ -232,7 +232,8 @@ impl Live {
             if let Some(object) = node.data.and_then(|data| data.object) {
                 self.ahead_objects.lock().entry(slot).or_default().push(object);
             }
-            let Some(attr) = &node.attr else { continue };
+            // What the baseline has told is on record.
+            let Some(attr) = node.attr.as_ref().filter(|_| self.timeline.needs(&Key::Attr(slot))) else { continue };
             let now = self.fd(At::from(slot)).and_then(|fd| Ok((sys::stat_fd(&fd)?, fd))).ok();
             if now.as_ref().is_some_and(|(stat, _)| is_same(stat, &attr.stat)) {
                 continue;
@@ -271,11 +272,11 @@ impl Live {
 }
 
 /// An inode that is found by the place that history keeps of it.
-fn at_place(slot: Slot) -> Arc<crate::history::present::Trail> {
+pub(super) fn at_place(slot: Slot) -> Arc<crate::history::present::Trail> {
     Arc::new(crate::history::present::Trail { slot, name: Name::new(b""), up: None })
 }
 
 /// Nothing was changed between the two.
-fn is_same(a: &Stat, b: &Stat) -> bool {
+pub(super) fn is_same(a: &Stat, b: &Stat) -> bool {
     a.ctime == b.ctime && a.mtime == b.mtime && a.size == b.size && a.kind == b.kind
 }

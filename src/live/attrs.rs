@@ -4,10 +4,13 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use super::Live;
+use super::data::SET_ID;
 use super::find::At;
 use crate::store::ids::Slot;
+use crate::store::journal::codec::PAYLOAD_MAX;
+use crate::store::layout::is_own_xattr;
 use crate::store::record::{Key, Undo};
-use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult, XattrMode};
+use crate::sys::{self, Asker, Errno, Kind, Open, SetTime, Stat, SysResult, XattrMode};
 
 /// Attributes to be changed; `None` stays.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,8 +27,46 @@ pub struct Change {
     pub atime: Option<SetTime>,
     /// Modification time.
     pub mtime: Option<SetTime>,
-    /// The caller may keep set-id bits where it changes content (root).
-    pub privileged: bool,
+    /// Who asks for it; `None`: we do.
+    pub asker: Option<Asker>,
+}
+
+/// Bytes of names and values that an inode may have in attributes. They are recorded together, with its place, in one payload of the journal.
+const XATTRS_BYTES_MAX: usize = PAYLOAD_MAX / 2;
+
+impl Change {
+    /// The kernel asks for nothing before somebody changes the content of a file with set-id bits who may not keep them: to clear those is left to us
+    /// (`__remove_privs` in fs/inode.c, `fuse_setattr` in fs/fuse/dir.c). For chown(2) without an id it does too, with the same outcome.
+    fn is_of_nothing(&self) -> bool {
+        matches!(self, Change { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None, .. })
+    }
+}
+
+/// Refuses an attribute with which those of the inode could not be recorded any more, or not even be listed: every later change of it would fail.
+fn check_room(fd: &OwnedFd, name: &[u8], value: &[u8]) -> SysResult<()> {
+    let names = match sys::listxattr(fd) {
+        Err(Errno::EOPNOTSUPP) => return Ok(()),
+        Err(Errno::E2BIG) => return Err(Errno::ENOSPC),
+        names => names?,
+    };
+    let others = || names.iter().filter(|known| *known != name);
+    let list = others().map(|known| known.len() + 1).sum::<usize>() + name.len() + 1;
+    if list > sys::XATTR_LEN_MAX {
+        return Err(Errno::ENOSPC);
+    }
+    if (names.len() + 1) * sys::XATTR_LEN_MAX + list <= XATTRS_BYTES_MAX {
+        return Ok(());
+    }
+    let mut bytes = list + value.len();
+    for known in others() {
+        bytes += sys::getxattr(fd, known)?.len();
+    }
+    if bytes > XATTRS_BYTES_MAX { Err(Errno::ENOSPC) } else { Ok(()) }
+}
+
+/// Does something to an inode that clears set-id bits by the rights of `asker`, if it has any.
+fn act_on_set_id<T>(fd: &OwnedFd, asker: Option<Asker>, act: impl FnOnce() -> SysResult<T>) -> SysResult<T> {
+    if sys::stat_fd(fd)?.mode & SET_ID != 0 { sys::act_for(asker, act) } else { act() }
 }
 
 impl Live {
@@ -35,10 +76,16 @@ impl Live {
     /// Those of chmod(2), chown(2), truncate(2), utimensat(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn set_attr<'a>(&self, at: impl Into<At<'a>>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
         let at = at.into();
-        let _gate = self.enter();
-        let _tree = self.tree.read();
-        let _stripe = self.stripe(at.slot);
-        self.set_attr_in(at, file, change)
+        self.patiently(|| {
+            let _gate = self.enter();
+            let _tree = self.tree.read();
+            let _stripe = self.stripe(at.slot);
+            self.probe_first(at.slot)?;
+            if change.size.is_some() {
+                self.capture_first(at.slot, false, || self.stat(at).map(|stat| stat.size))?;
+            }
+            self.set_attr_in(at, file, change)
+        })
     }
 
     /// As [`Live::set_attr`]; the caller holds the locks.
@@ -51,23 +98,45 @@ impl Live {
             },
         };
         self.check_not_kept(at.slot, &fd)?;
+        if change.is_of_nothing() {
+            self.clear_set_id(at, &fd, change.asker)?;
+        }
         let owner = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
         self.touch_by_change(at.slot, change);
         self.keep_inode(at, &fd, owner || change.size.is_some())?;
         if let Some(size) = change.size {
-            self.resize(at, &fd, file, size, change.privileged)?;
+            self.resize(at, &fd, file, size, change.asker)?;
         }
         if change.uid.is_some() || change.gid.is_some() {
-            sys::chown_fd(&fd, change.uid, change.gid)?;
+            act_on_set_id(&fd, change.asker, || sys::chown_fd(&fd, change.uid, change.gid))?;
         }
         if let Some(mode) = change.mode {
+            self.note_mode(at.slot, mode);
             sys::chmod_fd(&fd, mode)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             sys::utimens_fd(&fd, change.atime.unwrap_or(SetTime::Omit), change.mtime.unwrap_or(SetTime::Omit))?;
         }
         let stat = sys::stat_fd(&fd)?;
+        self.note_owner(at.slot, stat.uid);
         Ok(if self.is_dead(at.slot) { Stat { nlink: 0, ..stat } } else { stat })
+    }
+
+    /// Clears the set-id bits of a file that `asker` may not keep: see [`Change::is_of_nothing`].
+    ///
+    /// # Errors
+    /// EPERM for who neither owns the file nor can be writing to it.
+    fn clear_set_id(&self, at: At<'_>, fd: &OwnedFd, asker: Option<Asker>) -> SysResult<()> {
+        let (stat, Some(asker)) = (sys::stat_fd(fd)?, asker) else { return Ok(()) };
+        if stat.kind != Kind::File || stat.mode & SET_ID == 0 {
+            return Ok(());
+        }
+        let is_written = || self.nodes.lock().get(at.slot).is_some_and(|node| node.writers() > 0);
+        if asker.uid != 0 && asker.uid != stat.uid && !is_written() {
+            return Err(Errno::EPERM);
+        }
+        self.keep_inode(at, fd, true)?;
+        sys::act_for(Some(asker), || sys::chown_fd(fd, None, None))
     }
 
     /// Notes for the record who changes what of it.
@@ -109,7 +178,7 @@ impl Live {
         Ok(())
     }
 
-    fn resize(&self, at: At<'_>, fd: &OwnedFd, file: Option<&File>, size: u64, privileged: bool) -> SysResult<()> {
+    fn resize(&self, at: At<'_>, fd: &OwnedFd, file: Option<&File>, size: u64, asker: Option<Asker>) -> SysResult<()> {
         let opened;
         let file = match file {
             Some(file) => file,
@@ -125,15 +194,21 @@ impl Live {
         } else {
             self.timeline.confirm(at.slot);
         }
-        if privileged { sys::truncate(file, size) } else { sys::drop_cap_fsetid_for(|| sys::truncate(file, size)) }
+        // The block that it ends in is shared with the capture, and cannot be written without a new one.
+        act_on_set_id(fd, asker, || self.with_room(|| sys::truncate(file, size)))
     }
 
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// Those of setxattr(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
-    pub fn set_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8], value: &[u8], mode: XattrMode) -> SysResult<()> {
-        self.change_xattrs(at.into(), |fd| sys::setxattr(fd, name, value, mode))
+    /// Those of setxattr(2); ENOSPC if the inode would have more than can be recorded; ENOSPC or EIO if the past could not be kept: then nothing changed.
+    pub fn set_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8], value: &[u8], mode: XattrMode, asker: Option<Asker>) -> SysResult<()> {
+        self.change_xattrs(at.into(), |fd| {
+            check_room(fd, name, value)?;
+            let set = || sys::setxattr(fd, name, value, mode);
+            // An owner who is not in the group gives up its bit with the access list (`posix_acl_update_mode` in fs/posix_acl.c).
+            if name == b"system.posix_acl_access" { act_on_set_id(fd, asker, set) } else { set() }
+        })
     }
 
     /// Removes an extended attribute.
@@ -144,10 +219,15 @@ impl Live {
         self.change_xattrs(at.into(), |fd| sys::removexattr(fd, name))
     }
 
-    fn change_xattrs(&self, at: At<'_>, change: impl FnOnce(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
+    fn change_xattrs(&self, at: At<'_>, change: impl Fn(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
+        self.patiently(|| self.change_xattrs_now(at, &change))
+    }
+
+    fn change_xattrs_now(&self, at: At<'_>, change: impl Fn(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
         let _gate = self.enter();
         let _tree = self.tree.read();
         let _stripe = self.stripe(at.slot);
+        self.probe_first(at.slot)?;
         let fd = self.fd(at)?;
         self.check_not_kept(at.slot, &fd)?;
         self.dirs.set_plain(at.slot, false);
@@ -197,7 +277,9 @@ impl Live {
     /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The caller holds the locks.
     pub fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
         let fd = self.fd(at)?;
-        let now = sys::all_xattrs(&fd)?;
+        let mut now = sys::all_xattrs(&fd)?;
+        // What is hidden stays: it is no part of what was, or is wanted.
+        now.retain(|(name, _)| !is_own_xattr(name));
         if now == *wanted {
             return Ok(false);
         }

@@ -1,5 +1,6 @@
 //! Keeping the past: what must be recorded before an inode or a name changes.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -7,21 +8,28 @@ use super::Live;
 use super::find::At;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
-use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
+use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
 
 /// A dirty file of at most this many bytes is copied and not cloned: a clone must write it back first, which costs more (FACTS: 110 us against 8).
 const COPY_DIRTY_MAX: u64 = 16 * 1024;
-
-/// A file of at most this many bytes is captured in less time than it takes to hand that to another thread and hear of it.
-const CAPTURED_AT_ONCE_MAX: u64 = 1024 * 1024;
 
 impl Live {
     /// Records where an inode and every directory above it are, as far as the open epoch does not know. Of a file with several names all that are
     /// known are recorded: each is a path that changes.
     pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
+        self.climb_homes(at, &mut HashSet::new(), |slot| self.timeline.needs(&Key::Home(slot)), undo);
+    }
+
+    /// As [`Live::keep_homes`], for the next epoch: what is recorded in the open one does not count.
+    pub(super) fn keep_homes_ahead(&self, slot: Slot, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
+        self.climb_homes(slot.into(), known, |_| true, ahead);
+    }
+
+    /// Places that are no longer true, or were forged, can lead in a circle: each inode is passed once.
+    fn climb_homes(&self, at: At<'_>, known: &mut HashSet<Slot>, needs: impl Fn(Slot) -> bool, undo: &mut Vec<Undo>) {
         let mut open = vec![at];
         while let Some(at) = open.pop() {
-            if at.slot == Slot::ROOT || !self.timeline.needs(&Key::Home(at.slot)) {
+            if at.slot == Slot::ROOT || !needs(at.slot) || !known.insert(at.slot) {
                 continue;
             }
             for place in self.places(at) {
@@ -87,28 +95,27 @@ impl Live {
         }
         let stat = sys::stat_fd(file)?;
         let object = self.capture_object(slot, file, stat.size)?;
+        let recorded = self.record_capture(at, file, object, &stat, provisional);
+        if let (Err(_), Some(object)) = (&recorded, object) {
+            self.drop_object(object);
+        }
+        recorded
+    }
+
+    /// Records what was captured of a file.
+    pub(super) fn record_capture(&self, at: At<'_>, file: &File, object: Option<ObjectId>, stat: &Stat, provisional: bool) -> SysResult<()> {
+        let slot = at.slot;
         let mut undo = vec![Undo::Data { slot, before: DataState { object, size: stat.size, provisional } }];
-        self.keep_attr(slot, &stat, None, &mut undo);
+        self.keep_attr(slot, stat, None, &mut undo);
         self.keep_xattrs(slot, file, &mut undo)?;
         self.keep_homes(at, &mut undo);
-        if let Err(errno) = self.timeline.record(undo, Vec::new()) {
-            if let Some(object) = object {
-                self.drop_object(object);
-            }
-            return Err(errno);
-        }
+        self.timeline.record(undo, Vec::new())?;
         if !self.reflink {
             // The live file is overwritten in place, at a time that only the kernel knows.
             self.timeline.store().journal.sync().map_err(|error| error.errno())?;
         }
         self.timeline.count(1);
         Ok(())
-    }
-
-    /// The next change of this file's content is the first since the checkpoint, and the file is large: what of it is not on disk yet must be written
-    /// before it can be cloned.
-    pub fn captures_much(&self, slot: Slot) -> bool {
-        self.timeline.needs(&Key::Data(slot)) && self.stat(slot).is_ok_and(|stat| stat.size > CAPTURED_AT_ONCE_MAX)
     }
 
     /// Clones (or copies) a file into the layer of the open epoch; `None` if it is empty.
@@ -130,9 +137,25 @@ impl Live {
         Ok(Some(object))
     }
 
+    /// Gives an object that nothing refers to a name in the layer of a later epoch.
+    pub(super) fn move_object(&self, object: ObjectId, epoch: crate::store::ids::Epoch) -> SysResult<ObjectId> {
+        let layers = &self.timeline.store().layers;
+        let moved = layers.next_object(epoch, object.slot, object.origin).map_err(|error| error.errno())?;
+        let (from, name) = layers.location(object).map_err(|error| error.errno())?;
+        let (to, new_name) = layers.location(moved).map_err(|error| error.errno())?;
+        self.with_room(|| sys::rename_at(&*from, name.as_bytes(), &*to, new_name.as_bytes(), RenameMode::NoReplace))?;
+        if !self.reflink {
+            let kept = sys::open_file_at(&*to, new_name.as_bytes(), Open::READ)?;
+            sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
+        }
+        self.note_captured(moved, false);
+        Ok(moved)
+    }
+
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
         let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
-        let still = !self.is_hot_now(object.slot) && self.may_copy();
+        // One that is captured apart is claimed: a sync of the whole tree would not wait for it.
+        let still = !self.is_hot_now(object.slot) && self.may_copy() && !self.is_claimed(object.slot);
         let copied = match self.duplicate(file, &*dir, name.as_bytes(), size, still) {
             Err(Errno::ENOSPC) => self.duplicate_in_need(file, &*dir, name.as_bytes(), size),
             kept => kept,
@@ -153,7 +176,7 @@ impl Live {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
-        let target = if self.timeline.store().reserve.take_file(&dir, name)? {
+        let target = if self.with_room(|| self.timeline.store().reserve.take_file(&dir, name))? {
             sys::open_file_at(&dir, name, Open::READ_WRITE)?
         } else {
             self.with_room(|| sys::create_file_at(&dir, name, Open::READ_WRITE, 0o600))?

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::Live;
 use super::attrs::Change;
@@ -17,8 +17,8 @@ use super::nodes::IoMode;
 use crate::history::who::{Numbered, acting_for};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
-use crate::sys::lock::RwLock;
-use crate::sys::{self, Errno, Open, Stat, SysResult};
+use crate::sys::lock::{RwLock, RwLockReadGuard};
+use crate::sys::{self, Asker, Errno, Open, Stat, SysResult};
 
 /// Number of an open handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,8 +39,8 @@ pub struct OpenFlags {
     pub dsync: bool,
     /// Reads leave the access time alone.
     pub noatime: bool,
-    /// The caller may keep set-id bits where it changes content (root).
-    pub privileged: bool,
+    /// Who opens it; `None`: we do.
+    pub asker: Option<Asker>,
 }
 
 impl OpenFlags {
@@ -64,7 +64,24 @@ pub struct Handle {
     pub io: IoMode,
     /// The process that opened it, if that is known.
     pub by: Option<Arc<Numbered>>,
+    /// The file had set-id bits when it was opened, or got some since: what is done through this handle may clear them.
+    set_id: AtomicBool,
 }
+
+impl Handle {
+    /// One that is about to be entered.
+    pub(super) fn new(slot: Slot, file: Arc<File>, flags: OpenFlags, io: IoMode, by: Option<Arc<Numbered>>, mode: u32) -> Handle {
+        Handle { slot, file, flags, io, by, set_id: AtomicBool::new(mode & SET_ID != 0) }
+    }
+
+    /// The file may have set-id bits, which the kernel keeps in its cache until it is told: see [`Live::change_content`].
+    pub fn may_be_set_id(&self) -> bool {
+        self.set_id.load(Ordering::Relaxed)
+    }
+}
+
+/// The set-user-id and the set-group-id bit.
+pub(super) const SET_ID: u32 = 0o6000;
 
 /// All open handles.
 #[derive(Default)]
@@ -97,24 +114,34 @@ impl Live {
         self.handles.map.read().get(&id.0).cloned().ok_or(Errno::EBADF)
     }
 
+    /// Closes all that is open: nothing is served any more.
+    pub(super) fn drop_handles(&self) {
+        self.handles.map.write().clear();
+    }
+
     /// Number of open handles.
     pub fn open_handles(&self) -> usize {
         self.handles.map.read().len()
     }
 
-    /// Descriptors that files hold which are open or may be written to: a handle has one, and a file that may be mapped one more.
-    pub fn open_descriptors(&self) -> usize {
-        self.open_handles() + self.hot.lock().len()
+    /// Whether files that are open, or may be written to, hold fewer descriptors than so many: a handle has one, a file that may be mapped one more.
+    pub fn holds_fewer_than(&self, descriptors: usize) -> bool {
+        let handles = self.open_handles();
+        let hot = self.hot.lock();
+        // Which files share the descriptor of a handle is looked at only where that decides.
+        handles + hot.len() < descriptors || handles + hot.values().filter(|hot| hot.has_descriptor()).count() < descriptors
     }
 
-    /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open.
-    fn io_mode(&self, slot: Slot, special: bool) -> IoMode {
-        let nodes = self.nodes.lock();
-        match nodes.get(slot).filter(|node| node.handles() > 0).and_then(|node| node.io()) {
-            Some(mode) => mode,
-            None if self.passthrough() && !special => IoMode::Passthrough,
-            None => IoMode::Daemon,
-        }
+    /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open, but for those of users whose I/O the kernel may not
+    /// do ([`Live::passes_through`]), which pass the daemon all the same.
+    fn io_mode(&self, slot: Slot, flags: OpenFlags, mode: u32) -> IoMode {
+        let open = { self.nodes.lock().get(slot).filter(|node| node.handles() > 0).and_then(|node| node.io()) };
+        open.unwrap_or_else(|| self.first_io_mode(flags, mode))
+    }
+
+    /// Who does the I/O of a file with these bits that nobody has open. The kernel caches set-id bits; where it writes by itself they would stay.
+    fn first_io_mode(&self, flags: OpenFlags, mode: u32) -> IoMode {
+        if mode & SET_ID == 0 && self.passes_through(flags.asker) { IoMode::Passthrough } else { IoMode::Daemon }
     }
 
     /// Opens a regular file.
@@ -122,19 +149,26 @@ impl Live {
     /// # Errors
     /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that can be executed through an open to read.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
+        self.patiently(|| self.open_now(slot, flags))
+    }
+
+    fn open_now(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
         if !flags.write {
+            let mut mode = 0;
             if flags.truncate {
                 // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that runs. The kernel knows which do and tells
                 // nobody: it looks only after this request (handle_truncate in fs/namei.c), when the program would be empty already.
-                if self.stat(slot)?.mode & 0o111 != 0 {
+                mode = self.stat(slot)?.mode;
+                if mode & 0o111 != 0 {
                     return Err(Errno::ETXTBSY);
                 }
-                self.set_attr(slot, None, &Change { size: Some(0), privileged: flags.privileged, ..Change::default() })?;
+                self.set_attr(slot, None, &Change { size: Some(0), asker: flags.asker, ..Change::default() })?;
             }
             let _tree = self.tree.read();
+            let _stripe = self.stripe(slot);
             let (file, stat, _) = self.open_backing(slot, flags)?;
-            let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
-            return self.opened(slot, file, flags, io, None);
+            let io = self.io_mode(slot, flags, stat.mode);
+            return self.opened(slot, file, flags, io, (stat.mode | mode, None));
         }
         let _gate = self.enter();
         let _tree = self.tree.read();
@@ -142,9 +176,14 @@ impl Live {
         let _stripe = self.stripe(slot);
         // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
         let (file, stat, readable) = self.open_backing(slot, flags)?;
-        // The kernel caches set-id bits; where it writes by itself they would stay.
-        let io = self.io_mode(slot, stat.mode & 0o6000 != 0);
+        let io = self.io_mode(slot, flags, stat.mode);
         self.check_not_kept(slot, &file)?;
+        if io == IoMode::Passthrough || flags.truncate {
+            self.capture_first(slot, !flags.truncate, || Ok(stat.size))?;
+        }
+        if flags.truncate {
+            self.probe_first(slot)?;
+        }
         let touches = (io == IoMode::Passthrough || flags.truncate) && !self.is_dead(slot);
         let found = (touches && self.timeline.touch_data(slot)).then_some(stat);
         self.prepare_write(slot, (&file, readable), flags, io)?;
@@ -152,11 +191,11 @@ impl Live {
             self.note_synced();
             self.make_captures_durable(slot)?;
         }
-        let (id, handle) = self.opened(slot, file, flags, io, found)?;
+        let (id, handle) = self.opened(slot, file, flags, io, (stat.mode, found))?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
-            let empty = || sys::truncate(&*handle.file, 0);
-            let emptied = if flags.privileged { empty() } else { sys::drop_cap_fsetid_for(empty) };
+            let empty = || self.with_room(|| sys::truncate(&*handle.file, 0));
+            let emptied = if handle.may_be_set_id() { sys::act_for(flags.asker, empty) } else { empty() };
             emptied.inspect_err(|_| self.not_opened(id))?;
         }
         Ok((id, handle))
@@ -208,12 +247,11 @@ impl Live {
     pub fn create(&self, parent: Slot, name: &Name, make: &Make<'_>, flags: OpenFlags) -> SysResult<(Made, HandleId, Arc<Handle>)> {
         let _gate = self.enter();
         let _tree = self.tree.write();
-        let special = make.mode & 0o6000 != 0;
-        let io = if self.passthrough() && !special { IoMode::Passthrough } else { IoMode::Daemon };
+        let io = self.first_io_mode(flags, make.mode);
         let open = flags.backing();
         let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
-        match self.opened(made.slot, file, flags, io, None) {
+        match self.opened(made.slot, file, flags, io, (make.mode, None)) {
             Ok((id, handle)) => Ok((made, id, handle)),
             Err(errno) => {
                 self.forget(made.slot, 1);
@@ -224,8 +262,9 @@ impl Live {
         }
     }
 
-    /// Enters a new handle into the tables. The caller holds the gate if it writes. `found`: the file as it was, if it is news who may write to it.
-    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode, found: Option<Stat>) -> SysResult<(HandleId, Arc<Handle>)> {
+    /// Enters a new handle into the tables. The caller holds the gate if it writes. `mode`: the bits of the file; `found`: the file as it was, if it is
+    /// news who may write to it.
+    fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode, (mode, found): (u32, Option<Stat>)) -> SysResult<(HandleId, Arc<Handle>)> {
         let file = Arc::new(file);
         if io == IoMode::Passthrough && flags.write {
             let by = acting_for().map(|by| (by, found));
@@ -236,7 +275,7 @@ impl Live {
             self.touch(slot);
         }
         let by = if flags.write { acting_for() } else { None };
-        let (id, handle) = self.handles.put(Handle { slot, file, flags, io, by });
+        let (id, handle) = self.handles.put(Handle::new(slot, file, flags, io, by, mode));
         self.note_writer(id.0, &handle);
         Ok((id, handle))
     }
@@ -247,7 +286,8 @@ impl Live {
         if let Some(node) = self.nodes.lock().get_mut(handle.slot) {
             node.set_io(IoMode::Daemon);
         }
-        let demoted = Handle { slot: handle.slot, file: Arc::clone(&handle.file), flags: handle.flags, io: IoMode::Daemon, by: handle.by.clone() };
+        let mode = if handle.may_be_set_id() { SET_ID } else { 0 };
+        let demoted = Handle::new(handle.slot, Arc::clone(&handle.file), handle.flags, IoMode::Daemon, handle.by.clone(), mode);
         self.handles.map.write().insert(id.0, Arc::new(demoted));
     }
 
@@ -272,6 +312,11 @@ impl Live {
         }
     }
 
+    /// The kernel, or somebody else by way of us, may write to the file of this handle without a word to the mount's cache.
+    pub fn changes_past_cache(&self, handle: &Handle) -> bool {
+        handle.io == IoMode::Passthrough && self.nodes.lock().get(handle.slot).is_some_and(|node| node.writers() > 0)
+    }
+
     /// Reads through the daemon.
     ///
     /// # Errors
@@ -285,51 +330,60 @@ impl Live {
         Ok(buffer)
     }
 
-    /// Holds the gate, captures, then changes the content of a file through one of its handles. `fd` of the handle itself cannot serve as the
-    /// source of a capture: it may be open for writing only.
-    pub fn change_content<T>(&self, handle: &Handle, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
-        let _gate = self.enter();
+    /// The file has got this mode: set-id bits are news to whoever has it open.
+    pub(super) fn note_mode(&self, slot: Slot, mode: u32) {
+        if mode & SET_ID != 0 {
+            self.handles.map.read().values().filter(|handle| handle.slot == slot).for_each(|handle| handle.set_id.store(true, Ordering::Relaxed));
+        }
+    }
+
+    /// Holds the gate, captures, then changes the content of a file through one of its handles, for `asker` where that clears set-id bits. `fd` of
+    /// the handle itself cannot serve as the source of a capture: it may be open for writing only.
+    pub fn change_content<T>(&self, handle: &Handle, asker: Option<Asker>, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
+        let _gate = self.patiently(|| self.keep_content_of(handle))?;
+        self.timeline.tell_touches()?;
+        if handle.flags.sync || handle.flags.dsync {
+            self.note_synced();
+            self.make_captures_durable(handle.slot)?;
+        }
+        if handle.may_be_set_id() { sys::act_for(asker, || change(&handle.file)) } else { change(&handle.file) }
+    }
+
+    /// Captures what is to be changed, and gives the gate.
+    fn keep_content_of(&self, handle: &Handle) -> SysResult<RwLockReadGuard<'_, ()>> {
+        let gate = self.enter();
         let slot = handle.slot;
         if !self.is_dead(slot) {
             self.timeline.touch_data(slot);
         }
-        if self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot) {
+        let needed = self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot);
+        if needed || handle.io == IoMode::Passthrough {
             let _tree = self.tree.read();
             let _stripe = self.stripe(slot);
-            if self.timeline.needs(&Key::Data(slot)) {
+            self.probe_first(slot)?;
+            if needed && self.timeline.needs(&Key::Data(slot)) {
+                self.capture_first(slot, false, || sys::stat_fd(&*handle.file).map(|stat| stat.size))?;
                 let source = if handle.flags.read { Arc::clone(&handle.file) } else { Arc::new(sys::reopen(&*handle.file, Open::READ)?) };
                 self.capture(At::from(slot), &source, false)?;
             }
         }
-        self.timeline.tell_touches()?;
-        if handle.flags.sync || handle.flags.dsync {
-            self.note_synced();
-            self.make_captures_durable(slot)?;
-        }
-        change(&handle.file)
+        Ok(gate)
     }
 
-    /// Writes through the daemon. `privileged`: set-id bits stay. `from_cache`: these are dirty pages of a mapping, no pwrite(2). Returns the bytes
-    /// written, and whether the file had set-id bits that it has lost.
+    /// Writes through the daemon; without an `asker` these are dirty pages of a mapping, which clear nothing. Returns the bytes written, and whether the
+    /// file may have lost set-id bits.
     ///
     /// # Errors
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
-    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], privileged: bool, from_cache: bool) -> SysResult<(u32, bool)> {
+    pub fn write(&self, id: HandleId, offset: u64, data: &[u8], asker: Option<Asker>) -> SysResult<(u32, bool)> {
         let handle = self.handle(id)?;
-        if from_cache {
+        if asker.is_none() {
             self.touch_by_mappers(handle.slot);
         } else {
             self.touch(handle.slot);
         }
-        self.change_content(&handle, |file| {
-            let keep_set_id = privileged || sys::stat_fd(file)?.mode & 0o6000 == 0;
-            if keep_set_id {
-                sys::write_all_at(file, data, offset)?
-            } else {
-                sys::drop_cap_fsetid_for(|| sys::write_all_at(file, data, offset))?
-            }
-            Ok((u32::try_from(data.len()).unwrap_or(u32::MAX), !keep_set_id))
-        })
+        self.change_content(&handle, asker, |file| sys::write_all_at(file, data, offset))?;
+        Ok((u32::try_from(data.len()).unwrap_or(u32::MAX), handle.may_be_set_id()))
     }
 
     /// fsync(2) of a file. What was captured of it is on disk before, where the backing filesystem could otherwise lose it.

@@ -106,12 +106,21 @@ impl Live {
     /// ESTALE if it is at none of them; another if that cannot be told.
     pub(super) fn find(&self, at: At<'_>) -> SysResult<Found> {
         // That it is nowhere must be proven: a place that could not be looked at may be where it is.
+        let look = |place: &Place| {
+            let dir = self.dir(at.above(place))?;
+            let stat = sys::stat_at(&dir, place.name.as_bytes())?;
+            Ok((self.slot_of(&stat) == Ok(at.slot)).then(|| Found { parent: place.parent, dir, name: place.name.clone(), stat }))
+        };
+        // It is nearly always at the first of them, and may have any number.
+        let first = self.nodes.lock().get(at.slot).and_then(|node| node.links().next().cloned());
+        if let Some(Ok(Some(found))) = first.as_ref().map(look) {
+            return Ok(found);
+        }
         let (places, mut unknown) = self.places_known(at);
         for place in places {
-            let dir = self.dir(at.above(&place));
-            match dir.and_then(|dir| Ok((sys::stat_at(&dir, place.name.as_bytes())?, dir))) {
-                Ok((stat, dir)) if self.slot_of(&stat) == Ok(at.slot) => return Ok(Found { parent: place.parent, dir, name: place.name, stat }),
-                Ok(_) => {}
+            match look(&place) {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => {}
                 Err(errno) if is_elsewhere(errno) => {}
                 Err(errno) => unknown = Some(errno),
             }

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
-use super::data::Handle;
+use super::busy::{Pace, WAIT_MAX};
+use super::data::{Handle, SET_ID};
 use super::who::{self, Opener};
 use crate::history::diff::same_bytes;
 use crate::history::who::Numbered;
@@ -31,6 +32,9 @@ const YOUNG: Duration = Duration::from_millis(2);
 /// How often, and how long each time, a checkpoint waits for such a close to be told: less than capturing the file would cost.
 const CLOSE_WAITS_MAX: u32 = 8;
 const CLOSE_WAIT: Duration = Duration::from_micros(30);
+/// How often, and how long after each other, it is asked at the end whether somebody can still write to a file.
+const ENDS_TRIED_MAX: u32 = 10;
+const END_WAIT: Duration = Duration::from_millis(2);
 /// Files of at most so many bytes are compared where extents prove nothing (small ones have none on btrfs).
 const COMPARED_MAX: u64 = 64 * 1024;
 /// Of so many files that are open for writing at a cut is told who has them open.
@@ -50,6 +54,13 @@ pub(super) struct Hot {
     opened: Instant,
     /// Who has opened it so.
     pub(super) openers: Vec<Opener>,
+}
+
+impl Hot {
+    /// It holds a descriptor that no handle does.
+    pub(super) fn has_descriptor(&self) -> bool {
+        self.mappable || Arc::strong_count(&self.file) == 1
+    }
 }
 
 /// What the cut found.
@@ -126,10 +137,10 @@ impl Live {
         self.hot.lock().contains_key(&slot)
     }
 
-    /// The attributes of the file may change without the kernel's knowing: stores through a mapping do that. After a write that it has passed on it
-    /// asks anew by itself (`fuse_write_update_attr` in fs/fuse/file.c).
-    pub fn is_mappable_now(&self, slot: Slot) -> bool {
-        self.hot.lock().get(&slot).is_some_and(|hot| hot.mappable)
+    /// The attributes of the file may change without the kernel's knowing: stores through a mapping do that, and writes that it has passed on clear
+    /// set-id bits. For times and size it asks anew by itself after those (`fuse_write_update_attr` in fs/fuse/file.c).
+    pub fn changes_unseen(&self, slot: Slot, mode: u32) -> bool {
+        self.hot.lock().get(&slot).is_some_and(|hot| hot.mappable || mode & SET_ID != 0)
     }
 
     /// The last handle for writing is closed: what that leaves to do. The caller holds the gate and the tree.
@@ -160,6 +171,10 @@ impl Live {
     fn settle(&self, slot: Slot) -> bool {
         let _stripe = self.stripe(slot);
         let Some(hot) = self.hot.lock().get(&slot).cloned() else { return true };
+        // To compare it with what was captured would wait for the call that is under way.
+        if self.is_claimed(slot) {
+            return false;
+        }
         if self.nodes.lock().get(slot).is_some_and(|node| node.writers() > 0) {
             return true;
         }
@@ -244,6 +259,24 @@ impl Live {
         }
     }
 
+    /// Nothing is served any more: somebody has a file open or mapped to be written all the same, and the kernel does the I/O. Every handle is given up.
+    pub fn outlived(&self) -> bool {
+        self.drop_handles();
+        let hot = std::mem::take(&mut *self.hot.lock());
+        hot.into_values().any(|Hot { file, mappable, .. }| {
+            let reader = if mappable { Ok(Arc::clone(&file)) } else { sys::reopen(&file, Open::READ).map(Arc::new) };
+            // One that is open to be written would itself be in the way.
+            drop(file);
+            // The kernel lets go of what was closed a moment ago a little later.
+            reader.is_ok_and(|reader| {
+                (0..ENDS_TRIED_MAX).all(|tried| {
+                    std::thread::sleep(END_WAIT * tried.min(1));
+                    sys::lease_free(&*reader) == Ok(false)
+                })
+            })
+        })
+    }
+
     /// Before the freeze: waits a moment for the kernel to tell that files just written are closed.
     pub fn await_closes(&self) {
         for _ in 0..CLOSE_WAITS_MAX {
@@ -294,24 +327,42 @@ impl Live {
     /// Captures all hot files for `epoch`, the one about to open. The caller holds the gate for writing.
     ///
     /// # Errors
-    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed.
-    pub fn cut(&self, epoch: Epoch) -> SysResult<Cut> {
-        let mut files: Vec<Taken> =
-            self.hot.lock().iter().map(|(slot, hot)| Taken { slot: *slot, hot: hot.clone(), stat: None, object: None }).collect();
+    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed. EBUSY: a process keeps one of the files ([`Live::in_the_way`]).
+    pub fn cut(self: &Arc<Live>, epoch: Epoch) -> SysResult<Cut> {
+        let files: Vec<Taken> = self.hot.lock().iter().map(|(slot, hot)| Taken { slot: *slot, hot: hot.clone(), stat: None, object: None }).collect();
         let (open, open_more) = self.open_for_writing(OPEN_TOLD_MAX);
         let mut cut = Cut { atomic: true, files: files.len() as u64, open, open_more, ..Cut::default() };
         // Inodes whose place is recorded.
         let mut known = HashSet::new();
-        let converged = self.converge(epoch, &mut files, &mut cut);
-        let result = converged.and_then(|()| files.iter().try_for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead)));
+        let (files, converged) = self.converge_apart(epoch, files)?;
+        cut.atomic = converged != Ok(false);
+        let result = converged.and_then(|_| files.iter().try_for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead)));
         cut.stats = files.iter().filter_map(|taken| taken.stat.map(|stat| (taken.slot, stat))).collect();
         match result {
             Ok(()) => Ok(cut),
             Err(errno) => {
-                files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
+                self.drop_taken(&files);
                 Err(errno)
             }
         }
+    }
+
+    /// [`Live::converge`] on a thread of its own, which is left alone when it waits for too long.
+    fn converge_apart(self: &Arc<Live>, epoch: Epoch, mut files: Vec<Taken>) -> SysResult<(Vec<Taken>, SysResult<bool>)> {
+        if files.is_empty() {
+            return Ok((files, Ok(true)));
+        }
+        let pace = Arc::new(Pace::default());
+        let (live, late, theirs) = (Arc::clone(self), Arc::clone(self), Arc::clone(&pace));
+        let work = move || {
+            let converged = live.converge(epoch, &mut files, &theirs);
+            (files, converged)
+        };
+        self.busy.lend(|| pace.is_patient(), work, move |(files, _)| late.drop_taken(&files)).map_err(|_| self.give_up(&pace))
+    }
+
+    fn drop_taken(&self, files: &[Taken]) {
+        files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
     }
 
     /// The epoch was not closed: what was captured for the next is needed by nobody.
@@ -320,8 +371,8 @@ impl Live {
     }
 
     /// Clones until nothing has changed since it was cloned. When the time is up it looks a last time: on a machine that is slow the first clones may
-    /// take all of it, and if nothing changed they are of one instant all the same.
-    fn converge(&self, epoch: Epoch, files: &mut [Taken], cut: &mut Cut) -> SysResult<()> {
+    /// take all of it, and if nothing changed they are of one instant all the same. `false`: they are not.
+    fn converge(&self, epoch: Epoch, files: &mut [Taken], pace: &Pace) -> SysResult<bool> {
         let started = Instant::now();
         for pass in 0_u32.. {
             let last = pass > PASSES_MAX || started.elapsed() > CUT_MAX;
@@ -329,35 +380,38 @@ impl Live {
             for taken in files.iter_mut() {
                 if taken.stat.is_none() {
                     moved = true;
-                    self.take(epoch, taken)?;
+                    pace.step(taken.slot, || self.take(epoch, taken))?;
                 } else if changed_since(taken)? {
                     moved = true;
                     if last {
                         break;
                     }
-                    self.take(epoch, taken)?;
+                    pace.step(taken.slot, || self.take(epoch, taken))?;
                 }
             }
             if !moved {
-                return Ok(());
+                return Ok(true);
             }
             if last {
-                cut.atomic = false;
-                return files.iter_mut().try_for_each(|taken| self.fit(taken));
+                return files.iter_mut().try_for_each(|taken| self.fit(taken)).map(|()| false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn take(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
+        let _claim = self.busy.await_claim(taken.slot, Some(WAIT_MAX))?;
         if let Some(old) = taken.object.take() {
             self.drop_object(old);
         }
-        if !taken.hot.mappable && taken.stat.is_none() {
-            taken.hot.file = Arc::new(sys::reopen(&*taken.hot.file, Open::READ)?);
+        let mut stat = sys::stat_fd(&*taken.hot.file)?;
+        // One that is open for writing only cannot be read. It is opened for this moment: all at once would need twice the descriptors that were counted.
+        let reopened = if taken.hot.mappable { None } else { Some(sys::reopen(&*taken.hot.file, Open::READ)?) };
+        taken.object = self.capture_object_in(epoch, taken.slot, reopened.as_ref().unwrap_or(&taken.hot.file), stat.size)?;
+        if stat.mode & SET_ID != 0 {
+            // What was written after the first look is in the clone, and has cleared the bits.
+            stat.mode &= sys::stat_fd(&*taken.hot.file)?.mode | !SET_ID;
         }
-        let stat = sys::stat_fd(&*taken.hot.file)?;
-        taken.object = self.capture_object_in(epoch, taken.slot, &taken.hot.file, stat.size)?;
         taken.stat = Some(stat);
         Ok(())
     }
@@ -381,23 +435,12 @@ impl Live {
         let slot = taken.slot;
         ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: true } });
         ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
-        ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
+        // A write that makes no request takes the capabilities away, and no other attribute. All of them of all hot files may be more than one append.
+        if sys::listxattr(&*taken.hot.file).is_ok_and(|names| names.iter().any(|name| name == b"security.capability")) {
+            ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
+        }
         self.keep_homes_ahead(slot, known, ahead);
         Ok(())
-    }
-
-    /// As [`Live::keep_homes`], for the next epoch: what is recorded in the open one does not count.
-    pub(super) fn keep_homes_ahead(&self, slot: Slot, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
-        let mut open = vec![slot];
-        while let Some(slot) = open.pop() {
-            if slot == Slot::ROOT || !known.insert(slot) {
-                continue;
-            }
-            for place in self.places(slot.into()) {
-                open.push(place.parent);
-                ahead.push(Undo::Home { slot, before: place });
-            }
-        }
     }
 }
 

@@ -7,16 +7,20 @@
 //! 1. `gate`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
 //! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
 //! 3. a stripe by slot: held while an inode is captured and changed;
+//!    under these three nothing is called that may wait for somebody else's process (module `busy`);
 //! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `undurable`.
 
 mod ahead;
 mod attrs;
+mod baseline;
+mod busy;
 mod capture;
 mod data;
 mod dirs;
 mod durable;
 mod find;
 mod hot;
+mod kept;
 mod lately;
 mod mapped;
 mod names;
@@ -33,14 +37,16 @@ mod who;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub use attrs::Change;
+pub use busy::Freeze;
 pub use data::{Handle, HandleId, OpenFlags};
 pub use durable::TreeSync;
 pub use find::At;
 pub use hot::Cut;
+pub use kept::drop_kept;
 pub use names::{Made, Make};
 pub use nodes::IoMode;
 pub use sealer::{SealMode, SealStats};
@@ -59,17 +65,22 @@ const STRIPES: usize = 64;
 pub struct Live {
     root: Arc<OwnedFd>,
     staging: Arc<OwnedFd>,
+    /// The error of a rename over a directory in which something is.
+    not_empty: OnceLock<crate::sys::Errno>,
     device: u64,
     root_ino: u64,
     timeline: Arc<Timeline>,
     /// Lock 1: see the module.
-    pub gate: RwLock<()>,
+    gate: RwLock<()>,
+    /// It is held for writing.
+    frozen: AtomicBool,
     /// Lock 2: see the module.
     pub tree: RwLock<()>,
     /// How many renames have begun and how many have ended, together: odd while one is under way.
     rename_steps: AtomicU64,
     /// Lock 3: see the module.
     stripes: Vec<Mutex<()>>,
+    busy: Arc<busy::Busy>,
     nodes: Mutex<nodes::Nodes>,
     dirs: dirs::Dirs,
     handles: data::Handles,
@@ -88,6 +99,12 @@ pub struct Live {
     /// Where inodes were found that are to be captured ahead and that the kernel may not know. A leaf.
     found_ahead: Mutex<HashMap<Slot, crate::store::record::Place>>,
     passthrough: AtomicBool,
+    /// Of every user's files.
+    for_all: AtomicBool,
+    /// Whose process this is.
+    user: u32,
+    /// Whose the top directory is.
+    owner: AtomicU32,
     reflink: bool,
     /// What is left to the worker that takes over, if one would.
     legacy: OnceLock<takeover::Legacy>,
@@ -111,13 +128,16 @@ impl Live {
         Ok(Live {
             root,
             staging: Arc::new(staging),
+            not_empty: OnceLock::new(),
             device: stat.dev,
             root_ino: stat.ino,
             timeline,
             gate: RwLock::ranked(Rank::Gate, ()),
+            frozen: AtomicBool::new(false),
             tree: RwLock::ranked(Rank::Tree, ()),
             rename_steps: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| Mutex::ranked(Rank::Stripe, ())).collect(),
+            busy: Arc::default(),
             nodes: Mutex::ranked(Rank::Nodes, nodes),
             dirs: dirs::Dirs::new(sys::nofile()),
             handles: data::Handles::default(),
@@ -133,6 +153,9 @@ impl Live {
             ahead_objects: Mutex::default(),
             found_ahead: Mutex::default(),
             passthrough: AtomicBool::new(false),
+            for_all: AtomicBool::new(false),
+            user: sys::ids().0,
+            owner: AtomicU32::new(stat.uid),
             reflink,
             legacy: OnceLock::new(),
             syncs_overtake: filesystem == "btrfs" && !sys::host::left_out("overtaken"),
@@ -140,13 +163,30 @@ impl Live {
     }
 
     /// From now on files are opened for the kernel to do their I/O, or no longer.
-    pub fn set_passthrough(&self, on: bool) {
+    /// `for_all`: for every user, see [`Live::passes_through`].
+    pub fn set_passthrough(&self, on: bool, for_all: bool) {
         self.passthrough.store(on, Ordering::Relaxed);
+        self.for_all.store(for_all, Ordering::Relaxed);
     }
 
     /// The kernel does the I/O of files opened from now on.
     pub fn passthrough(&self) -> bool {
         self.passthrough.load(Ordering::Relaxed)
+    }
+
+    /// The kernel may do the I/O of this user: root, the daemon's user, and the owner of the top directory. While it does, the backing file is locked by a
+    /// process that may wait for as long as it likes (see `busy`); any other user's I/O passes the daemon, which has buffers of its own.
+    pub fn passes_through(&self, asker: Option<sys::Asker>) -> bool {
+        self.passthrough()
+            && (self.for_all.load(Ordering::Relaxed)
+                || asker.is_none_or(|asker| [0, self.user, self.owner.load(Ordering::Relaxed)].contains(&asker.uid)))
+    }
+
+    /// The top directory may have another owner.
+    pub(super) fn note_owner(&self, slot: Slot, uid: u32) {
+        if slot == Slot::ROOT {
+            self.owner.store(uid, Ordering::Relaxed);
+        }
     }
 
     /// Captures share extents with the live file.

@@ -1,10 +1,12 @@
 //! Making, linking and renaming.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Live;
+use super::data::SET_ID;
 use super::find::At;
 use super::nodes::generation_of;
 use super::remove::{Fate, Target};
@@ -129,14 +131,18 @@ impl Live {
         let group_given = stat.gid != make.gid && sys::stat_fd(dir)?.mode & 0o2000 != 0;
         if stat.uid != make.uid || (stat.gid != make.gid && !group_given) {
             let fd = sys::open_path_at(dir, name.as_bytes())?;
-            match sys::chown_fd(&fd, Some(make.uid), (!group_given).then_some(make.gid)) {
+            let give = || sys::chown_fd(&fd, Some(make.uid), (!group_given).then_some(make.gid));
+            // A directory has the group's bit from the one that it is in, and XFS takes it from whoever may not keep such bits.
+            match if stat.mode & SET_ID != 0 { sys::act_for(None, give) } else { give() } {
                 // Only root can give files away; an ordinary user's daemon serves nobody else.
                 Ok(()) | Err(Errno::EPERM) => {}
                 Err(errno) => return Err(errno),
             }
-            if make.kind != Kind::Symlink && mode & 0o6000 != 0 {
-                sys::chmod_fd(&fd, stat.mode | (mode & 0o6000))?;
-            }
+            stat = sys::stat_at(dir, name.as_bytes())?;
+        }
+        let lost = mode & SET_ID & !stat.mode;
+        if lost != 0 && make.kind != Kind::Symlink {
+            sys::chmod_fd(sys::open_path_at(dir, name.as_bytes())?, stat.mode | lost)?;
             stat = sys::stat_at(dir, name.as_bytes())?;
         }
         let slot = self.slot_of(&stat)?;
@@ -154,6 +160,10 @@ impl Live {
     ///
     /// `again`: a worker that died may have done it.
     pub fn link(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
+        self.patiently(|| self.link_now(slot, parent, name, again))
+    }
+
+    fn link_now(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
         let _gate = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(slot) || self.is_dead(parent) {
@@ -172,6 +182,7 @@ impl Live {
 
     /// Links an inode that was found at `from_name`. The caller holds the gate and the tree.
     pub(super) fn link_found(&self, slot: Slot, from: &OwnedFd, from_name: &Name, to: &Place, lookups: u64) -> SysResult<Made> {
+        self.probe_first(slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
         let dir = self.dir(to.parent)?;
         let mut undo = Vec::new();
@@ -198,12 +209,20 @@ impl Live {
     ///
     /// A worker that died may have done it, if the turn says so.
     pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
+        self.patiently(|| self.rename_now(from, to, how, turn))
+    }
+
+    fn rename_now(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
         let _gate = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(to.0) {
             return Err(Errno::ENOENT);
         }
         if turn.again && self.is_renamed(turn, from, to, how)? {
+            if how.leaves_whiteout() && !self.is_whiteout(from)? {
+                let made = self.make_in(from.0.into(), from.1, &whiteout(turn), 1)?;
+                self.forget(made.slot, 1);
+            }
             return Ok(None);
         }
         self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how, turn)
@@ -221,10 +240,16 @@ impl Live {
         };
         match (&target, how) {
             (None, RenameMode::Exchange) => return Err(Errno::ENOENT),
-            (Some(_), RenameMode::NoReplace) => return Err(Errno::EEXIST),
+            (Some(_), RenameMode::NoReplace | RenameMode::NoReplaceWhiteout) => return Err(Errno::EEXIST),
             (Some(target), _) if target.slot == source.slot => return Ok(None),
-            (Some(target), RenameMode::Replace) => check_replace(&source, target)?,
+            (Some(target), RenameMode::Replace | RenameMode::Whiteout) => self.check_replace(&source, target)?,
             _ => {}
+        }
+        self.probe_first(source.slot)?;
+        match &target {
+            Some(target) if how == RenameMode::Exchange => self.probe_first(target.slot)?,
+            Some(target) => self.removal_first(target)?,
+            None => {}
         }
         let mut undo = Vec::new();
         self.keep_dir(from.0, &from_dir, &mut undo)?;
@@ -234,17 +259,43 @@ impl Live {
         self.touch_renamed((&source, from), to, target.as_ref(), how);
         match target {
             Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo, turn).map(|()| None),
-            Some(target) => self.replace(&source, &target, undo).map(Some),
+            Some(target) => {
+                self.replace(&source, &target, undo, how)?;
+                self.own_whiteout(&source, how, turn);
+                Ok(Some(target.slot))
+            }
             None => {
                 let more = self.moved(&[(&source, Live::place(to.0.slot, to.1))]);
                 self.timeline.record(undo, more)?;
+                let how = if how.leaves_whiteout() { RenameMode::NoReplaceWhiteout } else { RenameMode::NoReplace };
                 self.order_names()
-                    .and_then(|()| sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), RenameMode::NoReplace))
+                    .and_then(|()| sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), how))
                     .inspect_err(|_| self.not_moved(&[&source]))?;
                 self.timeline.count(i64::from(!self.timeline.is_born(source.slot)));
                 self.nodes.lock().move_link(source.slot, &source.place(), &Live::place(to.0.slot, to.1));
+                self.own_whiteout(&source, how, turn);
                 Ok(None)
             }
+        }
+    }
+
+    /// A rename has left a whiteout, if it was to: whoever asked has it now. Where that cannot be, it is there all the same.
+    fn own_whiteout(&self, from: &Target<'_>, how: RenameMode, turn: Turn) {
+        if !how.leaves_whiteout() {
+            return;
+        }
+        match self.own(from.parent, from.dir, from.name, &whiteout(turn), 0, None, 1) {
+            Ok(made) => self.forget(made.slot, 1),
+            Err(errno) => tracing::warn!(%errno, "a whiteout cannot be given to its owner"),
+        }
+    }
+
+    /// Whether there is a device node 0/0.
+    pub(super) fn is_whiteout(&self, at: (Slot, &Name)) -> SysResult<bool> {
+        match sys::stat_at(self.dir(at.0)?, at.1.as_bytes()) {
+            Ok(stat) => Ok(stat.kind == Kind::CharDev && stat.rdev == 0),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno),
         }
     }
 
@@ -255,7 +306,12 @@ impl Live {
         if let Some(target) = target.filter(|_| exchanged) {
             self.timeline.touch_moved(target.slot, target.stat.kind == Kind::Dir);
         }
-        self.timeline.touch_name(from.0.slot, from.1, if exchanged { NameTouch::Moved } else { NameTouch::Removed });
+        let left = match how {
+            RenameMode::Exchange => NameTouch::Moved,
+            how if how.leaves_whiteout() => NameTouch::Made,
+            _ => NameTouch::Removed,
+        };
+        self.timeline.touch_name(from.0.slot, from.1, left);
         self.timeline.touch_name(to.0.slot, to.1, NameTouch::Moved);
         if let Some(target) = target.filter(|target| !exchanged && target.is_last()) {
             self.timeline.touch_gone(target.slot);
@@ -293,8 +349,8 @@ impl Live {
 
     /// Something with a past is to be found in this directory: if it was made in the open epoch, records where it is, and those above it.
     pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
-        let mut at = dir;
-        while at != Slot::ROOT && at != Slot::STAGING && self.timeline.is_born(at) {
+        let (mut at, mut passed) = (dir, HashSet::new());
+        while at != Slot::ROOT && at != Slot::STAGING && self.timeline.is_born(at) && passed.insert(at) {
             let Some(place) = self.places(at.into()).into_iter().next() else { return };
             let up = place.parent;
             self.keep_place(at, place, places);
@@ -333,7 +389,7 @@ impl Live {
 
     /// A rename over an existing inode. One with a past is not lost: the two change places in one step, then it is moved into the layer from the
     /// old name of the other. A crash between the two is finished at the next mount ([`Record::Replacing`]).
-    fn replace(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>) -> SysResult<Slot> {
+    fn replace(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>, how: RenameMode) -> SysResult<()> {
         let _stripe = self.stripe(target.slot);
         let (there, here) = (target.place(), source.place());
         let past = !self.timeline.is_born(target.slot);
@@ -351,7 +407,7 @@ impl Live {
         match fate {
             Fate::Move(object) => {
                 ordered.and_then(|()| rename(RenameMode::Exchange)).inspect_err(|_| self.not_replaced(source, target))?;
-                if let Err(errno) = self.move_away(source.dir, source.name, object) {
+                if let Err(errno) = self.move_away(source.dir, source.name, object, how.leaves_whiteout()) {
                     match rename(RenameMode::Exchange) {
                         Ok(()) => self.not_replaced(source, target),
                         Err(again) => self.half_replaced(source, target, again),
@@ -359,12 +415,12 @@ impl Live {
                     return Err(errno);
                 }
             }
-            Fate::Free => ordered.and_then(|()| rename(RenameMode::Replace)).inspect_err(|_| self.not_moved(&[source]))?,
+            Fate::Free => ordered.and_then(|()| rename(how)).inspect_err(|_| self.not_moved(&[source]))?,
         }
         self.timeline.count(i64::from(past));
         self.lost_name(target, held);
         self.nodes.lock().move_link(source.slot, &here, &there);
-        Ok(target.slot)
+        Ok(())
     }
 }
 
@@ -388,14 +444,48 @@ impl Live {
     }
 }
 
-/// The errors that rename(2) has for what it would replace, which an exchange would not give.
-fn check_replace(source: &Target<'_>, target: &Target<'_>) -> SysResult<()> {
-    match (source.stat.kind == Kind::Dir, target.stat.kind == Kind::Dir) {
-        (false, true) => Err(Errno::EISDIR),
-        (true, false) => Err(Errno::ENOTDIR),
-        (true, true) if !sys::list_dir(sys::open_path_at(target.dir, target.name.as_bytes())?)?.is_empty() => Err(Errno::ENOTEMPTY),
-        _ => Ok(()),
+impl Live {
+    /// The errors that rename(2) has for what it would replace, which an exchange would not give.
+    fn check_replace(&self, source: &Target<'_>, target: &Target<'_>) -> SysResult<()> {
+        match (source.stat.kind == Kind::Dir, target.stat.kind == Kind::Dir) {
+            (false, true) => Err(Errno::EISDIR),
+            (true, false) => Err(Errno::ENOTDIR),
+            (true, true) if !sys::list_dir(sys::open_path_at(target.dir, target.name.as_bytes())?)?.is_empty() => Err(self.not_empty()),
+            _ => Ok(()),
+        }
     }
+
+    /// The error of a rename over a directory in which something is: rename(2) permits two, and XFS has EEXIST. The filesystem is asked once, with
+    /// directories of its own in the staging directory.
+    fn not_empty(&self) -> Errno {
+        const NAMES: [&[u8]; 2] = [b"empty", b"full"];
+        *self.not_empty.get_or_init(|| {
+            let [empty, full] = NAMES;
+            let make = |dir: &OwnedFd, name: &[u8]| match sys::mkdir_at(dir, name, 0o700) {
+                Err(Errno::EEXIST) => Ok(()),
+                made => made,
+            };
+            let ask = || {
+                NAMES.iter().try_for_each(|name| make(&self.staging, name))?;
+                let inner = sys::open_dir_at(&*self.staging, full)?;
+                make(&inner, empty)?;
+                let refused = sys::rename_at(&*self.staging, empty, &*self.staging, full, RenameMode::Replace).err();
+                sys::rmdir_at(&inner, empty)?;
+                Ok::<_, Errno>(refused)
+            };
+            let answer = ask().ok().flatten();
+            for name in NAMES {
+                let _ = sys::rmdir_at(&*self.staging, name);
+            }
+            answer.unwrap_or(Errno::ENOTEMPTY)
+        })
+    }
+}
+
+/// What a rename leaves behind for an overlay: it says that there is nothing (`WHITEOUT_MODE`, `WHITEOUT_DEV` in linux/fs.h).
+fn whiteout(turn: Turn) -> Make<'static> {
+    let (uid, gid) = turn.owner;
+    Make { kind: Kind::CharDev, mode: 0, umask: 0, rdev: 0, target: b"", uid, gid, open: None, again: false }
 }
 
 fn create(dir: &Arc<OwnedFd>, name: &Name, make: &Make<'_>, mode: u32) -> SysResult<Option<File>> {

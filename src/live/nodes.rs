@@ -1,6 +1,6 @@
 //! What the kernel knows of the live tree: nodes, their names, and how often each was looked up.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ pub fn generation_of(stat: &Stat) -> u64 {
 #[derive(Debug, Default)]
 struct Rare {
     /// Further names.
-    links: Vec<Place>,
+    links: BTreeSet<Place>,
     /// Open handles.
     handles: u32,
     /// Handles open for writing among them.
@@ -133,21 +133,22 @@ impl Node {
         if self.first.is_none() {
             self.first = Some(place.clone());
         } else {
-            self.rare().links.push(place.clone());
+            self.rare().links.insert(place.clone());
         }
+    }
+
+    fn has_link(&self, place: &Place) -> bool {
+        self.first.as_ref() == Some(place) || self.rare.as_ref().is_some_and(|rare| rare.links.contains(place))
     }
 
     /// Whether it had that name.
     fn remove_link(&mut self, place: &Place) -> bool {
         let mut had = false;
         if let Some(rare) = &mut self.rare {
-            let before = rare.links.len();
-            rare.links.retain(|link| link != place);
-            had = rare.links.len() < before;
+            had = rare.links.remove(place);
         }
         if self.first.as_ref() == Some(place) {
-            let next = self.rare.as_mut().filter(|rare| !rare.links.is_empty()).map(|rare| rare.links.remove(0));
-            self.first = next;
+            self.first = self.rare.as_mut().and_then(|rare| rare.links.pop_first());
             had = true;
         }
         self.tidy();
@@ -158,7 +159,7 @@ impl Node {
     fn take_links(&mut self) -> Vec<Place> {
         let mut links: Vec<Place> = self.first.take().into_iter().collect();
         if let Some(rare) = &mut self.rare {
-            links.append(&mut rare.links);
+            links.extend(std::mem::take(&mut rare.links));
         }
         links
     }
@@ -235,7 +236,7 @@ impl Nodes {
     /// Notes one more name of a node.
     pub fn add_link(&mut self, slot: Slot, place: &Place) {
         let Some(node) = self.map.get_mut(&slot) else { return };
-        if node.links().any(|link| link == place) {
+        if node.has_link(place) {
             return;
         }
         node.add_link(place);
@@ -406,10 +407,10 @@ mod tests {
         nodes.learn(file, Kind::File, 1, Some(&inside("b")), 1);
         nodes.learn(file, Kind::File, 1, Some(&inside("a")), 1);
         nodes.forget(dir, 1);
-        let names = |nodes: &Nodes| nodes.get(file).map(|node| node.links().cloned().collect::<Vec<_>>()).unwrap_or_default();
-        assert_eq!(names(&nodes), [inside("a"), inside("b")], "each name once, and the directory is held by it");
+        let names = |nodes: &Nodes| nodes.get(file).map(|node| node.links().cloned().collect::<BTreeSet<_>>()).unwrap_or_default();
+        assert_eq!(names(&nodes), BTreeSet::from([inside("a"), inside("b")]), "each name once, and the directory is held by it");
         nodes.move_link(file, &inside("a"), &place("c"));
-        assert_eq!(names(&nodes), [inside("b"), place("c")]);
+        assert_eq!(names(&nodes), BTreeSet::from([inside("b"), place("c")]));
         nodes.remove_link(file, &inside("b"));
         assert!(nodes.get(dir).is_none(), "nothing holds the directory any more");
         assert!(nodes.get(file).is_some_and(|node| node.rare.is_none()), "one name needs no more room");

@@ -1,21 +1,29 @@
 //! After a daemon that did not end in an orderly way: operations of two steps are finished or undone.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::Live;
+use super::ahead::at_place;
 use super::find::{At, is_elsewhere};
+use crate::history::present::{Present, Trail};
 use crate::history::timeline::{Aftermath, Moved};
-use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
+use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::layers::file_name;
 use crate::store::record::{Place, Record};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult, Time};
 
+/// A larger file that somebody can write to past the mount is not copied at each checkpoint, while everybody waits.
+const HELD_COPIED_MAX: u64 = 16 << 20;
+
 impl Live {
     /// Brings tree and history together again. Costs what changed in the open epoch. Nothing may be served yet.
     ///
+    /// `told`: whoever served before has left behind what may be written to.
+    ///
     /// # Errors
     /// EIO if the journal or a layer cannot be written or read.
-    pub fn recover(&self, aftermath: &Aftermath) -> SysResult<()> {
+    pub fn recover(&self, aftermath: &Aftermath, told: bool) -> SysResult<()> {
         if let Some((slot, place, object)) = &aftermath.replacing {
             self.finish_replacing(*slot, place, *object)?;
             let layers = &self.timeline.store().layers;
@@ -25,7 +33,7 @@ impl Live {
         }
         aftermath.moved_away.iter().try_for_each(|object| self.set_apart(*object))?;
         self.strike_unmade()?;
-        self.watch_mapped()?;
+        self.watch_mapped(told)?;
         self.sweep_objects();
         Ok(())
     }
@@ -34,29 +42,39 @@ impl Live {
     ///
     /// It says how long a daemon that was killed has lived at least: only such inodes can change without a new record.
     pub fn last_recorded_change(&self) -> Option<Time> {
-        let (slots, names) = self.timeline.touched_now();
-        let mut last = slots.iter().filter_map(|slot| self.stat(*slot).ok()).map(|stat| stat.ctime).max();
-        let mut made = Vec::new();
-        for (dir, name) in names {
-            let Ok(dir) = self.dir(dir) else { continue };
-            let Ok(stat) = sys::stat_at(&dir, name.as_bytes()) else { continue };
-            last = last.max(Some(stat.ctime));
-            let recorded = self.slot_of(&stat).is_ok_and(|slot| slots.contains(&slot));
-            if stat.kind == Kind::Dir && !recorded {
-                made.extend(sys::open_path_at(&dir, name.as_bytes()));
-            }
-        }
-        // What is in a new directory has no records at all.
-        while let Some(dir) = made.pop() {
-            for entry in sys::list_dir(&dir).unwrap_or_default() {
-                let Ok(stat) = sys::stat_at(&dir, &entry.name) else { continue };
-                last = last.max(Some(stat.ctime));
-                if stat.kind == Kind::Dir {
-                    made.extend(sys::open_path_at(&dir, &entry.name));
-                }
-            }
+        let mut last = None;
+        for trail in self.recent(false) {
+            last = last.max(self.stat(&trail).ok().map(|stat| stat.ctime));
         }
         last
+    }
+
+    /// What can have changed in the open epoch without a new record: inodes that have one, names that have one, and all that is in directories
+    /// without, for those were made in it. Where there is no checkpoint nothing has a record: then `all` that there is, or nothing.
+    fn recent(&self, all: bool) -> impl Iterator<Item = Arc<Trail>> {
+        let (slots, names) = self.timeline.touched_now();
+        let mut found: Vec<Arc<Trail>> = slots.iter().map(|slot| at_place(*slot)).collect();
+        let mut made = if all && self.timeline.newest_stored().is_none() { vec![Trail::root()] } else { Vec::new() };
+        for (dir, name) in names {
+            let Ok(Some(child)) = self.child(&at_place(dir), &name) else { continue };
+            let trail = at_place(dir).step(&name, child.slot);
+            if child.kind == Kind::Dir && !slots.contains(&child.slot) {
+                made.push(Arc::clone(&trail));
+            }
+            found.push(trail);
+        }
+        let below = std::iter::from_fn(move || {
+            // What is in a new directory has no records at all.
+            let dir = made.pop()?;
+            let names = self.list(&dir).unwrap_or_else(|errno| {
+                tracing::warn!(path = %String::from_utf8_lossy(&dir.path()).escape_debug(), %errno, "a directory cannot be looked at");
+                Vec::new()
+            });
+            let trails: Vec<(Arc<Trail>, Kind)> = names.into_iter().map(|(name, child)| (dir.step(&name, child.slot), child.kind)).collect();
+            made.extend(trails.iter().filter(|(_, kind)| *kind == Kind::Dir).map(|(trail, _)| Arc::clone(trail)));
+            Some(trails)
+        });
+        found.into_iter().chain(below.flatten().map(|(trail, _)| trail))
     }
 
     /// A rename over an existing inode: names exchanged, but the inode not yet moved away.
@@ -66,7 +84,7 @@ impl Live {
             dir => dir?,
         };
         match sys::stat_at(&dir, place.name.as_bytes()) {
-            Ok(stat) if self.slot_of(&stat) == Ok(slot) => self.move_away(&dir, &place.name, object),
+            Ok(stat) if self.slot_of(&stat) == Ok(slot) => self.move_away(&dir, &place.name, object, false),
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(errno),
         }
@@ -103,12 +121,8 @@ impl Live {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
-        let copy = sys::create_file_at(tmp, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?;
-        if self.reflink {
-            sys::clone_file(&kept, &copy)?
-        } else {
-            sys::copy_data(&kept, &copy, stat.size)?
-        }
+        let copy = self.with_room(|| sys::create_file_at(tmp, name.as_bytes(), sys::Open::READ_WRITE, 0o600))?;
+        self.with_room(|| if self.reflink { sys::clone_file(&kept, &copy) } else { sys::copy_data(&kept, &copy, stat.size) })?;
         for (name, value) in sys::file_xattrs(&kept)? {
             sys::set_file_xattr(&copy, &name, &value)?;
         }
@@ -124,20 +138,74 @@ impl Live {
         sys::rename_at(tmp, name.as_bytes(), &*layer, name.as_bytes(), RenameMode::Replace)
     }
 
-    /// A mapping outlives the daemon that served its file: a file that was open for writing and is still mapped is watched again.
-    fn watch_mapped(&self) -> SysResult<()> {
-        for (slot, _) in self.timeline.data_records() {
-            let file = match self.open_file(slot.into(), sys::Open::READ) {
-                Ok((file, _)) => file,
-                // Unwatched, what is stored through a mapping would be missed.
-                Err(errno @ (Errno::EIO | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => return Err(errno),
-                Err(_) => continue,
-            };
-            if sys::lease_free(&file) == Ok(false) {
-                self.note_hot(slot, &std::sync::Arc::new(file), true, None)?;
+    /// What somebody has open or mapped to be written where the kernel does the I/O outlives the daemon, and is written to without a request: it is
+    /// watched again. A file that had no record was born in the open epoch, or no checkpoint could see it. Nothing may be served yet.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM, EIO: what cannot be watched would be missed.
+    pub fn watch_mapped(&self, told: bool) -> SysResult<()> {
+        let files: Box<dyn Iterator<Item = Arc<Trail>>> = if told {
+            Box::new(self.timeline.data_records().into_iter().map(|(slot, _)| at_place(slot)))
+        } else if self.reflink {
+            Box::new(self.recent(true))
+        } else {
+            // There was no passthrough.
+            return Ok(());
+        };
+        files.into_iter().try_for_each(|trail| match self.watch_if_held(&trail) {
+            // Unwatched, what is stored through a mapping would be missed.
+            Err(errno @ (Errno::EIO | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(errno),
+            Ok(_) | Err(_) => Ok(()),
+        })
+    }
+
+    /// As `watch_if_held`, of the file at a path, and numbered so if that is known; the tree may be served already.
+    ///
+    /// # Errors
+    /// Its own; ENOENT.
+    pub fn watch_held(&self, path: &[u8], ino: Option<u64>) -> SysResult<bool> {
+        let _gate = self.gate.read();
+        let _tree = self.tree.read();
+        let mut trail = Trail::root();
+        for name in path.split(|byte| *byte == b'/') {
+            if matches!(name, b"" | b"." | b"..") {
+                return Err(Errno::EINVAL);
             }
+            let name = Name::new(name);
+            let child = self.child(&trail, &name)?.ok_or(Errno::ENOENT)?;
+            trail = trail.step(&name, child.slot);
         }
-        Ok(())
+        if ino.is_some_and(|ino| Slot(ino) != trail.slot) {
+            return Err(Errno::ESTALE);
+        }
+        let _stripe = self.stripe(trail.slot);
+        self.watch_if_held(&trail)
+    }
+
+    /// A file that somebody has open or mapped to be written, though the mount may know of nobody, is captured and hot from now on; `false`: it is not
+    /// held so. The caller holds the gate, the tree and the stripe, or nothing is served yet.
+    ///
+    /// # Errors
+    /// Those of open(2); EACCES where the lease on a file of somebody else may not be asked for; ESTALE, EINVAL if it is no regular file there; EFBIG if
+    /// it would be copied at each checkpoint and is large; ENOSPC or EIO if the past could not be kept.
+    fn watch_if_held(&self, trail: &Arc<Trail>) -> SysResult<bool> {
+        let (file, stat) = self.open_file(trail.into(), sys::Open::READ)?;
+        if sys::lease_free(&file)? {
+            return Ok(false);
+        }
+        if !self.reflink && stat.size > HELD_COPIED_MAX {
+            return Err(Errno::EFBIG);
+        }
+        // Its places are to be found when it is captured.
+        let mut at = trail;
+        while let Some(up) = &at.up {
+            self.remember(up.slot, &at.name, at.slot);
+            at = up;
+        }
+        let file = Arc::new(file);
+        self.note_hot(trail.slot, &file, true, None)?;
+        self.capture(trail.into(), &file, true)?;
+        Ok(true)
     }
 
     /// The last renames recorded may not have happened: then the inodes are where they were.

@@ -118,15 +118,28 @@ impl Live {
         Ok(())
     }
 
+    /// What must be done before with no lock held: LATER. See [`Live::probe_first`], [`Live::capture_first`].
+    pub(super) fn removal_first(&self, target: &Target<'_>) -> SysResult<()> {
+        let slot = target.slot;
+        self.probe_first(slot)?;
+        let stays = || self.nodes.lock().get(slot).is_some_and(|node| node.links().any(|link| *link != target.place()));
+        let captured = if target.is_last() { self.in_use(slot) } else { !stays() };
+        if target.stat.kind == Kind::File && captured && !self.timeline.is_born(slot) {
+            self.capture_first(slot, false, || Ok(target.stat.size))?;
+        }
+        Ok(())
+    }
+
     /// Somebody has it open, or mapped to be written.
     fn in_use(&self, slot: Slot) -> bool {
         self.nodes.lock().get(slot).is_some_and(|node| node.handles() > 0) || self.hot.lock().contains_key(&slot)
     }
 
-    /// Moves an inode into the layer, from where it is.
-    pub(super) fn move_away(&self, dir: &OwnedFd, name: &Name, object: ObjectId) -> SysResult<()> {
+    /// Moves an inode into the layer, from where it is; `whiteout`: one is left there.
+    pub(super) fn move_away(&self, dir: &OwnedFd, name: &Name, object: ObjectId, whiteout: bool) -> SysResult<()> {
         let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
-        let rename = || self.with_room(|| sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace));
+        let how = if whiteout { RenameMode::NoReplaceWhiteout } else { RenameMode::NoReplace };
+        let rename = || self.with_room(|| sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), how));
         match rename() {
             Err(Errno::EACCES | Errno::EPERM) => {
                 // A directory that its owner may not write cannot be moved: its `..` would change. Its mode is on record.
@@ -194,6 +207,7 @@ impl Live {
             _ => {}
         }
         let _stripe = self.stripe(target.slot);
+        self.removal_first(&target)?;
         let past = !self.timeline.is_born(target.slot);
         if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty() {
             return Err(Errno::ENOTEMPTY);
@@ -213,7 +227,7 @@ impl Live {
         self.leave_orphan(target.slot, held.as_ref());
         let ordered = self.order_removal(&target);
         match fate {
-            Fate::Move(object) => ordered.and_then(|()| self.move_away(&dir, name, object)).inspect_err(|_| self.take_back(target.slot))?,
+            Fate::Move(object) => ordered.and_then(|()| self.move_away(&dir, name, object, false)).inspect_err(|_| self.take_back(target.slot))?,
             Fate::Free if want_dir => ordered.and_then(|()| self.with_room(|| sys::rmdir_at(&dir, name.as_bytes())))?,
             Fate::Free => ordered.and_then(|()| self.with_room(|| sys::unlink_at(&dir, name.as_bytes())))?,
         }
@@ -248,9 +262,11 @@ impl Live {
     /// # Errors
     /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn unlink(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
-        let _gate = self.enter();
-        let _tree = self.tree.write();
-        self.remove_in(parent.into(), name, false)
+        self.patiently(|| {
+            let _gate = self.enter();
+            let _tree = self.tree.write();
+            self.remove_in(parent.into(), name, false)
+        })
     }
 
     /// rmdir(2).

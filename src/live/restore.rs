@@ -76,35 +76,59 @@ impl Live {
     }
 
     /// Gives an inode the attributes and extended attributes that it had; says whether anything but times was different. A directory's entries
-    /// must be in place: they change its times.
+    /// must be in place: they change its times. `times`: and the time that it had.
     ///
     /// # Errors
     /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
-    pub fn dress_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs) -> SysResult<bool> {
+    pub fn dress_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs, times: bool) -> SysResult<bool> {
+        self.probe_first(at.slot)?;
         let fd = self.fd(at)?;
         let now = sys::stat_fd(&fd)?;
         let then = &wanted.stat;
         let owner = now.uid != then.uid || now.gid != then.gid;
         let mode = now.mode != then.mode && now.kind != Kind::Symlink;
-        let times = now.mtime != then.mtime;
-        let different = self.replace_xattrs_in(at, xattrs)? || owner || mode;
-        if !(owner || mode || times) {
-            return Ok(different);
+        let (kept, times) = (times, times && now.mtime != then.mtime);
+        if owner || mode || times {
+            self.timeline.touch_attr(at.slot);
+            self.keep_inode(at, &fd, owner || mode)?;
         }
-        self.timeline.touch_attr(at.slot);
-        self.keep_inode(at, &fd, owner || mode)?;
+        // The owner first: a change of it takes file capabilities away.
         if owner {
             match sys::chown_fd(&fd, Some(then.uid), Some(then.gid)) {
-                Ok(()) => {}
+                Ok(()) => self.note_owner(at.slot, then.uid),
                 Err(Errno::EPERM) if sys::ids().0 != 0 => {}
                 Err(errno) => return Err(errno),
             }
         }
+        let different = self.replace_xattrs_in(at, xattrs)? || owner || mode;
         if mode || (owner && now.kind != Kind::Symlink) {
+            self.note_mode(at.slot, then.mode);
             sys::chmod_fd(&fd, then.mode)?;
         }
-        sys::utimens_fd(&fd, SetTime::At(then.atime), SetTime::At(then.mtime))?;
+        if owner || mode || times {
+            sys::utimens_fd(&fd, SetTime::At(then.atime), if kept { SetTime::At(then.mtime) } else { SetTime::Omit })?;
+        }
         Ok(different)
+    }
+
+    /// Gives a file with one name the time that it is now.
+    ///
+    /// # Errors
+    /// Those of utimensat(2).
+    pub fn renew_in(&self, at: At<'_>) -> SysResult<()> {
+        let fd = self.fd(at)?;
+        let stat = sys::stat_fd(&fd)?;
+        if stat.kind != Kind::File || stat.nlink > 1 {
+            return Ok(());
+        }
+        self.timeline.touch_attr(at.slot);
+        self.keep_inode(at, &fd, false)?;
+        sys::utimens_fd(&fd, SetTime::Omit, SetTime::Now)
+    }
+
+    /// Somebody has a file open, or mapped, to write to it, or it cannot be known that nobody has.
+    pub fn may_be_written(&self, at: At<'_>) -> bool {
+        !self.open_file(at, Open::READ).and_then(|(file, _)| sys::lease_free(&file)).unwrap_or(false)
     }
 
     /// Gives a file the content that it had, without changing its number: it has names that are not all known.
@@ -112,6 +136,8 @@ impl Live {
     /// # Errors
     /// Those of open(2), write(2), ftruncate(2).
     pub fn rewrite_in(&self, at: At<'_>, source: Option<&File>, size: u64) -> SysResult<()> {
+        self.probe_first(at.slot)?;
+        self.void_claim(at.slot);
         let fd = self.fd(at)?;
         let file = sys::reopen(&fd, Open::READ_WRITE)?;
         self.timeline.touch_data(at.slot);

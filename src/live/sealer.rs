@@ -191,7 +191,8 @@ impl Live {
         let known: HashSet<ObjectId> = self.timeline.sealed(epoch)?.0.into_iter().map(|sealed| sealed.object).collect();
         let mut pace = Pace { started: Instant::now(), bytes: 0 };
         let (mut hashed, mut bytes) = (Vec::new(), 0);
-        for object in objects.into_iter().filter(|object| !known.contains(object)) {
+        // Of a file that is claimed there may be one that is being made.
+        for object in objects.into_iter().filter(|object| !known.contains(object) && !self.is_claimed(object.slot)) {
             let sealed = self.hash_object(object, &mut pace);
             if self.sealer.wake.stopping() {
                 break;

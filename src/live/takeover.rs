@@ -33,6 +33,8 @@ pub struct Turn {
     pub request: u64,
     /// It was given to a worker that has died: it may have been done.
     pub again: bool,
+    /// User and group that ask: a whiteout is theirs.
+    pub owner: (u32, u32),
 }
 
 /// Holds descriptors for as long as this process may die. It never waits, and does what it can.
@@ -132,7 +134,8 @@ impl Live {
             Err(errno) => Err(errno),
         };
         if how != RenameMode::Exchange {
-            return Ok(at(from)?.is_none() && at(to)?.is_some());
+            let left = at(from)?.is_none() || how.leaves_whiteout() && self.is_whiteout(from)?;
+            return Ok(left && at(to)?.is_some());
         }
         let Some(legacy) = self.legacy.get() else { return Ok(false) };
         let begun = legacy.ledger.rows().into_iter().find(|row| row.kind == EXCHANGE && row.words.first() == Some(&turn.request));
@@ -195,14 +198,14 @@ impl Live {
             }
             _ => self.open_file(slot.into(), flags.backing())?.0,
         };
-        let file = Arc::new(file);
+        let (mode, file) = (sys::stat_fd(&file)?.mode, Arc::new(file));
         let by = if flags.write { acting_for() } else { None };
         if io == IoMode::Passthrough && flags.write {
             // That it may write is in the journal since it opened the file, or since the newest checkpoint.
             self.note_hot(slot, &file, flags.read, by.clone().map(|by| (by, None)))?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
-        let handle = Handle { slot, file, flags, io, by };
+        let handle = Handle::new(slot, file, flags, io, by, mode);
         self.note_writer(id.0, &handle);
         self.handles.adopt(id, handle);
         Ok(())

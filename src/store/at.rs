@@ -101,6 +101,20 @@ pub(super) fn check_own_file(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     if own { Ok(()) } else { Err(rustix::io::Errno::INVAL.into()) }
 }
 
+/// Sees to it that only its owner can use a file or directory of ours. It is not an error if there is none.
+pub(super) fn restrict(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
+    let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        stat => stat?,
+    };
+    let ours = matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Directory);
+    if !ours || stat.st_mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::fchmod(rustix::fs::openat(parent, name, flags, Mode::empty())?, Mode::from_raw_mode(stat.st_mode & 0o700))?)
+}
+
 /// Removes what has this name, and all below it. Follows no link. It is not an error if there is nothing.
 pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> io::Result<()> {
     remove_below(parent.as_fd(), name, REMOVE_DEPTH_MAX)

@@ -18,8 +18,11 @@ use super::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
 use super::index::{Difference, Index};
 use super::journal::Journal;
 use super::layers::{self, Layers};
-use super::record::{Checkpoint, DataState, Place, Record, Sealed, Undo};
+use super::record::{Checkpoint, DataState, Place, Record, Sealed, Undo, in_a_circle};
 use crate::sys::{Errno, Kind};
+
+/// Most bytes of paths, and names in them, that are told of all versions together: a deep tree has long ones, as many as it has versions.
+const PATHS_BYTES_MAX: usize = 64 << 20;
 
 /// What can be wrong with a store: one kind for each damage. `--json` has these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -169,6 +172,10 @@ pub struct Check {
 #[derive(Default)]
 struct Reading {
     epoch: EpochRecords,
+    /// What telling paths has cost: names, and bytes of them.
+    spent: usize,
+    /// Epochs whose places lead in a circle.
+    circles: Vec<(Epoch, Slot)>,
     last_data: HashMap<Slot, Epoch>,
     versions: Vec<(Version, Epoch, Option<i64>)>,
     checkpoints: BTreeMap<CheckpointId, Checkpoint>,
@@ -206,15 +213,15 @@ impl EpochRecords {
         }
     }
 
-    /// The path of an inode before the epoch, as far as its records lead.
-    fn path(&self, slot: Slot) -> Option<Vec<u8>> {
+    /// The path of an inode before the epoch, as far as its records lead, and unless too much is spent on paths.
+    fn path(&self, slot: Slot, spent: &mut usize) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         let mut at = slot;
         while at != Slot::ROOT {
             let place = self.homes.get(&at)?;
             names.push(place.name.as_bytes());
-            // A damaged journal could lead in circles.
-            if names.len() > self.homes.len() {
+            *spent += 1 + place.name.as_bytes().len();
+            if *spent > PATHS_BYTES_MAX {
                 return None;
             }
             at = place.parent;
@@ -288,11 +295,15 @@ impl Reading {
     fn close_epoch(&mut self) {
         let records = std::mem::take(&mut self.epoch);
         let Some(epoch) = records.number else { return };
+        if let Some(slot) = in_a_circle(records.homes.iter().map(|(slot, place)| (*slot, place))) {
+            self.circles.push((epoch, slot));
+            return;
+        }
         for (slot, data) in &records.data {
             let before = self.last_data.insert(*slot, epoch).unwrap_or(Epoch(0));
             let Some(object) = data.object else { continue };
             let (kind, born) = records.attrs.get(slot).copied().unwrap_or((Kind::File, None));
-            let path = records.path(*slot);
+            let path = records.path(*slot, &mut self.spent);
             let version = Version { slot: *slot, epoch, object, size: data.size, kind, path, checkpoints: Vec::new(), sealed: None };
             self.versions.push((version, before, born));
         }
@@ -300,11 +311,12 @@ impl Reading {
 
     /// The versions that kept checkpoints (only `of`, if given) read.
     fn needed(mut self, of: Option<CheckpointId>) -> (Vec<Version>, HashSet<ObjectId>) {
-        self.close_epoch();
         let mut needed = Vec::new();
         for (mut version, before, born) in std::mem::take(&mut self.versions) {
-            let readers =
-                self.checkpoints.range(CheckpointId(before.0)..CheckpointId(version.epoch.0)).filter(|(id, _)| of.is_none_or(|of| of == **id));
+            let readers = self
+                .checkpoints
+                .range(before.checkpoint()..version.epoch.checkpoint().max(before.checkpoint()))
+                .filter(|(id, _)| of.is_none_or(|of| of == **id));
             // A checkpoint that is older than the file does not show it.
             let readers = readers.filter(|(_, checkpoint)| born.is_none_or(|born| born <= checkpoint.created_ns));
             version.checkpoints = readers.map(|(id, _)| *id).collect();
@@ -348,9 +360,14 @@ impl Check {
             Finding { checkpoints: vec![checkpoint.id], ..found }
         }));
         check.unfinished = std::mem::take(&mut reading.unfinished);
+        reading.close_epoch();
+        check.findings.extend(std::mem::take(&mut reading.circles).into_iter().map(|(epoch, slot)| {
+            let detail = format!("the places recorded in epoch {} lead in a circle, at inode {}", epoch.0, slot.0);
+            Finding::of_store(DamageKind::JournalDamaged, "journal", detail)
+        }));
         (check.versions, check.recorded) = reading.needed(of);
         check.totals.versions = check.versions.len() as u64;
-        check.totals.bytes = check.versions.iter().map(|version| version.size).sum();
+        check.totals.bytes = check.versions.iter().fold(0, |sum: u64, version| sum.saturating_add(version.size));
         check.totals.unhashed = check.versions.iter().filter(|version| version.sealed.is_none() && version.kind == Kind::File).count() as u64;
         Ok(check)
     }
@@ -389,7 +406,7 @@ impl Check {
     pub fn step(&mut self, layers: &Layers) -> Option<&Version> {
         let version = self.versions.get(self.next)?;
         self.next += 1;
-        self.done += if self.deep { version.size } else { 1 };
+        self.done = self.done.saturating_add(if self.deep { version.size } else { 1 });
         let found = look_at(version, layers, self.deep);
         let on_its_way = |kind: &DamageKind| *kind == DamageKind::ObjectMissing && self.unfinished.contains(&version.object);
         if let Some((kind, detail)) = found.filter(|(kind, _)| !on_its_way(kind)) {
@@ -445,7 +462,8 @@ pub fn journal_finding(error: &StoreError, last: Option<CheckpointId>) -> Findin
         StoreError::BadRecord { at, .. } => format!("journal/{:08}", at.segment),
         _ => "journal".to_owned(),
     };
-    Finding::of_store(DamageKind::JournalDamaged, on, format!("{error}; {known}"))
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    Finding::of_store(DamageKind::JournalDamaged, on, format!("{error}{cause}; {known}"))
 }
 
 /// What is wrong with a version, if something is.

@@ -86,14 +86,6 @@ pub enum StoreError {
     /// A write or sync of the journal failed before; it takes nothing more until the store is opened again.
     #[error("the journal failed before and takes nothing more")]
     Latched,
-    /// The frame holds no undo record of that number.
-    #[error("the record at {at} has no undo item {item}")]
-    NoUndo {
-        /// Where the frame begins.
-        at: Address,
-        /// Number in its list.
-        item: u16,
-    },
     /// The index failed.
     #[error("the index failed")]
     Index(#[from] sled::Error),
@@ -158,6 +150,15 @@ pub enum CodecError {
     /// A list or string is longer than its limit.
     #[error("something is longer than its limit")]
     Limit,
+    /// It says that the store is a part of the tree.
+    #[error("it speaks of the store as a part of the tree")]
+    Reserved,
+    /// A directory is in itself, or the root in another.
+    #[error("a directory leads to itself")]
+    Circle,
+    /// It is of an epoch, a checkpoint or an operation that it cannot be of where it stands.
+    #[error("it is not of the time at which it stands")]
+    OutOfTime,
 }
 
 impl StoreError {
@@ -178,15 +179,17 @@ impl StoreError {
             StoreError::Locked => Errno::EBUSY,
             StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => Errno::EOPNOTSUPP,
             StoreError::ReadOnly => Errno::EROFS,
-            StoreError::Encode(CodecError::Name | CodecError::Text | CodecError::Range) => Errno::EINVAL,
+            StoreError::Encode(
+                CodecError::Name | CodecError::Text | CodecError::Range | CodecError::Reserved | CodecError::Circle | CodecError::OutOfTime,
+            ) => Errno::EINVAL,
             StoreError::Encode(CodecError::Limit | CodecError::Short | CodecError::Trailing | CodecError::Unknown) => Errno::E2BIG,
             StoreError::TooBig { .. } => Errno::E2BIG,
             StoreError::NoIndexPath => Errno::ENOSYS,
             StoreError::SerialsUsedUp(_) => Errno::EOVERFLOW,
+            StoreError::Index(sled::Error::Io(source)) if source.raw_os_error().is_some_and(|number| Errno(number).is_no_room()) => Errno::ENOSPC,
             StoreError::JournalDamaged { .. }
             | StoreError::BadRecord { .. }
             | StoreError::Latched
-            | StoreError::NoUndo { .. }
             | StoreError::Index(_)
             | StoreError::IndexPanic { .. }
             | StoreError::IndexDamaged

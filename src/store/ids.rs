@@ -32,7 +32,7 @@ pub struct Epoch(pub u64);
 impl Epoch {
     /// The epoch after this one.
     pub fn next(self) -> Epoch {
-        Epoch(self.0 + 1)
+        Epoch(self.0.saturating_add(1))
     }
 
     /// The checkpoint that closes this epoch.

@@ -12,6 +12,7 @@
 //!
 //! ```text
 //! .ckptfs/            mode 0700
+//!   .gitignore        "*": nothing here is for a repository; only made if there is none
 //!   format            text, see below; written when the store is made, and when it gets a feature
 //!   lock              flock(2), exclusive; holds the process id of the last that had it, for people, and on which mount of the filesystem
 //!   synced            up to when everything was on disk: ns since 1970 (20 digits), blank, 16 digits of BLAKE3 of those 20, line feed
@@ -23,7 +24,7 @@
 //! format:
 //!   ckptfs store
 //!   version 1
-//!   features actors ahead auto hashes operations pins tiers who       names with one space between, or - for none
+//!   features absences actors ahead auto hashes imported operations pins tiers who       names with one space between, or - for none
 //!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
 //! ```
 
@@ -34,6 +35,7 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -43,9 +45,20 @@ use rustix::io::Errno;
 use super::Address;
 use super::at;
 use super::error::{Mistrust, StoreError, StoreResult};
+use super::ids::Epoch;
+use super::reserve::Reserve;
 
 /// The name of the store in the directory that it is for.
 pub const STORE_NAME: &str = ".ckptfs";
+
+/// Begins the names of the extended attributes in which ckptfs notes something: of files in a store, and of a directory that is an export. In a tree that
+/// is served there are none: who could set them could forge them.
+pub const XATTR_PREFIX: &[u8] = b"user.ckptfs.";
+
+/// Whether an extended attribute is ckptfs's own, and no part of a tree.
+pub fn is_own_xattr(name: &[u8]) -> bool {
+    name.starts_with(XATTR_PREFIX)
+}
 /// The newest format version that this program reads, and the one that it writes.
 pub const FORMAT_VERSION: u32 = 1;
 /// Features of the format that this program knows. A store gets those that it lacks when it is opened for writing: a program that does not know
@@ -53,12 +66,17 @@ pub const FORMAT_VERSION: u32 = 1;
 /// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`: it has what was captured ahead
 /// (record 14). `auto`: a checkpoint may have been made by the daemon itself (reason 3). `pins`: checkpoints can be pinned (record 15) and hidden
 /// (record 16). `operations`: what was done can be undone (record 17). `who`: it says which process changed what
-/// (records 18 and 19). `tiers`: the content of versions may be freed that checkpoints show (record 20).
-const FEATURES: [&str; 8] = ["actors", "ahead", "auto", "hashes", "operations", "pins", "tiers", "who"];
+/// (records 18 and 19). `tiers`: the content of versions may be freed that checkpoints show (record 20). `absences`: a data record may say that the content
+/// is lost (a size and no object).
+const FEATURES: [&str; 10] = ["absences", "actors", "ahead", "auto", "hashes", "imported", "operations", "pins", "tiers", "who"];
 /// The file that says where the journal ended at the last orderly end.
 const ENDED_NAME: &str = "ended";
 /// The file that says up to when everything was on disk.
 const SYNCED_NAME: &str = "synced";
+/// The file that says to git that nothing here is to be added.
+const GITIGNORE_NAME: &str = ".gitignore";
+/// See [`Layout::note_held`].
+const HELD_NAME: &str = "held";
 /// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
 const NOTED_BYTES: usize = 20 + 1 + 16 + 1;
 /// First line of `format`.
@@ -110,7 +128,8 @@ pub struct Layout {
     layers: OwnedFd,
     tmp: Option<OwnedFd>,
     index_home: Option<PathBuf>,
-    _lock: Option<File>,
+    reserve: Arc<Reserve>,
+    lock: Option<File>,
 }
 
 /// In `tmp/`, and never emptied with it: the directory through which a restore moves inodes of the live tree. One that was killed has left some there.
@@ -122,7 +141,23 @@ impl Layout {
     /// Errors: `NoStore`, `NotAStore`, `Untrusted`, `Locked`, `NewerFormat`, `UnknownFeature`, `Io`. A store that was made is durable on return.
     pub fn open(root: impl AsFd, create: bool) -> StoreResult<Layout> {
         let root = root.as_fd();
-        if create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))? {
+        let fresh = create && at::make_dir(root, STORE_NAME).map_err(StoreError::io("make", STORE_NAME))?;
+        let opened = Layout::open_in(root, create, fresh);
+        if fresh && opened.as_ref().is_err_and(|error| !matches!(error, StoreError::Locked)) {
+            unmake(root);
+        }
+        opened
+    }
+
+    /// Takes back a store that was made for nothing: what it was for could not be begun. To be called by who holds it, before anything is in it.
+    pub fn unmake(&self, root: impl AsFd) {
+        if self.created {
+            unmake(root.as_fd());
+        }
+    }
+
+    fn open_in(root: BorrowedFd<'_>, create: bool, fresh: bool) -> StoreResult<Layout> {
+        if fresh {
             at::sync_dir(root).map_err(StoreError::io("sync", "the directory"))?;
         }
         let dir = open_trusted(root, root, STORE_NAME)?;
@@ -135,16 +170,22 @@ impl Layout {
         }
         let (lock, same_mount) = take_lock(&dir, create)?;
         rustix::fs::fchmod(&dir, Mode::RWXU).map_err(StoreError::io("set the mode of", STORE_NAME))?;
-        let (id, created) = if has_format(&dir)? { (read_and_renew_format(&dir)?, false) } else { (make(&dir)?, true) };
-        let (journal, layers, tmp) = (own_dir(&dir, "journal")?, own_dir(&dir, "layers")?, own_dir(&dir, "tmp")?);
+        let made = if has_format(&dir)? { None } else { Some(make(&dir)?) };
+        let reserve = Arc::new(Reserve::open(&dir));
+        let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
+        let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
+        let id = made.map_or_else(|| reserve.with_last_room(|| read_and_renew_format(&dir), StoreError::errno), Ok)?;
+        if let Err(error) = hide_from_git(&dir) {
+            tracing::debug!(%error, "the store is not hidden from git");
+        }
         let synced_ns = AtomicI64::new(read_noted(&dir, SYNCED_NAME).unwrap_or(i64::MIN));
         for name in at::names(&tmp).map_err(StoreError::io("list", "tmp"))?.into_iter().filter(|name| name != STAGING_NAME) {
-            at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp"))?;
+            reserve.with_last_room(|| at::remove_tree(&tmp, &name).map_err(StoreError::io("empty", "tmp")), StoreError::errno)?;
         }
         Ok(Layout {
             id,
-            created,
-            same_mount: same_mount || created,
+            created: made.is_some(),
+            same_mount: same_mount || made.is_some(),
             synced_ns,
             read_only: false,
             dir,
@@ -152,7 +193,8 @@ impl Layout {
             layers,
             tmp: Some(tmp),
             index_home: None,
-            _lock: Some(lock),
+            reserve,
+            lock: Some(lock),
         })
     }
 
@@ -180,7 +222,8 @@ impl Layout {
             layers,
             tmp: None,
             index_home: None,
-            _lock: None,
+            reserve: Arc::default(),
+            lock: None,
         })
     }
 
@@ -190,7 +233,7 @@ impl Layout {
     pub fn open_to_check(root: impl AsFd) -> StoreResult<Layout> {
         let layout = Layout::open_existing_readonly(root)?;
         let (lock, _) = take_lock(&layout.dir, false)?;
-        Ok(Layout { _lock: Some(lock), ..layout })
+        Ok(Layout { lock: Some(lock), ..layout })
     }
 
     /// Names a directory for the index where the system has no `/proc/self/fd` (macOS). It must not be below the mount. The index is a cache: it may
@@ -203,6 +246,16 @@ impl Layout {
     /// Which store it is.
     pub fn id(&self) -> StoreId {
         self.id
+    }
+
+    /// What is kept for when the filesystem is full; nothing, if the store is read-only.
+    pub fn reserve(&self) -> &Arc<Reserve> {
+        &self.reserve
+    }
+
+    /// The file that is locked: it is there, and may be written where nothing new can be made.
+    pub fn lock_file(&self) -> StoreResult<&File> {
+        self.lock.as_ref().ok_or(StoreError::ReadOnly)
     }
 
     /// This call of `open` made it.
@@ -241,6 +294,16 @@ impl Layout {
     pub fn noted_end(&self) -> Option<Address> {
         let packed = read_noted(&self.dir, ENDED_NAME)?;
         Some(Address { segment: u32::try_from(packed >> 32).ok()?, offset: u32::try_from(packed & i64::from(u32::MAX)).ok()? })
+    }
+
+    /// Notes that the mount ended in this open epoch while somebody could still write to files of it, without a request.
+    pub fn note_held(&self, epoch: Epoch) -> StoreResult<()> {
+        self.note(HELD_NAME, i64::try_from(epoch.0).unwrap_or(i64::MAX))
+    }
+
+    /// The epoch that [`Layout::note_held`] was told last, if it can be read.
+    pub fn noted_held(&self) -> Option<Epoch> {
+        read_noted(&self.dir, HELD_NAME)?.try_into().ok().map(Epoch)
     }
 
     fn note(&self, name: &'static str, value: i64) -> StoreResult<()> {
@@ -314,6 +377,21 @@ fn open_trusted(like: impl AsFd, parent: impl AsFd, name: &str) -> StoreResult<O
     Ok(dir)
 }
 
+fn unmake(root: BorrowedFd<'_>) {
+    if let Err(error) = at::remove_tree(root, STORE_NAME.as_bytes()) {
+        tracing::warn!(%error, "a store that was made for nothing stays");
+    }
+}
+
+/// No `git add` takes the history of a directory into its repository.
+fn hide_from_git(dir: &OwnedFd) -> io::Result<()> {
+    match at::open_file(dir, GITIGNORE_NAME, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
+        Ok(file) => file.write_all_at(b"*\n", 0),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Opens a directory of the store, and makes it if it is missing: an empty directory does not outlive every backup.
 fn own_dir(dir: &OwnedFd, name: &str) -> StoreResult<OwnedFd> {
     at::make_dir(dir, name).map_err(StoreError::io("make", name))?;
@@ -336,7 +414,8 @@ fn check_unfinished(dir: &OwnedFd) -> StoreResult<()> {
             Ok(names.is_empty())
         };
         let ours = match name.as_slice() {
-            b"lock" | b"format.new" => true,
+            // The last two: an import is making the tree.
+            b"lock" | b"format.new" | b"importing" | b"importing.new" => true,
             b"journal" => empty("journal")?,
             b"layers" => empty("layers")?,
             b"tmp" => empty("tmp")?,
@@ -379,7 +458,8 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
         return Ok((lock, same));
     }
     let text = format!("{}\n{}\n", std::process::id(), here.unwrap_or_default());
-    let noted = lock.set_len(0).and_then(|()| lock.write_all_at(text.as_bytes(), 0));
+    // In place: where there is no room for it, what was there must stay.
+    let noted = lock.write_all_at(text.as_bytes(), 0).and_then(|()| lock.set_len(text.len() as u64));
     if let Err(error) = noted {
         tracing::debug!(%error, "the process id could not be written to the lock file");
     }

@@ -10,6 +10,7 @@
 //! journal under the index's.
 
 mod at;
+pub mod baseline;
 pub mod check;
 pub mod error;
 pub mod hash;
@@ -26,7 +27,6 @@ pub mod reserve;
 pub mod same;
 pub mod share;
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,10 +38,8 @@ pub use self::journal::Address;
 use self::journal::Journal;
 use self::layers::Layers;
 use self::layout::Layout;
-use self::record::{Kept, Record, Undo};
+use self::record::{Kept, Record};
 use self::reserve::Reserve;
-use crate::sys::Errno;
-use crate::sys::lock::Mutex;
 
 /// An open store. Shared by reference between threads; its lock is given back when it is dropped.
 #[derive(Debug)]
@@ -57,14 +55,7 @@ pub struct Store {
     pub journal: Journal,
     /// The directory itself.
     pub layout: Layout,
-    /// Frames read lately: one frame has what an operation changed, and who asks for one part asks for the others. They never change. A leaf.
-    recent: Mutex<HashMap<Address, Arc<Vec<Undo>>>>,
 }
-
-/// Frames kept in memory after they were read.
-const RECENT_FRAMES_MAX: usize = 1024;
-/// A frame of more undo records than this is not kept: there are few of them, and they are large.
-const RECENT_ITEMS_MAX: usize = 64;
 
 /// What opening a store found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,17 +86,11 @@ impl Store {
         if Journal::is_missing(&layout)? && !Layers::new(&layout)?.epochs()?.is_empty() {
             return Err(StoreError::JournalDamaged { segment: 1, offset: 0 });
         }
-        let (journal, found) = Journal::open(&layout)?;
+        let reserve = Arc::clone(layout.reserve());
+        let (journal, found) = reserve.with_last_room(|| Journal::open(&layout), StoreError::errno)?;
         check_end(&layout, &journal)?;
-        let reserve = Arc::new(Reserve::open(&layout));
-        if reserve.is_full() {
-            // To mount takes some.
-            reserve.give_up();
-        }
         let layers = Layers::new(&layout)?.with_reserve(Arc::clone(&reserve));
-        // sled does not tell why it failed.
-        let errno = |error: &StoreError| if reserve.is_full() { Errno::ENOSPC } else { error.errno() };
-        let (index, opening) = reserve.with_room(|| Index::open(&layout), errno)?;
+        let (index, opening) = Index::open(&layout)?;
         let rebuilt = match opening {
             // Of nothing there is nothing to index.
             index::Opening::Rebuild(Doubt::Missing) if found.end == journal.start() => None,
@@ -117,7 +102,7 @@ impl Store {
             index.rebuild(&journal, Some(end_of_closed(&journal)?))?;
         }
         let opened = Opened { created: layout.created(), torn: found.torn, rebuilt };
-        Ok((Store { index, layers, reserve, journal, layout, recent: Mutex::default() }, opened))
+        Ok((Store { index, layers, reserve, journal, layout }, opened))
     }
 
     /// Sets the index aside and makes it anew from the journal, as opening does with one that cannot be trusted.
@@ -127,30 +112,37 @@ impl Store {
         self.index.rebuild(&self.journal, Some(end_of_closed(&self.journal)?))
     }
 
-    /// The undo record of an index entry, read from the journal.
+    /// As [`Journal::append`], with what room the reserve has for it.
     ///
-    /// Errors: `NoUndo` if the frame there has none of that number, and those of [`Journal::read`]: either way the index does not fit the journal.
-    pub fn undo_at(&self, at: Address, item: u16) -> StoreResult<Undo> {
-        let known = self.recent.lock().get(&at).cloned();
-        let frame = match known {
-            Some(frame) => frame,
-            None => self.read_frame(at)?.ok_or(StoreError::NoUndo { at, item })?,
-        };
-        frame.get(usize::from(item)).cloned().ok_or(StoreError::NoUndo { at, item })
+    /// Errors: those of [`Journal::append`].
+    pub fn append(&self, records: &[Record]) -> StoreResult<Vec<Address>> {
+        let append = || self.journal.append(records);
+        if records.iter().any(Record::has_last_room) {
+            self.reserve.with_last_room(append, StoreError::errno)
+        } else {
+            self.reserve.with_room(append, StoreError::errno)
+        }
     }
 
-    /// The undo records of a frame, kept for the next who asks; `None` if it has another kind of record.
-    fn read_frame(&self, at: Address) -> StoreResult<Option<Arc<Vec<Undo>>>> {
-        let Record::Undo { undo, .. } = self.journal.read(at)? else { return Ok(None) };
-        let frame = Arc::new(undo);
-        if frame.len() <= RECENT_ITEMS_MAX {
-            let mut recent = self.recent.lock();
-            if recent.len() >= RECENT_FRAMES_MAX {
-                recent.clear();
+    /// As [`Index::apply`]; on a filesystem that has no room for it the index goes on in memory.
+    ///
+    /// Errors: those of [`Index::apply`] and [`Index::rebuild`].
+    pub fn apply(&self, batch: &mut Batch) -> StoreResult<()> {
+        match self.index.apply(batch) {
+            Err(error) if !self.index.is_in_memory() && self.index.is_for_want_of_room(&error) => {
+                self.index_into_memory(&error)?;
+                self.index.apply(batch)
             }
-            recent.insert(at, Arc::clone(&frame));
+            applied => applied,
         }
-        Ok(Some(frame))
+    }
+
+    /// Makes the index anew in memory, for `why`; that on disk stays as it is.
+    ///
+    /// Errors: those of [`Index::rebuild`].
+    pub fn index_into_memory(&self, why: &StoreError) -> StoreResult<()> {
+        tracing::warn!(error = why as &dyn std::error::Error, "there is no room for the index: it goes on in memory");
+        self.index.rebuild_in_memory(&self.journal, Some(end_of_closed(&self.journal)?))
     }
 }
 

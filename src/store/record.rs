@@ -4,6 +4,8 @@
 //! what the first record with an epoch above N says, and what the live tree says where there is none. Within an epoch the first record of a key
 //! wins.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
@@ -20,12 +22,30 @@ pub struct Child {
 }
 
 /// Where an inode was found: one of its names.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// The directory.
     pub parent: Slot,
     /// The name in it.
     pub name: Name,
+}
+
+/// An inode whose places lead back to itself, if there is one: of one instant there is none unless somebody forged it. O(places).
+pub fn in_a_circle<'a>(places: impl Iterator<Item = (Slot, &'a Place)>) -> Option<Slot> {
+    let up: HashMap<Slot, Slot> = places.map(|(slot, place)| (slot, place.parent)).collect();
+    // By which climb each was passed.
+    let mut passed: HashMap<Slot, Slot> = HashMap::with_capacity(up.len());
+    for start in up.keys() {
+        let mut at = start;
+        while let Some(parent) = up.get(at) {
+            match passed.insert(*at, *start) {
+                None => at = parent,
+                Some(climb) if climb == *start => return Some(*at),
+                Some(_) => break,
+            }
+        }
+    }
+    None
 }
 
 /// Attributes of an inode before a change.
@@ -168,12 +188,40 @@ pub enum Reason {
         /// What made it do so.
         trigger: Trigger,
     },
+    /// It was imported from a history that somebody else kept.
+    Imported {
+        /// When the state was there, nanoseconds since 1970.
+        of_ns: i64,
+    },
+}
+
+impl Checkpoint {
+    /// When the tree was so, nanoseconds since 1970: what rules of retention and people go by. `created_ns` is when it was written down, which is what tells
+    /// changes that nobody saw.
+    pub fn state_ns(&self) -> i64 {
+        if let Reason::Imported { of_ns } = self.reason { of_ns } else { self.created_ns }
+    }
 }
 
 impl Reason {
-    /// Nobody asked for it, and nobody's `latest` it is.
+    /// The daemon made it by itself.
     pub fn is_auto(&self) -> bool {
         matches!(self, Reason::Auto { .. })
+    }
+
+    /// Somebody asked for it: it can be somebody's `latest`.
+    pub fn is_asked(&self) -> bool {
+        matches!(self, Reason::Asked | Reason::Directory { .. } | Reason::Imported { .. })
+    }
+
+    /// The guard of a restore, or a mark of the tripwire: it is there so that something can be undone, and no rule counts it.
+    pub fn is_guard_or_mark(&self) -> bool {
+        matches!(self, Reason::Guard { .. } | Reason::Auto { trigger: Trigger::Tripwire })
+    }
+
+    /// Somebody made the directory `.snapshots/NAME`.
+    pub fn is_directory(&self, name: &str) -> bool {
+        matches!(self, Reason::Directory { name: made } if made == name)
     }
 }
 
@@ -230,9 +278,16 @@ pub struct Kept {
     pub has_dropped: bool,
 }
 
+/// Whether this can be a tag: a name in a directory, that nothing else goes by. A journal may have others, if a stranger made it: they name nothing.
+pub fn is_tag(tag: &str) -> bool {
+    let taken = ["latest", "live", ".", ".."].contains(&tag) || tag.bytes().all(|byte| byte.is_ascii_digit());
+    !taken && !tag.chars().any(|c| c == '/' || c.is_control())
+}
+
 impl Kept {
     /// A checkpoint of which nothing else is known; it comes from the one before.
-    pub fn new(checkpoint: Checkpoint, by: Option<Actor>) -> Kept {
+    pub fn new(mut checkpoint: Checkpoint, by: Option<Actor>) -> Kept {
+        checkpoint.tags.retain(|tag| is_tag(tag));
         let parent = checkpoint.id.0.checked_sub(1).filter(|before| *before > 0).map(CheckpointId);
         Kept { checkpoint, by, pinned: None, hidden: false, parent, has_dropped: false }
     }
@@ -357,6 +412,23 @@ pub enum Touch {
         /// The file.
         slot: Slot,
     },
+}
+
+impl Record {
+    /// It is of what mounts, unmounts or frees, and is there also where there is no room for what keeps the past.
+    pub fn has_last_room(&self) -> bool {
+        matches!(
+            self,
+            Record::Mounted { .. }
+                | Record::Unmounted { .. }
+                | Record::Deleted { .. }
+                | Record::Hidden { .. }
+                | Record::Dropped { .. }
+                | Record::Void { .. }
+                | Record::Tags { .. }
+                | Record::RestoreEnd
+        )
+    }
 }
 
 /// One frame of the journal.

@@ -3,7 +3,8 @@
 //! A full filesystem refuses to make anything, but what keeps the past must go on: an unlink moves the inode into a layer, a first write clones the
 //! file into an object, the journal grows. On a full disk a clone into a file that exists, a rename into a directory that need not grow, and a write
 //! to space that was allocated before still work; for the rest there is the **ballast**, files of allocated blocks, one of which is emptied whenever
-//! something that keeps the past finds no room.
+//! something that keeps the past finds no room. The last of them is for what mounts and what frees: a disk that is full for good can be mounted, and
+//! checkpoints be deleted. Where inodes are what is missing an empty file is removed instead.
 //!
 //! Invariants: nothing here holds anything that is needed, so all of it can be deleted while nothing is mounted; ballast takes no more than about a
 //! sixtieth of what was free, the inodes no more than a thirtieth; a filesystem with little room gets none.
@@ -18,8 +19,8 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 
-use super::layout::Layout;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Open, RenameMode, SysResult};
 
@@ -36,17 +37,30 @@ const SLICE_PART: u64 = 512;
 const FILES: u32 = 64;
 /// Empty layers at most.
 const LAYERS: u32 = 4;
+/// The last of them may take this part.
+const LAST_PART: u64 = 64;
 /// The empty files take at most this part of the free inodes.
 const INODES_PART: u64 = 32;
 /// With less free space than this a filesystem counts as full.
 const FULL_BYTES: u64 = 4 << 20;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Reserve {
-    /// `None`: it could not be made, or the store is read-only. Then there is no reserve.
-    dir: Option<OwnedFd>,
+    /// `None`: the store is read-only. Then there is no reserve.
+    store: Option<OwnedFd>,
+    /// Its directory, once it is there.
+    dir: OnceLock<OwnedFd>,
     state: Mutex<State>,
+}
+
+/// For whom space is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum For {
+    /// What keeps the past: whoever fills the disk makes work for it without end, so it never gets the last file of ballast.
+    ThePast,
+    /// What mounts, and what frees.
+    All,
 }
 
 #[derive(Debug, Default)]
@@ -61,27 +75,67 @@ struct State {
 }
 
 impl Reserve {
-    /// The reserve of a store. Makes its directory, and nothing in it.
-    pub fn open(layout: &Layout) -> Reserve {
-        let dir = if layout.read_only() { None } else { open_dir(layout).ok() };
-        Reserve { dir, state: Mutex::ranked(Rank::Reserve, State { short: true, ..State::default() }) }
+    /// The reserve of a store, whose directory this is. Makes its own directory, and nothing in it.
+    pub fn open(store: impl AsFd) -> Reserve {
+        let state = State { short: true, ..State::default() };
+        let store = store.as_fd().try_clone_to_owned().ok();
+        Reserve { store, dir: OnceLock::new(), state: Mutex::ranked(Rank::Reserve, state) }
     }
 
-    /// Does what must not fail for want of space: when it does, ballast is given up and it is done again, as long as there is any.
-    pub fn with_room<T, E>(&self, mut call: impl FnMut() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+    /// Its directory. On a full filesystem it cannot be made: that is tried again.
+    fn dir(&self) -> Option<&OwnedFd> {
+        if let Some(dir) = self.dir.get() {
+            return Some(dir);
+        }
+        let dir = open_dir(self.store.as_ref()?).ok()?;
+        Some(self.dir.get_or_init(|| dir))
+    }
+
+    /// Does what must not fail for want of space: when it does, something is given up and it is done again, as long as there is any. The last file of
+    /// ballast stays, see [`Reserve::with_last_room`].
+    pub fn with_room<T, E>(&self, call: impl FnMut() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+        self.with_room_for(For::ThePast, call, errno)
+    }
+
+    /// As [`Reserve::with_room`], with all there is: for what mounts, and for what frees. It makes no more than a few records.
+    pub fn with_last_room<T, E>(&self, call: impl FnMut() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
+        self.with_room_for(For::All, call, errno)
+    }
+
+    fn with_room_for<T, E>(&self, whom: For, mut call: impl FnMut() -> Result<T, E>, errno: impl Fn(&E) -> Errno) -> Result<T, E> {
         loop {
             match call() {
-                Err(error) if errno(&error) == Errno::ENOSPC && self.give_up() => {}
+                Err(error) if errno(&error).is_no_room() && self.give_up(whom) => {}
                 result => return result,
             }
         }
     }
 
-    /// Empties one file of ballast; false if there is none.
-    pub fn give_up(&self) -> bool {
-        let Some(dir) = &self.dir else { return false };
+    /// Gives up an inode, if that is what is missing, or empties a file of ballast; false if there is none.
+    fn give_up(&self, whom: For) -> bool {
+        let Some(dir) = self.dir() else { return false };
         self.look(dir);
+        (self.lacks_inodes() && self.remove_file(dir)) || self.empty_ballast(dir, whom)
+    }
+
+    /// Every inode is taken. XFS makes them as they are needed: what is missing there is space.
+    fn lacks_inodes(&self) -> bool {
+        self.space().is_some_and(|info| info.files > 0 && info.ffree == 0 && sys::fs_name(info.fs_type) != "xfs")
+    }
+
+    /// Removes an empty file, so that its inode is free.
+    fn remove_file(&self, dir: &OwnedFd) -> bool {
+        let number = self.take(|state| &mut state.files);
+        number.is_some_and(|number| sys::unlink_at(dir, file_name(number).as_bytes()).is_ok())
+    }
+
+    /// Empties one file of ballast; false if there is none.
+    fn empty_ballast(&self, dir: &OwnedFd, whom: For) -> bool {
         loop {
+            let there = self.state.lock().ballast.len();
+            if whom == For::ThePast && there <= 1 {
+                return false;
+            }
             let Some(number) = self.take(|state| &mut state.ballast) else { return false };
             let emptied = sys::open_file_at(dir, ballast_name(number).as_bytes(), Open::WRITE).and_then(|file| sys::truncate(file, 0));
             match emptied {
@@ -112,13 +166,16 @@ impl Reserve {
 
     /// There is so little free space that anything may fail for want of it.
     pub fn is_full(&self) -> bool {
-        let info = self.dir.as_ref().and_then(|dir| sys::statfs_fd(dir).ok());
-        info.is_some_and(|info| info.bavail.saturating_mul(u64::from(info.bsize)) < FULL_BYTES || (info.files > 0 && info.ffree == 0))
+        self.space().is_some_and(|info| info.bavail.saturating_mul(u64::from(info.bsize)) < FULL_BYTES || (info.files > 0 && info.ffree == 0))
+    }
+
+    fn space(&self) -> Option<sys::FsInfo> {
+        sys::statfs_fd(self.store.as_ref()?).ok()
     }
 
     /// Makes what is missing, as far as there is room enough. One thread calls it, now and then.
     pub fn refill(&self) {
-        let Some(dir) = &self.dir else { return };
+        let Some(dir) = self.dir() else { return };
         if !std::mem::take(&mut self.state.lock().short) {
             return;
         }
@@ -132,8 +189,10 @@ impl Reserve {
 
     fn fill(&self, dir: &OwnedFd) -> SysResult<()> {
         let info = sys::statfs_fd(dir)?;
-        let slice = (info.bavail.saturating_mul(u64::from(info.bsize)) / SLICE_PART).min(SLICE_BYTES_MAX) & !4095;
+        let free = info.bavail.saturating_mul(u64::from(info.bsize));
+        let slice = (free / SLICE_PART).min(SLICE_BYTES_MAX) & !4095;
         if slice < SLICE_BYTES_MIN {
+            self.fill_last(dir, free)?;
             return Err(Errno::ENOSPC);
         }
         let inodes = if info.files == 0 { u32::MAX } else { u32::try_from(info.ffree / INODES_PART).unwrap_or(u32::MAX) };
@@ -145,9 +204,20 @@ impl Reserve {
             accept_existing(sys::create_file_at(dir, file_name(number).as_bytes(), Open::WRITE, 0o600).map(drop))?;
             self.state.lock().files.insert(number);
         }
+        self.fill_last(dir, free)?;
         for number in self.missing(|state| &mut state.ballast, SLICES) {
             make_ballast(dir, &ballast_name(number), slice)?;
             self.state.lock().ballast.insert(number);
+        }
+        Ok(())
+    }
+
+    /// Makes the last file of ballast: XFS wants 400 KiB for a new inode, whatever it then takes.
+    fn fill_last(&self, dir: &OwnedFd, free: u64) -> SysResult<()> {
+        let bytes = (free / LAST_PART).min(SLICE_BYTES_MAX) & !4095;
+        if bytes >= SLICE_BYTES_MIN && !self.missing(|state| &mut state.ballast, 1).is_empty() {
+            make_ballast(dir, &ballast_name(0), bytes)?;
+            self.state.lock().ballast.insert(0);
         }
         Ok(())
     }
@@ -172,7 +242,7 @@ impl Reserve {
         to: impl AsFd,
         name: &[u8],
     ) -> SysResult<bool> {
-        let Some(dir) = &self.dir else { return Ok(false) };
+        let Some(dir) = self.dir() else { return Ok(false) };
         self.look(dir);
         while let Some(number) = self.take(&part) {
             match sys::rename_at(dir, called(number).as_bytes(), &to, name, RenameMode::NoReplace) {
@@ -219,9 +289,9 @@ fn layer_name(number: u32) -> String {
     format!("layer-{number}")
 }
 
-fn open_dir(layout: &Layout) -> SysResult<OwnedFd> {
-    accept_existing(sys::mkdir_at(layout.dir(), NAME, 0o700))?;
-    sys::open_dir_at(layout.dir(), NAME)
+fn open_dir(store: impl AsFd) -> SysResult<OwnedFd> {
+    accept_existing(sys::mkdir_at(&store, NAME, 0o700))?;
+    sys::open_dir_at(store, NAME)
 }
 
 fn accept_existing(made: SysResult<()>) -> SysResult<()> {
@@ -251,10 +321,11 @@ mod tests {
     use std::fs::{self, File};
 
     use super::*;
+    use crate::store::layout::Layout;
 
     fn reserve(dir: &std::path::Path) -> (Layout, Reserve) {
         let layout = Layout::open(File::open(dir).unwrap(), true).unwrap();
-        let reserve = Reserve::open(&layout);
+        let reserve = Reserve::open(layout.dir());
         (layout, reserve)
     }
 
@@ -275,10 +346,11 @@ mod tests {
             },
             |errno| *errno,
         );
-        assert_eq!((failed, tries), (Err(Errno::ENOSPC), SLICES + 1));
-        assert!(!reserve.give_up());
+        assert_eq!((failed, tries), (Err(Errno::ENOSPC), SLICES));
+        assert!(!reserve.give_up(For::ThePast), "the last one is not for the past");
+        assert!(reserve.give_up(For::All) && !reserve.give_up(For::All));
         reserve.refill();
-        assert!(reserve.give_up());
+        assert!(reserve.give_up(For::ThePast));
     }
 
     #[test]
@@ -304,7 +376,7 @@ mod tests {
         first.refill();
         assert_eq!(names(dir.path()), (SLICES + FILES + LAYERS) as usize);
         drop(first);
-        let second = Reserve::open(&layout);
+        let second = Reserve::open(layout.dir());
         for number in 0..FILES {
             assert_eq!(second.take_file(layout.tmp_dir().unwrap(), format!("f{number}").as_bytes()), Ok(true));
         }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use super::ids::{CheckpointId, Epoch, Name, Slot};
-use super::record::{Checkpoint, Key, Reason};
+use super::record::{Checkpoint, Key, Reason, Undo};
 use super::*;
 
 fn open(dir: &tempfile::TempDir) -> (Store, Opened) {
@@ -37,13 +37,10 @@ fn a_store_is_made_used_and_opened_again() {
     let dir = tempfile::tempdir().unwrap();
     let (store, opened) = open(&dir);
     assert_eq!(opened, Opened { created: true, torn: false, rebuilt: None });
-    let at = put(&store, &[undo(1, b"a"), made(1)], true);
+    put(&store, &[undo(1, b"a"), made(1)], true);
     let tail = put(&store, &[undo(2, b"b")], false);
     let found = store.index.first_after(&Key::Entry(Slot(1), Name::new(b"a")), CheckpointId(0)).unwrap().unwrap();
-    assert_eq!(found.at, at[0]);
-    assert!(matches!(store.undo_at(found.at, found.item).unwrap(), Undo::Entry { name, .. } if name.as_bytes() == b"a"));
-    assert!(matches!(store.undo_at(found.at, 1), Err(StoreError::NoUndo { item: 1, .. })));
-    assert!(matches!(store.undo_at(at[1], 0), Err(StoreError::NoUndo { .. })));
+    assert_eq!(found, (Epoch(1), Undo::Entry { dir: Slot(1), name: Name::new(b"a"), before: None }));
     drop(store);
     let (store, opened) = open(&dir);
     assert_eq!(opened, Opened { created: false, torn: false, rebuilt: None });

@@ -59,6 +59,17 @@ pub enum RenameMode {
     NoReplace,
     /// Swaps the two, both of which must exist (`RENAME_EXCHANGE`).
     Exchange,
+    /// As `Replace`, and leaves a device node 0/0 where it was (`RENAME_WHITEOUT`).
+    Whiteout,
+    /// Both of `NoReplace` and `Whiteout`.
+    NoReplaceWhiteout,
+}
+
+impl RenameMode {
+    /// A device node 0/0 is left behind.
+    pub fn leaves_whiteout(self) -> bool {
+        matches!(self, RenameMode::Whiteout | RenameMode::NoReplaceWhiteout)
+    }
 }
 
 /// What [`super::utimens_fd`] does with one of the two times.
@@ -136,6 +147,8 @@ pub struct MountPoint {
     pub fs_type: String,
     /// Source, such as `/dev/vda1`; filesystems without a device put any word here.
     pub source: String,
+    /// Who answers for what is in it, where that is a user and not the kernel: the one who mounted it (FUSE, `user_id=`).
+    pub owner: Option<u32>,
 }
 
 /// What of one filesystem is watched by somebody (inotify(7), fanotify(7)).

@@ -25,6 +25,17 @@ thread_local! {
     static TAKEN: Cell<isize> = const { Cell::new(0) };
     /// The most of them.
     static PEAK: Cell<isize> = const { Cell::new(0) };
+    /// The most that there may be.
+    static LIMIT: Cell<isize> = const { Cell::new(isize::MAX) };
+}
+
+/// What `call` gives, which may take so many bytes of memory at once; more, and the process is aborted: who goes in circles takes all there is.
+pub fn within<T>(bytes: usize, call: impl FnOnce() -> T) -> T {
+    TAKEN.set(0);
+    LIMIT.set(bytes.cast_signed());
+    let answer = call();
+    LIMIT.set(isize::MAX);
+    answer
 }
 
 /// What `call` gives, and how many bytes of memory this thread had at most meanwhile, more than before.
@@ -53,6 +64,9 @@ fn count(bytes: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
+        if TAKEN.try_with(Cell::get).is_ok_and(|taken| LIMIT.try_with(Cell::get).is_ok_and(|limit| taken > limit)) {
+            return std::ptr::null_mut();
+        }
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }

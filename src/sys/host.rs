@@ -10,6 +10,12 @@ use super::types::{Errno, SysResult};
 /// How much the threads that serve the socket are preferred (nice(2)): a checkpoint is awaited by somebody, a build is not.
 const CONTROL_NICE: i32 = -10;
 
+/// Flags of a descriptor that only names a directory.
+#[cfg(target_os = "linux")]
+const DIR_PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+#[cfg(not(target_os = "linux"))]
+const DIR_PATH_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
 /// A path, short and without any directory walked, for `name` in the directory `dir`: fit for unix(7) addresses, and right below a mount too.
 #[cfg(target_os = "linux")]
 pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
@@ -26,11 +32,26 @@ pub fn path_in(dir: BorrowedFd<'_>, name: &str) -> SysResult<PathBuf> {
 
 /// Opens the directory at `path`, links followed, without the right to read it (`O_PATH`).
 pub fn open_dir_path(path: &Path) -> SysResult<OwnedFd> {
+    Ok(rustix::fs::openat(CWD, path, DIR_PATH_FLAGS, Mode::empty())?)
+}
+
+/// As [`open_dir_path`], but ENOTDIR or ELOOP if the last name of `path` is a link.
+pub fn open_dir_itself(path: &Path) -> SysResult<OwnedFd> {
+    Ok(rustix::fs::openat(CWD, path, DIR_PATH_FLAGS | OFlags::NOFOLLOW, Mode::empty())?)
+}
+
+/// As [`open_dir_path`], of what is called `name` in `dir`; a link is followed.
+pub fn open_dir_in(dir: impl AsFd, name: &str) -> SysResult<OwnedFd> {
+    Ok(rustix::fs::openat(dir, name, DIR_PATH_FLAGS, Mode::empty())?)
+}
+
+/// Whether there is anything at `path`, itself and not what a link leads to; it is not opened, and its attributes are not asked for where that can be
+/// avoided. The errors are those of open(2).
+pub fn look_at(path: &Path) -> SysResult<()> {
     #[cfg(target_os = "linux")]
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    return Ok(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).map(drop)?);
     #[cfg(not(target_os = "linux"))]
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+    return Ok(rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).map(drop)?);
 }
 
 /// Opens the file `name` in `dir` to append to it, and makes it (mode 0600) if there is none. Never through a link, never anything but a file.
@@ -109,6 +130,22 @@ pub fn mount_id(path: &Path) -> SysResult<u64> {
 #[cfg(not(target_os = "linux"))]
 pub fn mount_id(_path: &Path) -> SysResult<u64> {
     Err(Errno::ENOSYS)
+}
+
+/// Whether two threads of a process have the same open files, mappings and directories (kcmp(2)). One that took its own, and a first thread that has
+/// ended, differ. True where that cannot be told.
+#[cfg(target_os = "linux")]
+pub fn same_tables(one: u32, other: u32) -> bool {
+    /// `KCMP_VM`, `KCMP_FILES` and `KCMP_FS` of linux/kcmp.h.
+    const TABLES: [libc::c_int; 3] = [1, 2, 3];
+    // SAFETY: kcmp(2) takes integers only; these types look at no descriptor.
+    TABLES.into_iter().all(|table| unsafe { libc::syscall(libc::SYS_kcmp, one, other, table, 0, 0) } <= 0)
+}
+
+/// Not to be had here: true.
+#[cfg(not(target_os = "linux"))]
+pub fn same_tables(_one: u32, _other: u32) -> bool {
+    true
 }
 
 /// Names this mount of the filesystem that `dir` is on, as no other mount before or after is named: boot and number of the mount (Linux 6.8). What one

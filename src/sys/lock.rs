@@ -224,6 +224,13 @@ impl<T> RwLock<T> {
         self.place.take(|| self.inner.write())
     }
 
+    /// Waits to write, at most so long.
+    pub fn try_write_for(&self, limit: Duration) -> Option<RwLockWriteGuard<'_, T>> {
+        #[cfg(debug_assertions)]
+        Held::check(self.place.rank);
+        self.inner.try_write_for(limit).map(|guard| self.place.hold(guard))
+    }
+
     /// The value, without locking: nobody else can reach it.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()

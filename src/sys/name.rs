@@ -8,6 +8,9 @@ use super::types::{Errno, Kind, SysResult};
 /// Longest name of one component, in bytes (`NAME_MAX`).
 pub const NAME_LEN_MAX: usize = 255;
 
+/// Largest value and longest list of extended attributes that Linux handles, in bytes (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+pub const XATTR_LEN_MAX: usize = 65_536;
+
 /// Checks that `name` is one component that cannot lead out of its directory.
 ///
 /// Errors: ENOENT when empty, ENAMETOOLONG beyond [`NAME_LEN_MAX`], EINVAL with a NUL or `/` in it or for `..`.

@@ -34,6 +34,20 @@ pub fn send_files(to: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> SysR
     Ok(sent?)
 }
 
+/// Looks at the bytes of a stream that have come, without taking them and without waiting; 0: nothing more will come.
+///
+/// # Errors
+/// EAGAIN if none have.
+pub fn peek(from: impl AsFd, buffer: &mut [u8]) -> SysResult<usize> {
+    let (length, _) = rustix::net::recv(&from, buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+    Ok(length)
+}
+
+/// The other end of a stream was closed, and not only for sending: a write of nothing says so (unix(7), EPIPE).
+pub fn is_peer_gone(stream: impl AsFd) -> bool {
+    rustix::net::send(&stream, &[], SEND_FLAGS | SendFlags::DONTWAIT) == Err(rustix::io::Errno::PIPE)
+}
+
 /// Receives bytes of a stream, and adds the descriptors that came with them to `files`; 0: the other end is gone.
 ///
 /// # Errors

@@ -87,6 +87,11 @@ pub fn rename_at(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd, to: &[u8],
         RenameMode::Replace => rustix::fs::renameat(&from_dir, from, &to_dir, to),
         RenameMode::NoReplace => rustix::fs::renameat_with(&from_dir, from, &to_dir, to, RenameFlags::NOREPLACE),
         RenameMode::Exchange => rustix::fs::renameat_with(&from_dir, from, &to_dir, to, RenameFlags::EXCHANGE),
+        RenameMode::Whiteout => rustix::fs::renameat_with(&from_dir, from, &to_dir, to, os::WHITEOUT.ok_or(rustix::io::Errno::INVAL)?),
+        RenameMode::NoReplaceWhiteout => {
+            let flags = RenameFlags::NOREPLACE | os::WHITEOUT.ok_or(rustix::io::Errno::INVAL)?;
+            rustix::fs::renameat_with(&from_dir, from, &to_dir, to, flags)
+        }
     })
 }
 

@@ -1,5 +1,12 @@
 //! The process and its limits, where both systems have the same calls.
 
+use std::os::fd::OwnedFd;
+#[cfg(not(target_os = "linux"))]
+use std::os::unix::ffi::OsStringExt;
+#[cfg(target_os = "linux")]
+use std::os::{fd::AsRawFd, unix::process::CommandExt};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Resource, Rlimit};
@@ -85,6 +92,27 @@ pub fn process_group(pid: u32) -> Option<i32> {
     let pid = i32::try_from(pid).ok()?;
     // SAFETY: getpgid(2) takes an integer and touches no memory of ours.
     check(unsafe { libc::getpgid(pid) }).ok()
+}
+
+/// Lets a command inherit a descriptor, under its number, and gives a path by which the command can open or execute what it names (execve(2) of a script
+/// hands that path to the interpreter, so it must be there after the exec too).
+#[cfg(target_os = "linux")]
+pub fn inherited(command: &mut Command, fd: OwnedFd) -> SysResult<PathBuf> {
+    let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    // SAFETY: what runs in the child between fork and exec is one call, which may be made there (signal-safety(7)), on a descriptor that the closure owns.
+    unsafe {
+        command.pre_exec(move || match libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    Ok(path)
+}
+
+/// As on Linux, but that nothing can be executed by descriptor: the path is where the file is (`F_GETPATH`).
+#[cfg(not(target_os = "linux"))]
+pub fn inherited(_command: &mut Command, fd: OwnedFd) -> SysResult<PathBuf> {
+    Ok(PathBuf::from(std::ffi::OsString::from_vec(rustix::fs::getpath(fd)?.into_bytes())))
 }
 
 /// Whether a process with this number exists. It may be another one than before: compare [`super::process_starttime`].

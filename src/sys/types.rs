@@ -56,6 +56,7 @@ errnos!(
     EROFS,
     EMLINK,
     EPIPE,
+    ECONNRESET,
     ERANGE,
     ENAMETOOLONG,
     ENOSYS,
@@ -75,12 +76,19 @@ errnos!(
 );
 
 impl Errno {
+    /// Nothing was done: what must be waited for first cannot be waited for here (see [`super::wait`]). No error of the kernel, and never told to it.
+    pub const LATER: Errno = Errno(i32::MAX);
     /// "No such extended attribute": ENODATA on Linux, ENOATTR on macOS.
     #[cfg(target_os = "linux")]
     pub const NO_XATTR: Errno = Errno(libc::ENODATA);
     /// "No such extended attribute": ENODATA on Linux, ENOATTR on macOS.
     #[cfg(not(target_os = "linux"))]
     pub const NO_XATTR: Errno = Errno(libc::ENOATTR);
+
+    /// There is no room: on the filesystem, or for this user.
+    pub fn is_no_room(self) -> bool {
+        matches!(self, Errno::ENOSPC | Errno::EDQUOT)
+    }
 }
 
 impl fmt::Debug for Errno {
@@ -136,6 +144,17 @@ pub enum Kind {
     CharDev,
     /// A block device.
     BlockDev,
+}
+
+/// The thread that something is done for, as a request tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asker {
+    /// Its user for files.
+    pub uid: u32,
+    /// Its group for files.
+    pub gid: u32,
+    /// Its number; 0 if it has none where we are.
+    pub thread: u32,
 }
 
 /// What the kernel says of a process.

@@ -79,6 +79,7 @@ impl Sink for Checker {
     }
 
     fn entry(&self, _hand: &mut (), entry: ExportEntry, file: Option<File>) -> SysResult<()> {
+        file.as_ref().map(super::regular).transpose()?;
         let right = match self.is_right(&entry, file.as_ref()) {
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => false,
             right => right?,

@@ -1,18 +1,23 @@
 //! One inode: its content and its attributes.
 //!
 //! Owners, devices, and some extended attributes are for root to set. Who is not root gets what he may, and is told how many were not to be had.
+//! **A set-id bit goes with its owner alone**: a program that somebody else made set-id would run as whoever made the copy.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use super::import::contents::Contents;
-use super::mark::is_mark;
 use crate::engine::export::parts::ExportEntry;
+use crate::store::layout::is_own_xattr;
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, XattrMode, Xattrs};
 
 /// The access list of an inode, which is also in its mode.
 const ACL_NAME: &[u8] = b"system.posix_acl_access";
+
+/// Bits of a mode (inode(7)).
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
 
 /// How inodes are made, and what could not be kept of them.
 #[derive(Debug)]
@@ -79,7 +84,7 @@ impl Inodes {
     /// # Errors
     /// Those of reading and writing.
     pub fn fill_plain(&self, out: &File, from: &File, whole: Option<&[u8]>) -> SysResult<()> {
-        let size = sys::stat_fd(from)?.size;
+        let size = super::regular(from)?.size;
         self.bytes.fetch_add(size, Ordering::Relaxed);
         if self.reflink.load(Ordering::Relaxed) {
             match sys::clone_file(from, out) {
@@ -135,14 +140,15 @@ impl Inodes {
     /// Gives an open file its attributes.
     fn dress_file(&self, out: &File, entry: &ExportEntry) -> SysResult<()> {
         let now = sys::stat_fd(out)?;
-        if (now.uid, now.gid) != (entry.uid, entry.gid) {
-            self.owner_set(sys::set_file_owner(out, entry.uid, entry.gid), |gid| sys::set_file_owner(out, now.uid, gid), entry.gid)?;
+        let mut owner = (now.uid, now.gid);
+        if owner != (entry.uid, entry.gid) {
+            owner = self.owner_set(sys::set_file_owner(out, entry.uid, entry.gid), |gid| sys::set_file_owner(out, now.uid, gid), owner, entry)?;
         }
         self.replace_xattrs(&sys::file_xattrs(out)?, entry, |name, value| match value {
             Some(value) => sys::set_file_xattr(out, name, value),
             None => sys::remove_file_xattr(out, name),
         })?;
-        sys::set_file_mode(out, entry.mode)?;
+        sys::set_file_mode(out, mode_for(owner, entry.kind, entry.mode, (entry.uid, entry.gid)))?;
         sys::set_file_times(out, entry.atime(), entry.mtime())
     }
 
@@ -152,9 +158,10 @@ impl Inodes {
     /// Those of chown(2), chmod(2), setxattr(2), utimensat(2), but for what only root may do.
     pub fn dress(&self, fd: impl AsFd, entry: &ExportEntry) -> SysResult<()> {
         let now = sys::stat_fd(&fd)?;
-        if (now.uid, now.gid) != (entry.uid, entry.gid) {
+        let mut owner = (now.uid, now.gid);
+        if owner != (entry.uid, entry.gid) {
             let set = sys::chown_fd(&fd, Some(entry.uid), Some(entry.gid));
-            self.owner_set(set, |gid| sys::chown_fd(&fd, None, Some(gid)), entry.gid)?;
+            owner = self.owner_set(set, |gid| sys::chown_fd(&fd, None, Some(gid)), owner, entry)?;
         }
         // A new symbolic link has none, and most have none to get.
         if entry.kind != Kind::Symlink || !entry.xattrs.is_empty() {
@@ -163,27 +170,27 @@ impl Inodes {
                 None => sys::removexattr(&fd, name),
             })?;
         }
-        if entry.kind != Kind::Symlink && sys::stat_fd(&fd)?.mode != entry.mode {
-            sys::chmod_fd(&fd, entry.mode)?;
+        let mode = mode_for(owner, entry.kind, entry.mode, (entry.uid, entry.gid));
+        if entry.kind != Kind::Symlink && sys::stat_fd(&fd)?.mode != mode {
+            sys::chmod_fd(&fd, mode)?;
         }
         sys::utimens_fd(&fd, SetTime::At(entry.atime()), SetTime::At(entry.mtime()))
     }
 
-    /// The owner was set, or may not be: then at least the group, if that may.
-    fn owner_set(&self, set: SysResult<()>, group: impl FnOnce(u32) -> SysResult<()>, gid: u32) -> SysResult<()> {
+    /// The owner was set, or may not be: then at least the group, if that may. Gives who owns it now; `now`: before.
+    fn owner_set(&self, set: SysResult<()>, group: impl FnOnce(u32) -> SysResult<()>, now: Owner, entry: &ExportEntry) -> SysResult<Owner> {
         match set {
             Err(Errno::EPERM | Errno::EINVAL) if !self.root => {
-                let _ = group(gid);
                 self.owners_lost.fetch_add(1, Ordering::Relaxed);
-                Ok(())
+                Ok((now.0, if group(entry.gid).is_ok() { entry.gid } else { now.1 }))
             }
-            set => set,
+            set => set.map(|()| (entry.uid, entry.gid)),
         }
     }
 
     fn replace_xattrs(&self, now: &Xattrs, entry: &ExportEntry, set: impl Fn(&[u8], Option<&[u8]>) -> SysResult<()>) -> SysResult<()> {
         for (name, _) in now {
-            if !is_mark(name) && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name) && !is_the_systems(name) {
+            if !is_own_xattr(name) && !entry.xattrs.iter().any(|(wanted, _)| wanted.0 == *name) && !is_the_systems(name) {
                 match set(name, None) {
                     Ok(()) | Err(Errno::NO_XATTR) => {}
                     Err(errno) => return Err(errno),
@@ -191,7 +198,7 @@ impl Inodes {
             }
         }
         for (name, value) in &entry.xattrs {
-            if is_mark(&name.0) || now.iter().any(|(known, has)| *known == name.0 && *has == value.0) {
+            if is_own_xattr(&name.0) || now.iter().any(|(known, has)| *known == name.0 && *has == value.0) {
                 continue;
             }
             match set(&name.0, Some(&value.0)) {
@@ -213,6 +220,19 @@ impl Inodes {
     }
 }
 
+/// User and group.
+pub type Owner = (u32, u32);
+
+/// The permission bits for a copy, which belongs to `owner`, of an inode with `mode` that belongs to `theirs`.
+pub fn mode_for(owner: Owner, kind: Kind, mode: u32, theirs: Owner) -> u32 {
+    // Of a directory they run nothing.
+    if kind == Kind::Dir {
+        return mode;
+    }
+    let lost = if owner.0 == theirs.0 { 0 } else { SET_UID } | if owner.1 == theirs.1 { 0 } else { SET_GID };
+    mode & !lost
+}
+
 /// Set by the system, and not to be removed by anybody.
 fn is_the_systems(name: &[u8]) -> bool {
     name == b"security.selinux"
@@ -226,7 +246,8 @@ fn is_the_systems(name: &[u8]) -> bool {
 /// Those of reading it.
 pub fn is_as_told(fd: &OwnedFd, entry: &ExportEntry, owners: bool) -> SysResult<bool> {
     let stat = sys::stat_fd(fd)?;
-    let linked = entry.kind == Kind::Symlink || stat.mode == entry.mode;
+    let mode = mode_for((stat.uid, stat.gid), entry.kind, entry.mode, (entry.uid, entry.gid));
+    let linked = entry.kind == Kind::Symlink || stat.mode == mode;
     let sized = entry.kind != Kind::File || stat.size == entry.size;
     let device = !matches!(entry.kind, Kind::CharDev | Kind::BlockDev) || stat.rdev == entry.rdev;
     let owned = !owners || (stat.uid, stat.gid) == (entry.uid, entry.gid);
@@ -237,6 +258,6 @@ pub fn is_as_told(fd: &OwnedFd, entry: &ExportEntry, owners: bool) -> SysResult<
         return Ok(false);
     }
     let mut now = sys::all_xattrs(fd)?;
-    now.retain(|(name, _)| !is_mark(name));
+    now.retain(|(name, _)| !is_own_xattr(name));
     Ok(now.len() == entry.xattrs.len() && now.iter().zip(&entry.xattrs).all(|(a, b)| a.0 == b.0.0 && a.1 == b.1.0))
 }

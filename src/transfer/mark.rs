@@ -14,14 +14,6 @@ use crate::sys::{self, Errno, SysResult, XattrMode};
 /// Name of the attribute.
 pub const MARK_NAME: &[u8] = b"user.ckptfs.export";
 
-/// Name of the attribute of a directory that is being made by an import, and is not whole yet: the path of what is imported.
-pub const IMPORT_NAME: &[u8] = b"user.ckptfs.import";
-
-/// Whether an extended attribute is a mark of ours, and no part of a tree.
-pub fn is_mark(name: &[u8]) -> bool {
-    [MARK_NAME, IMPORT_NAME].contains(&name)
-}
-
 /// A directory's mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {

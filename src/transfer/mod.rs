@@ -27,7 +27,7 @@ use std::time::Duration;
 use crate::engine::api::{TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
 use crate::sys::lock::Mutex;
-use crate::sys::{Errno, SysResult};
+use crate::sys::{self, Errno, Kind, Stat, SysResult};
 
 /// How long a thread pauses that has nothing to do while another still lists a directory.
 const IDLE_PAUSE: Duration = Duration::from_micros(300);
@@ -138,18 +138,25 @@ fn one_part<S: Sink>(part: ExportPart, files: Vec<OwnedFd>, sink: &S, hand: &mut
     let mut files = files.into_iter().map(File::from);
     for entry in part.entries {
         let path = entry.path.clone();
-        let file = if entry.data == ExportData::File { files.next() } else { None };
-        let made = if entry.data == ExportData::File && file.is_none() {
+        let made = match &entry.data {
             // The kernel drops descriptors for which this process has no room.
-            Err(Errno::EMFILE)
-        } else {
-            sink.entry(hand, entry, file)
+            ExportData::File => files.next().ok_or(Errno::EMFILE).and_then(|file| sink.entry(hand, entry, Some(file))),
+            _ => sink.entry(hand, entry, None),
         };
         if let Err(errno) = made {
             refuse(path, errno);
         }
     }
     refused
+}
+
+/// The attributes of a file that somebody else has opened. Anything else than a file could keep whoever reads it, or have no end.
+///
+/// # Errors
+/// EINVAL: it is no regular file.
+fn regular(file: &File) -> SysResult<Stat> {
+    let stat = sys::stat_fd(file)?;
+    if stat.kind == Kind::File { Ok(stat) } else { Err(Errno::EINVAL) }
 }
 
 /// A sink that counts.

@@ -2,14 +2,17 @@
 //! them. What differs from one to the next, without reading what is the same.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 
-use super::place::split;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+
+use super::place::{open_below, split};
 use super::walk::{Unread, Walk};
 use crate::engine::api::TreePath;
 use crate::engine::export::parts::{ExportData, ExportEntry, Refused};
-use crate::sys::{self, Kind, SysResult};
+use crate::sys::{self, Kind, Open, OpenKind, SysResult};
 
 /// An `info.xml` is not read beyond this.
 const INFO_BYTES_MAX: u64 = 64 * 1024;
@@ -19,34 +22,44 @@ const INFO_BYTES_MAX: u64 = 64 * 1024;
 pub struct Snapshot {
     /// What it is called.
     pub name: String,
-    /// Where it is.
-    pub path: PathBuf,
+    /// Where it is, below the directory that they are all in.
+    pub path: Vec<u8>,
     /// When it was made, as its maker wrote it.
     pub date: Option<String>,
     /// What its maker wrote about it.
     pub description: Option<String>,
 }
 
-/// The snapshots in a directory, the oldest first: by number where all names are numbers, else by name.
+impl Snapshot {
+    /// When it was made, in nanoseconds since 1970: by what snapper wrote, which is UTC (snapper(8)), else by a name that is a date or a time here.
+    pub fn made_ns(&self) -> Option<i64> {
+        let at = |text: &str, zone: TimeZone| text.parse::<DateTime>().ok().and_then(|time| time.to_zoned(zone).ok()).map(|time| time.timestamp());
+        let written = self.date.as_deref().and_then(|date| at(date, TimeZone::UTC));
+        let made = written.or_else(|| self.name.parse().ok()).or_else(|| at(&self.name.replace('_', "T"), TimeZone::system()))?;
+        i64::try_from(made.as_nanosecond()).ok()
+    }
+}
+
+/// The snapshots in a directory, which is open for reading, the oldest first: by number where all names are numbers, else by name. No link is followed:
+/// whoever may write there must not choose what is imported.
 ///
 /// # Errors
 /// Those of reading it.
-pub fn find(dir: &Path) -> std::io::Result<Vec<Snapshot>> {
+pub fn find(dir: &OwnedFd) -> SysResult<Vec<Snapshot>> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for entry in sys::list_dir(dir)? {
         // A link to the newest is no snapshot; neither is what is hidden.
-        if !entry.file_type()?.is_dir() || name.starts_with('.') {
+        if entry.name.starts_with(b".") || sys::stat_at(dir, &entry.name)?.kind != Kind::Dir {
             continue;
         }
-        let inner = entry.path().join("snapshot");
-        let info = read_info(&entry.path().join("info.xml"));
-        let snapper = name.bytes().all(|byte| byte.is_ascii_digit()) && info.is_some() && inner.is_dir();
-        let info = info.filter(|_| snapper);
+        let name = String::from_utf8_lossy(&entry.name).into_owned();
+        let below = |inner: &[u8]| [&entry.name, b"/".as_slice(), inner].concat();
+        let inner = below(b"snapshot");
+        let numbered = name.bytes().all(|byte| byte.is_ascii_digit());
+        let info = if numbered && open_below(dir, &inner, OpenKind::Dir).is_ok() { read_info(dir, &below(b"info.xml")) } else { None };
         let text = |tag: &str| info.as_deref().and_then(|info| element(info, tag)).filter(|text| !text.is_empty());
         let (date, description) = (text("date"), text("description"));
-        found.push(Snapshot { name, path: if snapper { inner } else { entry.path() }, date, description });
+        found.push(Snapshot { name, path: if info.is_some() { inner } else { entry.name }, date, description });
     }
     let number = |snapshot: &Snapshot| snapshot.name.parse::<u64>().ok();
     if found.iter().all(|snapshot| number(snapshot).is_some()) {
@@ -57,9 +70,16 @@ pub fn find(dir: &Path) -> std::io::Result<Vec<Snapshot>> {
     Ok(found)
 }
 
-fn read_info(path: &Path) -> Option<String> {
-    let size = std::fs::symlink_metadata(path).ok().filter(|found| found.is_file())?.len();
-    if size > INFO_BYTES_MAX { None } else { std::fs::read_to_string(path).ok() }
+fn read_info(dir: &OwnedFd, path: &[u8]) -> Option<String> {
+    let file = File::from(open_below(dir, path, OpenKind::File(Open::READ)).ok()?);
+    let stat = sys::stat_fd(&file).ok()?;
+    if stat.kind != Kind::File || stat.size > INFO_BYTES_MAX {
+        return None;
+    }
+    let mut bytes = vec![0; usize::try_from(stat.size).ok()?];
+    let read = sys::read_full_at(&file, &mut bytes, 0).ok()?;
+    bytes.truncate(read);
+    String::from_utf8(bytes).ok()
 }
 
 /// The text of the first element of this name.
@@ -169,9 +189,13 @@ mod tests {
             "<?xml version=\"1.0\"?>\n<snapshot>\n<date>2026-01-02 03:04:05</date>\n<description>a &lt;b&gt; &amp;amp;</description>\n</snapshot>";
         std::fs::write(dir.path().join("9/info.xml"), info).expect("info");
         std::os::unix::fs::symlink("10", dir.path().join("latest")).expect("link");
-        let found = find(dir.path()).expect("found");
-        let told: Vec<(&str, bool)> = found.iter().map(|snapshot| (snapshot.name.as_str(), snapshot.path.ends_with("snapshot"))).collect();
-        assert_eq!(told, [("9", true), ("10", false)]);
+        // Snapper makes no links; whoever does wants to be followed.
+        std::fs::create_dir(dir.path().join("11")).expect("mkdir");
+        std::fs::copy(dir.path().join("9/info.xml"), dir.path().join("11/info.xml")).expect("copy");
+        std::os::unix::fs::symlink("../9/snapshot", dir.path().join("11/snapshot")).expect("link");
+        let found = find(&sys::open_root(dir.path()).expect("open")).expect("found");
+        let told: Vec<(&str, &[u8])> = found.iter().map(|snapshot| (snapshot.name.as_str(), snapshot.path.as_slice())).collect();
+        assert_eq!(told, [("9", b"9/snapshot".as_slice()), ("10", b"10"), ("11", b"11")]);
         assert_eq!((found[0].date.as_deref(), found[0].description.as_deref()), (Some("2026-01-02 03:04:05"), Some("a <b> &amp;")));
     }
 
@@ -187,7 +211,7 @@ mod tests {
         std::fs::hard_link(a.join("same"), b.join("same")).expect("link");
         std::fs::hard_link(a.join("same"), b.join("d/more")).expect("link");
         std::fs::create_dir(b.join("kind")).expect("mkdir");
-        let read = |path: &Path| read(sys::open_root(path).expect("open")).expect("read").0;
+        let read = |path: &std::path::Path| read(sys::open_root(path).expect("open")).expect("read").0;
         let steps = steps(&read(&a), &read(&b), &|_| false);
         let removed: Vec<&str> = steps.removed.iter().map(|path| std::str::from_utf8(path).expect("text")).collect();
         assert_eq!(removed, ["d/e", "gone", "kind"]);

@@ -5,17 +5,20 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::error::{error, failed};
 use super::facts;
 use super::own::tool;
 use super::pool::{Place, make_dir};
 use crate::engine::api::VerbResult;
-use crate::fuse::{SOURCE_PREFIX, escape_source};
-use crate::sys::{self, Errno, MountPoint};
+use crate::sys::{self, Errno};
 
 /// Mode of the directories that are made.
 const MODE: u32 = 0o750;
+/// How long somebody may be in a mount who only looks at it, and how often to see.
+const LOOKED_AT: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What is at a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,12 +48,6 @@ pub fn real(path: &Path) -> VerbResult<PathBuf> {
     Ok(parent.join(name))
 }
 
-fn is_of(mount: &MountPoint, place: &Place) -> bool {
-    let mut source = std::ffi::OsString::from(SOURCE_PREFIX);
-    source.push(&place.backing);
-    mount.fs_type.contains("fuse") && mount.source == escape_source(&source)
-}
-
 /// What is at `at`, with respect to the volume in `place`.
 ///
 /// # Errors
@@ -58,7 +55,7 @@ fn is_of(mount: &MountPoint, place: &Place) -> bool {
 pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
     let table = facts::table()?;
     let Some(top) = table.iter().rev().find(|mount| mount.at == at) else { return Ok(There::Nothing) };
-    Ok(match is_of(top, place) {
+    Ok(match top.serves(&place.backing) {
         false => There::Other,
         true if facts::serves(&table, at) => There::Volume { read_only: top.read_only },
         true => There::Dead,
@@ -71,7 +68,7 @@ pub fn there(place: &Place, at: &Path) -> VerbResult<There> {
 /// The table of mounts cannot be read.
 pub fn shown(place: &Place) -> VerbResult<Vec<PathBuf>> {
     let table = facts::table()?;
-    Ok(table.into_iter().filter(|mount| mount.at != place.point && is_of(mount, place)).map(|mount| mount.at).collect())
+    Ok(table.into_iter().filter(|mount| mount.at != place.point && mount.serves(&place.backing)).map(|mount| mount.at).collect())
 }
 
 /// Shows the volume at `at`, which is made if it is not there. `options` are those of mount(8). What is shown there alike is left as it is.
@@ -99,11 +96,12 @@ pub fn bind(place: &Place, at: &Path, read_only: bool, options: &[&str]) -> Verb
     done
 }
 
-/// Takes away whatever is shown of the volume at `at`; nothing else.
+/// Takes away whatever is shown of the volume at `at`; nothing else. Who looks at all mounts there are is in each for a moment: that is waited for.
 ///
 /// # Errors
 /// It is in use.
 pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
+    let until = Instant::now() + LOOKED_AT;
     loop {
         let lazy = match there(place, at)? {
             There::Nothing | There::Other => return Ok(()),
@@ -113,6 +111,7 @@ pub fn unbind(place: &Place, at: &Path) -> VerbResult<()> {
         match sys::unmount(at, lazy) {
             // Somebody else was faster.
             Ok(()) | Err(Errno::EINVAL) => {}
+            Err(Errno::EBUSY) if Instant::now() < until => std::thread::sleep(PAUSE),
             Err(cause) => return Err(failed(at, cause)),
         }
     }

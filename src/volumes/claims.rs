@@ -200,7 +200,7 @@ impl Pool {
 fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo> {
     let note = format!("CSI snapshot {name}");
     // On disk before it is answered: whoever asked takes it for done.
-    let options = CheckpointOptions { note: note.clone(), tags: vec![tag.to_owned()], sync: true, if_changed: false, quiesce_ms: None };
+    let options = CheckpointOptions { note: note.clone(), tags: vec![tag.to_owned()], sync: true, ..CheckpointOptions::default() };
     let made = match client.checkpoint(options) {
         Err(why) if why.code == "tag-taken" => client.show(StateName(tag.to_owned()))?,
         made => made?,

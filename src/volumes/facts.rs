@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use super::error::error;
 use super::pool::Place;
 use crate::engine::api::VerbResult;
-use crate::fuse::{SOURCE_PREFIX, escape_source};
 use crate::sys::{self, Errno, MountPoint, host};
 
 /// A place where a tree is mounted besides the one where we put it, and a process that sees it there.
@@ -29,7 +28,7 @@ pub fn table() -> VerbResult<Vec<MountPoint>> {
 /// What is on top at `at`, if that is a mount of ours.
 pub fn ours<'a>(table: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
     let top = table.iter().rev().find(|mount| mount.at == at)?;
-    (top.fs_type.contains("fuse") && top.source.starts_with(SOURCE_PREFIX)).then_some(top)
+    top.is_ours().then_some(top)
 }
 
 /// Whether something is mounted at `at`.
@@ -59,13 +58,13 @@ pub struct Seen {
 /// - at the same place below the same root directory: the namespace was copied from ours;
 /// - at the same place below another directory, of a place that we have chosen: somebody has the whole host below that directory (`-v /:/host`).
 pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
-    let mut source = std::ffi::OsString::from(SOURCE_PREFIX);
-    source.push(&place.backing);
-    let source = escape_source(&source);
-    let all = sys::mounts_of_all(|mount| mount.fs_type.contains("fuse") && mount.source == source);
+    let table = table()?;
+    // In a user namespace of their own anybody mounts as its root, and calls it what they like. A device is one filesystem's, in all of them.
+    let device = ours(&table, &place.point).map(|mount| mount.dev);
+    let all = sys::mounts_of_all(|mount| mount.serves(&place.backing) && device.is_none_or(|device| mount.dev == device));
     let all = all.map_err(|cause| error("io", format!("the tables of mounts: {cause}")))?;
     // A mount has one number, in whichever process's table it is; its copies have others.
-    let ours: Vec<u64> = table()?.iter().map(|mount| mount.id).collect();
+    let ours: Vec<u64> = table.iter().map(|mount| mount.id).collect();
     let root = root_of("self");
     let below_chosen = place.point.strip_prefix("/").ok().filter(|_| place.point != place.backing);
     let mut seen = Seen::default();

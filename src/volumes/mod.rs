@@ -35,7 +35,9 @@ pub mod serve;
 mod sizes;
 mod sweep;
 mod trash;
+mod uses;
 
 pub use own::Own;
 pub use pool::{Place, Pool, own_id};
 pub use record::{Parent, Record};
+pub use uses::Asker;

@@ -13,11 +13,13 @@ use super::name::{self, Named};
 use super::options::{OnRemove, Options};
 use super::own::Own;
 use super::record::{MountId, Parent, Record, boot, now_text, sync_parent};
-use crate::control::{Client, STORE_NAME};
+use super::uses::Asker;
+use crate::control::{Client, Store};
 use crate::engine::api::{CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
 use crate::engine::offline::Offline;
+use crate::engine::word::word;
 use crate::store::ids::CheckpointId;
-use crate::sys::{self, host};
+use crate::sys;
 
 /// How long somebody else's work on a volume is waited for.
 const LOCK_PATIENCE: Duration = Duration::from_secs(100);
@@ -65,6 +67,8 @@ pub(super) struct Shown {
     pub here: bool,
     /// Elsewhere: in a container, mostly.
     pub elsewhere: bool,
+    /// The volume is a fresh copy each time.
+    pub ephemeral: bool,
 }
 
 /// A volume that nobody else works on meanwhile.
@@ -211,7 +215,7 @@ impl Pool {
             if same(&there) {
                 return Ok(there);
             }
-            let hint = format!("remove it first, or take another name: ckptfs volumes inspect {name}");
+            let hint = format!("remove it first, or take another name: ckptfs volumes inspect {}", word(name));
             return Err(hinted("volume-exists", format!("volume {name} is there already, with other options"), hint));
         }
         let made = self.make_tree(&mut record, &options).and_then(|()| record.save(&self.meta(name)));
@@ -315,7 +319,7 @@ impl Pool {
             return Err(hinted(
                 "volume-exists",
                 format!("there is another volume {}", record.name),
-                format!("remove that one first: ckptfs volumes rm {}", record.name),
+                format!("remove that one first: ckptfs volumes rm {}", word(&record.name)),
             ));
         }
         self.set_orphan_aside(&record.name)?;
@@ -343,15 +347,27 @@ impl Pool {
     /// # Errors
     /// `no-such-volume`, `unknown-checkpoint`, why it cannot be mounted.
     pub fn mount(&self, named: &Named, id: &str) -> VerbResult<PathBuf> {
+        self.mount_for(named, id, None)
+    }
+
+    /// The same, for somebody who is known: what he has not given back when he is killed can be told to have ended.
+    ///
+    /// # Errors
+    /// As of [`Pool::mount`].
+    pub fn mount_for(&self, named: &Named, id: &str, by: Option<Asker>) -> VerbResult<PathBuf> {
         // What is no volume gets no lock.
         self.get(&named.volume)?;
         let _locked = self.lock(&named.volume)?;
         let mut record = self.get(&named.volume)?;
+        let options = record.parsed()?;
         let id = use_id(named, id);
-        let (first, new) = (record.mounts.is_empty(), record.add(&id, &boot()));
+        if !is_own(&id) {
+            self.end_orphans(&mut record, &options, &self.place(&named.volume, &options))?;
+        }
+        let (first, new) = (record.mounts.is_empty(), record.add(&id, &boot(), by));
         record.save(&self.meta(&record.name))?;
         let mounted = self.serve(&mut record, first, !is_own(&id)).and_then(|point| match &named.checkpoint {
-            Some(state) => Ok(point.join(".snapshots").join(self.checkpoint_of(&record, state)?.id.to_string())),
+            Some(state) => self.show_past(&mut record, &point, &id, state),
             None => Ok(point),
         });
         if mounted.is_err() && new {
@@ -362,6 +378,19 @@ impl Pool {
             }
         }
         mounted
+    }
+
+    /// Where a past state of a mounted volume is seen; it is pinned as long as it is used.
+    fn show_past(&self, record: &mut Record, point: &Path, id: &str, state: &str) -> VerbResult<PathBuf> {
+        let number = self.checkpoint_of(record, state)?.id.0;
+        for mount in record.mounts.iter_mut().filter(|mount| mount.id == id) {
+            mount.checkpoint = Some(number);
+        }
+        record.save(&self.meta(&record.name))?;
+        self.try_pin_used(record);
+        // It may have been deleted just before.
+        let shown = self.checkpoint_of(record, &number.to_string())?.id;
+        Ok(point.join(".snapshots").join(shown.to_string()))
     }
 
     /// Mounts a volume, if it is not.
@@ -426,13 +455,17 @@ impl Pool {
         let _locked = self.lock(&named.volume)?;
         let Some(mut record) = Record::load(&self.meta(&named.volume))? else { return Ok(()) };
         if record.take(&use_id(named, id)) {
+            if named.checkpoint.is_some() {
+                // Before it is forgotten: a driver that is killed in between is asked again.
+                self.try_pin_used(&record);
+            }
             record.save(&self.meta(&record.name))?;
         }
         if record.mounts.is_empty() { self.rest(&mut record, !is_own(id)) } else { Ok(()) }
     }
 
     /// Unmounts a volume that nobody has asked for, unless it is used nevertheless: then it stays until it is not.
-    fn rest(&self, record: &mut Record, asked: bool) -> VerbResult<()> {
+    pub(super) fn rest(&self, record: &mut Record, asked: bool) -> VerbResult<()> {
         let options = record.parsed()?;
         let place = self.place(&record.name, &options);
         if is_ours(record, &options) && facts::ours(&facts::table()?, &place.point).is_some() {
@@ -465,11 +498,12 @@ impl Pool {
         if record.mounts.is_empty() && !record.mounted && !here {
             return Ok(());
         }
-        let shown = Shown { here, elsewhere: !facts::elsewhere(&place)?.used.is_empty() };
+        let shown = Shown { here, elsewhere: !facts::elsewhere(&place)?.used.is_empty(), ephemeral: options.ephemeral };
         let before = record.mounts.len();
         record.mounts.retain(|mount| stays(mount, shown));
         if record.mounts.len() != before {
             tracing::info!(name, dropped = before - record.mounts.len(), "uses that nobody will end");
+            self.try_pin_used(&record);
             record.save(&self.meta(name))?;
         }
         if record.mounts.is_empty() && !shown.elsewhere { self.rest(&mut record, true) } else { Ok(()) }
@@ -514,10 +548,8 @@ impl Pool {
 
     /// Unmounts. Copies of the mount may keep the filesystem, and come at any moment (whoever makes a namespace has one): its daemon ends all the same.
     fn stop(&self, place: &Place) -> VerbResult<()> {
-        let store = host::open_dir_path(&place.backing.join(STORE_NAME));
-        let client = store.ok().and_then(|store| Client::connect(store).ok());
-        if let Some(mut client) = client {
-            client.unmount(false, true)?;
+        if let Some(mut client) = store(place).and_then(|store| Client::of(&store).ok()) {
+            client.unmount(false, true, None)?;
             return if client.wait_ended(END_TIMEOUT) { Ok(()) } else { Err(hinted("daemon-busy", "the daemon does not end", "try again later")) };
         }
         self.own.verb(&["umount".as_ref(), place.point.as_os_str()]).map(drop)
@@ -555,7 +587,7 @@ impl Pool {
     }
 
     /// Where it is mounted besides, when a moment has passed: a container that has just ended takes its mounts with it a little later.
-    fn still_elsewhere(&self, place: &Place) -> VerbResult<Option<Elsewhere>> {
+    pub(super) fn still_elsewhere(&self, place: &Place) -> VerbResult<Option<Elsewhere>> {
         let started = Instant::now();
         loop {
             let found = facts::elsewhere(place)?.used.into_iter().next();
@@ -637,8 +669,8 @@ impl Pool {
     /// Who tells the history of a volume: its daemon, or without one its store. `None`: there is no history yet, or it is in an image.
     fn history(&self, record: &Record) -> VerbResult<Option<History>> {
         let place = self.place(&record.name, &record.parsed()?);
-        let Ok(store) = host::open_dir_path(&place.backing.join(STORE_NAME)) else { return Ok(None) };
-        if let Ok(client) = Client::connect(&store) {
+        let Some(store) = store(&place) else { return Ok(None) };
+        if let Ok(client) = Client::of(&store) {
             return Ok(Some(History::Daemon(client)));
         }
         let root = sys::open_root(&place.backing).map_err(|cause| failed(&place.backing, cause))?;
@@ -704,12 +736,18 @@ fn use_id(named: &Named, id: &str) -> String {
 }
 
 /// Whether a mount of the volume is one that we have made: in the pool nobody else does, and of a directory that there was it is recorded.
+/// The store of a volume, if there is one that may be believed. A source that somebody names is where somebody else may write, too.
+fn store(place: &Place) -> Option<Store> {
+    Store::of(&place.backing.canonicalize().ok()?).ok()?
+}
+
 fn is_ours(record: &Record, options: &Options) -> bool {
     record.mounted || options.source.is_none()
 }
 
 fn mount_arguments(place: &Place, options: &Options) -> Vec<std::ffi::OsString> {
-    let mut arguments: Vec<std::ffi::OsString> = vec!["mount".into(), "--allow-other".into()];
+    // Whoever is in the containers of one volume is one party, whatever users they run as.
+    let mut arguments: Vec<std::ffi::OsString> = vec!["mount".into(), "--allow-other".into(), "--others-io=kernel".into()];
     arguments.extend(options.snapdir.map(|snapdir| format!("--snapdir={snapdir}").into()));
     arguments.extend(options.auto.every.map(|every| format!("--auto-every={}ms", every.as_millis()).into()));
     arguments.extend(options.readonly.then(|| "-oro".into()));

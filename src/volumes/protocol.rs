@@ -17,6 +17,7 @@ use super::name::{self, Named};
 use super::pool::{Pool, remove_tree};
 use super::record::Record;
 use super::sizes::Sizes;
+use super::uses::Asker;
 use crate::engine::api::{CheckpointInfo, VerbError, VerbResult};
 
 /// Mount is answered within this time.
@@ -49,8 +50,8 @@ struct Told {
     bytes: Option<u64>,
 }
 
-/// Answers a request.
-pub fn answer(pool: &Pool, request: &Request) -> Response {
+/// Answers a request; `asker` is the process that made it, if that is known.
+pub fn answer(pool: &Pool, request: &Request, asker: Option<Asker>) -> Response {
     if request.method != "POST" {
         return response(405, &json!({"Err": "every call is POST"}));
     }
@@ -58,7 +59,7 @@ pub fn answer(pool: &Pool, request: &Request) -> Response {
         [] => Ok(Asked::default()),
         body => serde_json::from_slice(body).map_err(|cause| error("bad-request", format!("the request cannot be understood: {cause}"))),
     };
-    let answered = asked.and_then(|asked| call(pool, &request.path, asked));
+    let answered = asked.and_then(|asked| call(pool, &request.path, asked, asker));
     match answered {
         Ok(Some(value)) => response(200, &value),
         Ok(None) => response(404, &json!({"Err": format!("there is no call {}", request.path)})),
@@ -82,7 +83,7 @@ fn said(error: &VerbError) -> String {
     }
 }
 
-fn call(pool: &Pool, path: &str, asked: Asked) -> VerbResult<Option<Value>> {
+fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResult<Option<Value>> {
     let done = || json!({"Err": ""});
     let value = match path {
         "/Plugin.Activate" => json!({"Implements": ["VolumeDriver"]}),
@@ -106,7 +107,7 @@ fn call(pool: &Pool, path: &str, asked: Asked) -> VerbResult<Option<Value>> {
                 return Err(error("bad-request", "a mount without an ID"));
             }
             let pool = pool.clone();
-            let point = within(MOUNT_TIMEOUT, move || pool.mount(&named, &asked.id))
+            let point = within(MOUNT_TIMEOUT, move || pool.mount_for(&named, &asked.id, asker))
                 .unwrap_or_else(|| Err(hinted("busy", "the volume is still being mounted", "it goes on; try again in a moment")))?;
             json!({"Mountpoint": point.to_string_lossy(), "Err": ""})
         }
@@ -208,6 +209,7 @@ pub fn status(pool: &Pool, record: &Record) -> Value {
     }
     match checkpoints {
         Some(Ok(list)) => {
+            let list: Vec<&CheckpointInfo> = list.iter().filter(|one| !one.reason.is_guard_or_mark()).collect();
             add("checkpoints", list.iter().take(CHECKPOINTS_TOLD_MAX).map(|one| json!(told(one, &sizes))).collect());
             add("checkpoints_kept", json!(list.len()));
         }

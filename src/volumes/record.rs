@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::claims::{Claim, Snapshot};
 use super::error::{error, failed};
 use super::options::Options;
+use super::uses::Asker;
 use crate::engine::api::VerbResult;
 
 /// Version of the file.
@@ -35,6 +36,12 @@ pub struct MountId {
     pub since: i64,
     /// In which run of the machine.
     pub boot: String,
+    /// Who asked, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Asker>,
+    /// The number of the checkpoint that it looks at, if it is a past state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<u64>,
 }
 
 /// A volume.
@@ -104,12 +111,13 @@ impl Record {
     }
 
     /// Adds a mount; whether it was not there before. The same one may be asked for again: after a crash of the engine nobody gives it back.
-    pub fn add(&mut self, id: &str, boot: &str) -> bool {
-        let known = self.mounts.iter().any(|mount| mount.id == id);
-        if !known {
-            self.mounts.push(MountId { id: id.to_owned(), since: now_seconds(), boot: boot.to_owned() });
+    pub fn add(&mut self, id: &str, boot: &str, by: Option<Asker>) -> bool {
+        if let Some(known) = self.mounts.iter_mut().find(|mount| mount.id == id) {
+            known.by = by;
+            return false;
         }
-        !known
+        self.mounts.push(MountId { id: id.to_owned(), since: now_seconds(), boot: boot.to_owned(), by, checkpoint: None });
+        true
     }
 
     /// Takes a mount out; whether it was there.
@@ -211,7 +219,7 @@ mod tests {
         assert_eq!(Record::load(&path).unwrap(), None);
         let mut record = Record::new("v", BTreeMap::from([("readonly".to_owned(), String::new())]));
         record.parent = Some(Parent { volume: "w".into(), checkpoint: 3 });
-        assert!(record.add("a", "boot") && !record.add("a", "boot") && record.add("b", "boot"));
+        assert!(record.add("a", "boot", None) && !record.add("a", "boot", None) && record.add("b", "boot", None));
         record.save(&path).unwrap();
         assert_eq!(Record::load(&path).unwrap(), Some(record.clone()));
         assert!(record.take("a") && !record.take("a"));

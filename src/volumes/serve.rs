@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{error, failed, hinted};
 use super::pool::Pool;
+use super::uses::Asker;
 use super::{facts, http, image, protocol};
 use crate::engine::api::VerbResult;
 use crate::sys;
@@ -195,10 +196,11 @@ fn start(stream: UnixStream, pool: &Pool, answers: &Arc<AtomicUsize>, connection
     let (pool, answers, counted) = (pool.clone(), Arc::clone(answers), Counted::new(connections));
     let converse = move || {
         let _counted = counted;
+        let asker = Asker::of(&stream);
         let ended = http::converse(stream, |request| {
             let _under_way = Counted::new(&answers);
             tracing::debug!(call = request.path, "asked");
-            protocol::answer(&pool, request)
+            protocol::answer(&pool, request, asker)
         });
         if let Err(error) = ended {
             tracing::debug!(%error, "a connection ended");

@@ -41,7 +41,8 @@ impl Pool {
         let boot = boot();
         self.drop_uses(name, |mount, shown| {
             let young = mount.boot == boot && age(mount) < GRACE_SECONDS;
-            mount.since >= since && mount.boot == boot || shown.elsewhere || (shown.here && young)
+            let orphan = shown.ephemeral && mount.is_orphan();
+            mount.since >= since && mount.boot == boot && !orphan || shown.elsewhere || (shown.here && young)
         })
     }
 

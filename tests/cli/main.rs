@@ -3,6 +3,7 @@
 mod config;
 mod guide;
 mod history;
+mod mistakes;
 mod mounted;
 #[path = "../common/page.rs"]
 mod page;

@@ -1,6 +1,7 @@
 //! The verbs on a mounted directory. `/var/tmp` is usually ext4: captures are copies there, which makes no difference here.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -194,7 +195,7 @@ fn mounting_twice_is_refused() {
     let hint = "Hint: what it is: ckptfs -C [DIR]/p status; end it: ckptfs umount [DIR]/p\n";
     sandbox.ckptfs(&["mount", "p"]).is(1, "", &format!("Error: [DIR]/p is already mounted\n{hint}"));
     sandbox.ckptfs(&["mount", "p", "q"]).is(1, "", &format!("Error: [DIR]/p is already mounted\n{hint}"));
-    let inside = "Error: [DIR]/p/src is inside of the mount at [DIR]/p\nHint: unmount it first: ckptfs umount [DIR]/p\n";
+    let inside = "Error: [DIR]/p/src is inside of the mount at [DIR]/p, whose checkpoints have it: a restore there would change what is stored here\nHint: unmount it first: ckptfs umount [DIR]/p\n";
     sandbox.ckptfs(&["mount", "p/src"]).is(1, "", inside);
     let ran = sandbox.ckptfs(&["umount", "p/src"]);
     ran.is(1, "", "Error: p/src is not a mount, but inside of one\nHint: ckptfs umount [DIR]/p\n");
@@ -353,4 +354,31 @@ fn a_whole_checkpoint_command_is_quick() {
     // The benchmark measures the goal of 10 ms; here a debug build may run on a loaded machine.
     let quickest = (0..20).map(|_| once()).min().expect("twenty runs");
     assert!(quickest < Duration::from_millis(500), "{quickest:?}");
+}
+
+/// What was said on stderr, a terminal, was as raw as stdout wanted it, a file: each stream decides by itself.
+#[test]
+fn each_stream_decides_by_itself_what_is_escaped() {
+    let sandbox = mounted();
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    let name = std::ffi::OsStr::from_bytes(b"evil\x1b]0;x\x07");
+    fs::write(sandbox.path.join("p").join(name), "one").expect("file");
+    sandbox.ckptfs_in("p", &["checkpoint"]).ok();
+    sandbox.ckptfs_in("p", &["config", "set", "umount.keep", "none"]).ok();
+    sandbox.ckptfs_in("p", &["umount", "."]).ok();
+    // As long and as old as before: only its content could tell.
+    let file = fs::OpenOptions::new().write(true).open(sandbox.path.join("p").join(name)).expect("file");
+    let modified = file.metadata().and_then(|data| data.modified()).expect("stat");
+    (&file).write_all(b"two").and_then(|()| file.set_modified(modified)).expect("write");
+    drop(file);
+    sandbox.ckptfs(&["mount", "p"]).ok();
+    for verb in ["restore 2", "diff 2", "export 2 ../copy", "export 2 -", "run --rollback never false"] {
+        let mut terminal = sandbox.hermetic("script", "p");
+        terminal.args(["-qec", &format!("ckptfs --color never {verb} > ../said"), "/dev/null"]);
+        let shown = sandbox.run(terminal).out();
+        assert!(shown.contains(r"evil\x1b]0;x\x07") || verb.starts_with("run"), "{verb}: {shown:?}");
+        assert!(!shown.contains('\u{1b}') && !shown.contains('\u{7}'), "{verb}: {shown:?}");
+        // And the other way round: a file has the name as it is, whatever stderr is.
+        assert!(verb != "diff 2" || fs::read(sandbox.path.join("said")).expect("said").windows(name.len()).any(|window| window == name.as_bytes()));
+    }
 }

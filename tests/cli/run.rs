@@ -99,11 +99,13 @@ fn bisect_tells_each_step_and_the_first_bad_one() {
     assert_eq!(found.code, 0);
     let out = found.out();
     assert!(out.starts_with("4  ") && out.ends_with("  number 4\n") && out.lines().count() == 1, "{out}");
-    let expected = "checkpoint 3: 4 between, about 2 more to try\nnoise\ncheckpoint 3 is good\ncheckpoint 4: 2 between, about 1 more to try\nnoise\ncheckpoint 4 is bad\n\
+    let expected = "noise\ncheckpoint 1 is good\nnoise\ncheckpoint 6 is bad\ncheckpoint 3: 4 between, about 2 more to try\nnoise\ncheckpoint 3 is good\ncheckpoint 4: 2 between, about 1 more to try\nnoise\ncheckpoint 4 is bad\n\
                     checkpoint 4 is the first bad one; what changed: ckptfs diff 3 4\n";
     assert_eq!(found.err(), expected);
-    let logged = "{\"id\":3,\"status\":0,\"result\":\"good\"}\n{\"id\":4,\"status\":1,\"result\":\"bad\"}\n";
+    let logged = "{\"id\":1,\"status\":0,\"result\":\"good\"}\n{\"id\":6,\"status\":1,\"result\":\"bad\"}\n{\"id\":3,\"status\":0,\"result\":\"good\"}\n{\"id\":4,\"status\":1,\"result\":\"bad\"}\n";
     assert_eq!(fs::read_to_string(log).expect("the log"), logged);
+    let says = "noise\nError: \"4\" (checkpoint 4) was said to be good, but is bad: the test ended with status 1 there\nHint: try the test alone: ckptfs run --at ID -- TEST\n";
+    sandbox.ckptfs_in("p", &["bisect", "4", "6", "sh", "-c", "echo noise; test $(cat n) -lt 4"]).is(1, "", says);
     sandbox.ckptfs_in("p", &["bisect", "4", "2", "--", "true"]).is(
         1,
         "",

@@ -75,13 +75,13 @@ impl World {
     fn operate(&mut self) -> VerbResult<()> {
         let (kind, number) = (self.random.below(12), self.random.below(4));
         let tag = format!("t{number}");
-        let walk = |walk| UndoOptions { walk, skip: false, dry_run: false };
+        let walk = |walk| UndoOptions { walk, skip: false, force: true, dry_run: false };
         let Some(id) = self.some_id().filter(|_| kind > 2) else {
             return self.client().checkpoint(CheckpointOptions { note: format!("note {kind}"), ..CheckpointOptions::default() }).map(drop);
         };
         let client = self.client();
         match kind {
-            3 | 4 => client.restore(RestoreOptions { to: id, paths: Vec::new(), dry_run: false }).map(drop),
+            3 | 4 => client.restore(RestoreOptions { to: id, paths: Vec::new(), dry_run: false, times: None }).map(drop),
             5 => client.delete(id).map(drop),
             6 => client.pin(id, (number > 0).then_some(tag)).map(drop),
             7 | 8 => client.retag(id, Retag { add: vec![tag], remove: Vec::new(), force: number > 1 }).map(drop),
@@ -126,7 +126,7 @@ fn walked(seed: u64) {
     for _ in 0..WALKS {
         let numbers: Vec<u64> = states.keys().copied().collect();
         let to = numbers[world.random.below(numbers.len())];
-        let options = UndoOptions { walk: UndoWalk::To(to), skip: false, dry_run: false };
+        let options = UndoOptions { walk: UndoWalk::To(to), skip: false, force: true, dry_run: false };
         let undone = world.client().undo(options).unwrap_or_else(|why| panic!("seed {seed}: to {to}: {why}"));
         assert_eq!(undone.stopped, None, "seed {seed}: to {to}");
         let seen = world.see();

@@ -18,6 +18,7 @@
 //! when dropped, and what a killed test process left is removed by `tests/cleanup.sh`, at the next start or by `tests/run.sh`.
 #![allow(dead_code, unused_imports, unused_macros)]
 
+pub mod caller;
 pub mod command;
 pub mod image;
 pub mod mount;
@@ -28,6 +29,7 @@ pub mod sample;
 pub mod tree;
 pub mod variant;
 
+pub use caller::{Caller, caller};
 pub use command::{fails, run_limited, stdout_of, succeeds, tool};
 pub use image::{Fs, Image};
 pub use mount::{Io, Mount, MountOpts};

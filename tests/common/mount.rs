@@ -230,6 +230,15 @@ impl Mount {
         assert!(process::wait_dead(pid, start, Duration::from_secs(10)), "daemon {pid} survives SIGKILL");
     }
 
+    /// Asks the daemon to end, and waits until it has, whoever uses the mount.
+    pub fn end_by_signal(&mut self) {
+        let (pid, start) = self.daemon.take().expect("the daemon was started and not killed");
+        self.holder = None;
+        let number = rustix::process::Pid::from_raw(pid as i32).expect("a process");
+        rustix::process::kill_process(number, rustix::process::Signal::TERM).expect("it lives");
+        assert!(process::wait_dead(pid, start, Duration::from_secs(60)), "daemon {pid} does not end");
+    }
+
     /// Kills the process that would start another daemon, if there is one.
     pub fn kill_holder(&mut self) {
         if let Some((pid, start)) = self.holder.take() {

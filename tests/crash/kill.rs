@@ -197,7 +197,10 @@ impl Life<'_> {
         arguments.extend(paths.iter().map(String::as_str));
         let plain = self.world.copy();
         let Some(restored) = self.verb(UnderWay::Restore { to: id, paths: paths.clone() }, &arguments) else { return };
-        let guard = restored["guard"].as_u64().expect("a restore names its guard");
+        let Some(guard) = restored["guard"].as_u64() else {
+            assert_eq!(restored["changes"], serde_json::json!([]), "only a restore of nothing has no guard");
+            return;
+        };
         let from = self.world.known[&id].plain.clone().expect("it was chosen for that");
         self.world.restore_plain(&from, &paths);
         self.world.made(guard, Known { tree: before, tags: Vec::new(), plain: Some(plain) });
@@ -277,13 +280,15 @@ fn check(rig: &Rig, world: &mut World) -> Result<(), String> {
             None => known.tree = Some(shown),
         }
     }
-    let Some((id, known)) = world.known.last_key_value() else { return Ok(()) };
-    exact_dirty(rig, *id, known.tree.as_ref().expect("it was read"))
+    let status = rig.mount.status_json();
+    // What the tree comes from: no guard, and after a restore of all of it what was restored.
+    let Some(id) = status["base"].as_u64() else { return Ok(()) };
+    exact_dirty(rig, &status, id, world.known[&id].tree.as_ref().expect("it was read"))
 }
 
-/// `status` names every path that differs from the newest checkpoint, and no other.
-fn exact_dirty(rig: &Rig, id: u64, then: &Tree) -> Result<(), String> {
-    let (now, status) = (tree(rig.path()), rig.mount.status_json());
+/// `status` names every path that differs from the checkpoint that the tree comes from, and no other.
+fn exact_dirty(rig: &Rig, status: &serde_json::Value, id: u64, then: &Tree) -> Result<(), String> {
+    let now = tree(rig.path());
     let opts = TreeOpts { dir_mtime: false, ..TreeOpts::default() };
     let single = |tree: &Tree, path: &PathBuf| tree.get(path).map(|node| BTreeMap::from([(path.clone(), node.clone())]));
     let differs = |path: &PathBuf| match (single(then, path), single(&now, path)) {

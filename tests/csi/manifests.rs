@@ -94,6 +94,24 @@ fn the_manifests_fit_together() {
     assert!(readme.contains(TOPOLOGY_KEY));
 }
 
+/// What a sidecar may not do it tries again for ever, and what a namespace's level of security forbids is no pod at all.
+#[test]
+fn the_sidecars_may_do_what_they_do() {
+    let Some(all) = documents(&["on-node/rbac.yaml"]) else { return };
+    let level = &kind(&all, "Namespace")[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"];
+    assert_eq!(level, "privileged", "directories of the host");
+    let rules = list(&kind(&all, "ClusterRole")[0]["rules"]);
+    for (group, resource, verbs) in [
+        ("storage.k8s.io", "volumeattributesclasses", ["get", "list", "watch"].as_slice()),
+        ("snapshot.storage.k8s.io", "volumesnapshots", &["get", "list", "watch", "update"]),
+    ] {
+        let has = |rule: &Value, name: &str, wanted: &str| list(&rule[name]).iter().any(|one| *one == wanted);
+        let may =
+            |verb: &&&str| rules.iter().any(|rule| has(rule, "apiGroups", group) && has(rule, "resources", resource) && has(rule, "verbs", verb));
+        assert_eq!(verbs.iter().filter(may).count(), verbs.len(), "{resource}");
+    }
+}
+
 #[test]
 fn the_driver_in_the_pod_fits_to_the_rest() {
     let Some(all) = documents(&["on-node/driver.yaml", "in-pod/driver.yaml"]) else { return };

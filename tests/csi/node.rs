@@ -102,7 +102,7 @@ fn who_may_only_read_cannot_write() {
     rig.try_create(CreateVolumeRequest { parameters: class, ..wanted("frozen", 0) }).unwrap();
     let frozen = rig.use_it("frozen", "pod");
     assert_eq!(fs::write(frozen.join("g"), "y").unwrap_err().raw_os_error(), Some(30), "EROFS");
-    assert_eq!(rig.snapshot("frozen", "of it").snapshot_id, "frozen@1");
+    assert_eq!(rig.snapshot("frozen", "of it").snapshot_id, "frozen@1@node-1");
 }
 
 #[test]

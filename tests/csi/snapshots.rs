@@ -3,11 +3,11 @@
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ckptfs::csi::proto::{GetSnapshotRequest, ListSnapshotsRequest};
+use ckptfs::csi::proto::{CreateVolumeRequest, GetSnapshotRequest, ListSnapshotsRequest};
 use serde_json::Value;
 use tonic::Code;
 
-use crate::support::{Rig, code, from_snapshot, from_volume, unavailable, wanted};
+use crate::support::{NODE, Rig, code, from_snapshot, from_volume, unavailable, wanted};
 
 /// The numbers in two files that a writer counts up, the first before the second.
 fn pair(dir: &std::path::Path) -> (u64, u64) {
@@ -141,13 +141,13 @@ fn a_snapshot_is_a_pinned_checkpoint_with_its_name_and_time() {
     let time = snapshot.creation_time.unwrap();
     let told: jiff::Timestamp = log[0]["created"].as_str().unwrap().parse().unwrap();
     assert_eq!((time.seconds, time.nanos), (told.as_second(), told.subsec_nanosecond()));
-    assert_eq!(snapshot.snapshot_id, format!("v@{}", log[0]["id"]));
+    assert_eq!(snapshot.snapshot_id, format!("v@{}@{NODE}", log[0]["id"]));
     assert!(log[0]["note"].as_str().unwrap().contains("nightly/ä"));
     let refused = rig.refused(&["--volume", "v", "delete", "1"]);
     assert!(refused.contains("pinned"), "{refused}");
     rig.delete_snapshot("v@1").unwrap();
     assert_eq!(rig.ok(&["--volume", "v", "log", "--json"]).trim(), "[]");
-    assert_eq!(rig.snapshot("v", "nightly/ä").snapshot_id, "v@2", "the name is free again, and the number is not");
+    assert_eq!(rig.snapshot("v", "nightly/ä").snapshot_id, "v@2@node-1", "the name is free again, and the number is not");
     // What is none is deleted.
     for none in ["v@1", "v@99", "nothing@1", "nonsense", "../v@1"] {
         rig.delete_snapshot(none).unwrap();
@@ -202,4 +202,31 @@ fn lists_come_in_pages() {
     assert_eq!(seen, made);
     let request = ListSnapshotsRequest { starting_token: "nonsense".into(), ..ListSnapshotsRequest::default() };
     assert_eq!(code(rig.controller(|mut client| async move { client.list_snapshots(request).await })), Code::Aborted);
+}
+
+/// The provisioner of another node was told that there is no such snapshot, and asked for ever instead of having the pod go where it is.
+#[test]
+fn a_snapshot_of_another_node_says_so() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v");
+    let here = rig.snapshot("v", "a").snapshot_id;
+    assert_eq!(here, format!("v@1@{NODE}"));
+    let there = "v@1@node-2";
+    let create = |id: &str| {
+        let request = CreateVolumeRequest { volume_content_source: from_snapshot(id), ..wanted("restored", 0) };
+        rig.controller(|mut client| async move { client.create_volume(request).await })
+    };
+    let refused = create(there).unwrap_err();
+    assert!(refused.code() == Code::ResourceExhausted && refused.message().contains("node-2"), "{refused}");
+    let deleted = rig.delete_snapshot(there).unwrap_err();
+    assert_eq!(deleted.code(), Code::FailedPrecondition, "said to be done, it would be there for ever");
+    assert_eq!(list(&rig, ListSnapshotsRequest { snapshot_id: there.into(), ..ListSnapshotsRequest::default() }), Vec::<String>::new());
+    assert_eq!(list(&rig, ListSnapshotsRequest::default()), std::slice::from_ref(&here));
+    // An id by hand leaves the node out; a volume that was made of one is asked for again with it.
+    let made = create("v@1").unwrap();
+    assert_eq!(create("v@1").unwrap(), made);
+    rig.delete_snapshot(&here).unwrap();
 }

@@ -94,7 +94,7 @@ fn a_snapshot_that_a_killed_driver_made_is_found() {
     // What there is when it is killed between the checkpoint and its record.
     rig.ok(&["--volume", "v", "checkpoint", "-t", "csi.nightly"]);
     let snapshot = rig.snapshot("v", "nightly");
-    assert_eq!(snapshot.snapshot_id, "v@1");
+    assert_eq!(snapshot.snapshot_id, "v@1@node-1");
     let log: Vec<Value> = serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
     assert_eq!(log.len(), 1, "no second one is made");
 }

@@ -8,5 +8,6 @@ mod held_mapping;
 mod long_open;
 mod map;
 mod one_instant;
+mod outlived;
 mod views;
 mod writer;

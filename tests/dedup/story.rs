@@ -9,6 +9,7 @@ use std::process::Command;
 use ckptfs::sys::{self, ExtentMap};
 use serde_json::Value;
 
+use super::common::mount::wait_until;
 use super::common::{Mount, MountOpts, NodeInfo, Rig, Variant, run_limited, tree_of};
 
 pub type Tree = BTreeMap<PathBuf, NodeInfo>;
@@ -35,6 +36,16 @@ pub fn free(dir: &Path) -> u64 {
     rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
     let stat = rustix::fs::statvfs(dir).unwrap();
     stat.f_bfree * stat.f_frsize
+}
+
+/// Waits until about as many bytes have come free as were told, and gives their number: filesystems free what a removed file had beside.
+pub fn came_free(dir: &Path, before: u64, told: u64) -> u64 {
+    let mut came = 0;
+    wait_until(&format!("{told} bytes come free"), 30, || {
+        came = free(dir).saturating_sub(before);
+        came >= told / 10 * 9
+    });
+    came
 }
 
 /// Writes a file in place, as a program does that does not replace it: what it held is captured as a clone.

@@ -85,9 +85,20 @@ fn all_of_it_is_killed() {
     is_removable(&rig, "writer", "vol1");
 }
 
+/// Nobody gave the volume back for the container that the engine's death took along: the next one found what it had written.
+fn an_ephemeral_volume_is_fresh_after_the_engine_was_killed() {
+    let rig = Rig::with_driver();
+    rig.sh("docker volume create -d ckptfs base; dr -v base:/data bb:local sh -c 'echo base >/data/file'
+        docker volume create -d ckptfs -o from=base -o ephemeral=true trial
+        dk_long one -v trial:/data; docker exec one sh -c 'echo dirty >/data/file'
+        dk_kill; dk_start; docker rm -f one >/dev/null");
+    assert_eq!(rig.sh("dr -v trial:/data bb:local cat /data/file; until_true 60 is_unmounted trial"), "base\n");
+}
+
 on_an_engine! {
     the_engine_is_stopped_and_started,
     the_engine_is_killed_and_started,
+    an_ephemeral_volume_is_fresh_after_the_engine_was_killed,
     containers_outlive_an_engine_with_live_restore,
     the_driver_is_killed,
     a_container_waits_for_a_driver_that_comes_back,

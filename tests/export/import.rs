@@ -52,14 +52,20 @@ fn snapper_s_are_found_with_their_dates(v: Variant) {
     sh(
         &dir,
         "for n in 9 10; do mkdir -p s/$n/snapshot; echo $n > s/$n/snapshot/f
-         echo \"<snapshot><num>$n</num><date>2026-01-$n 10:00:00</date><description>before &lt;$n&gt;</description></snapshot>\" > s/$n/info.xml; done",
+         echo \"<snapshot><num>$n</num><date>2026-01-1$((n - 9)) 10:00:00</date><description>before &lt;$n&gt;</description></snapshot>\" > s/$n/info.xml; done",
     );
     sh(&dir, &format!("{} import s --into tree", env!("CARGO_BIN_EXE_ckptfs")));
     let mount = Mount::start(&dir.join("tree"), &MountOpts::new(v.io));
     assert_eq!(std::fs::read_to_string(mount.view(1).join("f")).expect("f"), "9\n");
     assert_eq!(std::fs::read_to_string(mount.view(2).join("f")).expect("f"), "10\n");
-    let found = mount.json(&["find", "--label", "Date=2026-01-10 10:00:00"]);
+    let found = mount.json(&["find", "--label", "Date=2026-01-11 10:00:00"]);
     assert_eq!((found[0]["id"].as_u64(), found[0]["note"].as_str().and_then(|note| note.lines().next())), (Some(2), Some("before <10>")));
+    // They had the time of the import: whoever asked for a day got nothing, and a rule of a day kept one of them all.
+    assert_eq!(found[0]["created"], "2026-01-11T10:00:00Z");
+    assert_eq!(mount.json(&["show", "@{2026-01-10T12:00:00Z}"])["id"], 1);
+    assert_eq!(mount.json(&["find", "--until", "2026-01-11T00:00:00Z"])[0]["id"], 1);
+    let kept = mount.json(&["gc", "--keep-daily", "2", "--dry-run"]);
+    assert_eq!(kept["gone"], serde_json::json!([]), "one of each day");
 }
 
 for_each_variant! { one => snapshots_become_checkpoints, snapper_s_are_found_with_their_dates }

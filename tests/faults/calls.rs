@@ -274,7 +274,7 @@ impl Run {
 
     #[track_caller]
     fn dirty_is_exact(&self, what: &str, dir: &str) {
-        let latest = self.served.checkpoints().into_iter().max().unwrap();
+        let latest = self.served.latest();
         let then = self.served.view(latest, dir).unwrap_or_else(|errno| panic!("{what}: checkpoint {latest} cannot be read: {errno:?}"));
         let now = self.served.plain(dir);
         let (dirty, renames) = self.served.dirty(dir);

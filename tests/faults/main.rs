@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod always;
 #[cfg(debug_assertions)]
 mod calls;
 mod device;

@@ -6,10 +6,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Status, TreePath, UndoOptions, UndoWalk, VerbResult, Verbs};
-use ckptfs::engine::auto::AutoConfig;
+use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Status, Times, TreePath, UndoOptions, UndoWalk, VerbResult, Verbs};
 use ckptfs::engine::request::{Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow};
-use ckptfs::engine::{Config, Engine, IoChoice, SealMode};
+use ckptfs::engine::{Config, Engine, IoChoice};
 use ckptfs::sys::{self, Errno, Kind, SysResult};
 
 pub const ROOT: NodeId = NodeId(1);
@@ -62,19 +61,7 @@ impl Served {
             hint: None,
         })?;
         let io = if self.passthrough { IoChoice::Auto } else { IoChoice::Daemon };
-        let config = Config {
-            root,
-            backing: self.dir.clone(),
-            mount: self.dir.clone(),
-            io,
-            strict_writes: false,
-            snapdir_visible: false,
-            succession: None,
-            seal: SealMode::Off,
-            snapdir_mode: None,
-            auto: AutoConfig::default(),
-            hooks: None,
-        };
+        let config = Config { io, ..Config::bare(root, self.dir.clone()) };
         let engine = Engine::open(config)?;
         assert_eq!(engine.wants_passthrough(), self.passthrough);
         engine.started(self.passthrough);
@@ -266,7 +253,14 @@ impl Served {
 
     pub fn restore(&self, id: u64, path: &str) -> VerbResult<()> {
         let paths = if path.is_empty() { Vec::new() } else { vec![TreePath(path.as_bytes().to_vec())] };
-        self.engine().restore(&CALLER.actor(), &RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false }).map(drop)
+        let options = RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false, times: Some(Times::Kept) };
+        let unknown = self.engine().restore(&CALLER.actor(), &options)?.unknown;
+        // What could not be read is named, and the rest is done: the verb fails then too.
+        if unknown.is_empty() {
+            Ok(())
+        } else {
+            Err(ckptfs::engine::api::VerbError { code: "io".into(), message: format!("{unknown:?} cannot be told"), hint: None })
+        }
     }
 
     pub fn delete(&self, id: u64) -> VerbResult<()> {
@@ -278,11 +272,17 @@ impl Served {
     }
 
     pub fn undo(&self) -> VerbResult<()> {
-        self.engine().undo(&CALLER.actor(), &UndoOptions { walk: UndoWalk::Undo(1), skip: false, dry_run: false }).map(drop)
+        self.engine().undo(&CALLER.actor(), &UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false }).map(drop)
     }
 
     pub fn checkpoints(&self) -> Vec<u64> {
         self.engine().log().expect("the checkpoints are in memory").iter().map(|info| info.id.0).collect()
+    }
+
+    /// The newest that somebody asked for: what `status` compares with where only paths were restored.
+    pub fn latest(&self) -> u64 {
+        let log = self.engine().log().expect("the checkpoints are in memory");
+        log.iter().filter(|info| info.reason.is_asked()).map(|info| info.id.0).max().expect("there is one")
     }
 
     pub fn status(&self) -> VerbResult<Status> {
@@ -356,7 +356,7 @@ impl Served {
         let content = match stat.kind {
             Kind::File => {
                 let fh = engine.open(CALLER, node, libc_flags::READ)?.fh;
-                let read = engine.read(node, fh, 0, u32::try_from(stat.size).expect("files are small"));
+                let read = engine.read(node, fh, 0, u32::try_from(stat.size).expect("files are small"), false);
                 engine.release(node, fh);
                 read?
             }
@@ -364,7 +364,7 @@ impl Served {
             _ => Vec::new(),
         };
         let mut xattrs = BTreeMap::new();
-        for name in engine.listxattr(node)? {
+        for name in engine.listxattr(CALLER, node)? {
             let value = engine.getxattr(node, &name)?;
             xattrs.insert(name, value);
         }

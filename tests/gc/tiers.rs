@@ -267,7 +267,7 @@ fn every_verb_knows_dropped_from_missing(v: Variant) {
     rig.mount.remount();
     assert_eq!(dropped(&tree_of(&rig.view(1))).len(), 3);
     // The control: what is missing and was not dropped is damage.
-    let object = objects(rig.path()).into_iter().find(|name| fs::metadata(rig.path().join(name)).is_ok_and(|meta| meta.size() > 0));
+    let object = objects(rig.path()).into_iter().find(|name| fs::metadata(rig.path().join(name)).is_ok_and(|meta| meta.is_file() && meta.size() > 0));
     rig.mount.umount();
     fs::remove_file(rig.path().join(object.expect("an object"))).unwrap();
     assert_eq!(rig.mount.run(&["fsck"]).status.code(), Some(4));

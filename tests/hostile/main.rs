@@ -8,8 +8,16 @@ mod common;
 mod support;
 
 mod deep;
+mod flood;
+mod forged;
+mod freeze;
 mod names;
+mod owners;
+mod setid;
 mod socket;
 mod store;
+mod strangers;
+mod stuck;
 mod swaps;
+mod trust;
 mod users;

@@ -78,7 +78,7 @@ fn every_odd_name_is_a_name(v: Variant) {
     for name in &names {
         let path = OsStr::from_bytes(name);
         assert_eq!(&fs::read(rig.view(id).join(path)).expect("in the view"), name);
-        succeeds(rig.mount.command(&["restore", &id.to_string(), "--"]).arg(root.join(path)), 60);
+        succeeds(rig.mount.command(&["restore", "--times=kept", &id.to_string(), "--"]).arg(root.join(path)), 60);
         assert_eq!(&fs::read(root.join(path)).expect("in the tree"), name);
     }
     super::common::tree::assert_tree_is(root, &was, &super::common::TreeOpts { dir_mtime: false, ..Default::default() });

@@ -50,14 +50,14 @@ fn a_new_tree_is_finished_by_running_it_again(v: Variant) {
         let wanted = rng.below(u64::from(FILES));
         // Some are killed when so much is there, the others when they come to the end.
         let ends = round % 3 == 2;
-        while if ends { !place.tree().join(".ckptfs").exists() } else { paths(&place, "tree") < wanted } && begun.elapsed() < Duration::from_secs(60)
+        while if ends { !place.tree().join(".ckptfs/format").exists() } else { paths(&place, "tree") < wanted }
+            && begun.elapsed() < Duration::from_secs(60)
         {
             std::thread::sleep(Duration::from_millis(1));
         }
         if !kill(child) {
             cut_short += 1;
-            let marked = sh(place.image.path(), "getfattr --only-values -n user.ckptfs.import tree 2>/dev/null || true");
-            if !marked.is_empty() {
+            if place.tree().join(".ckptfs/importing").exists() {
                 let refused = Mount::try_start(&place.tree(), &MountOpts::new(place.io));
                 let said = String::from_utf8_lossy(&refused.stderr).into_owned();
                 assert!(!refused.status.success() && said.contains("ckptfs import"), "a half imported tree is served: {said}");

@@ -9,7 +9,6 @@ use super::story::{caught_up, check, kinds, objects};
 
 for_each_variant! { reflink =>
     with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_back,
-    without_it_the_same_changes_are_eio,
     what_was_captured_ahead_and_is_of_no_use_any_more_is_removed,
 }
 
@@ -109,18 +108,4 @@ fn what_was_captured_ahead_and_is_of_no_use_any_more_is_removed(v: Variant) {
     assert_eq!(count(), 1);
     let (status, report) = check(&root, &["verify", "--deep"]);
     assert_eq!(status, 0, "{report}");
-}
-
-/// The negative control.
-fn without_it_the_same_changes_are_eio(v: Variant) {
-    let (mut rig, _) = story(v, "--seal=hash");
-    caught_up(&rig.mount);
-    let root = rig.path().to_owned();
-    rig.mount.umount();
-    change_everything(&root);
-    rig.mount.remount();
-    let read = fs::read(rig.view(3).join("b"));
-    assert_eq!(read.expect_err("nobody knows what it was").raw_os_error(), Some(libc::EIO));
-    let (status, report) = check(&root, &["verify", "3"]);
-    assert_eq!((status, kinds(&report)), (4, vec!["changed-unseen".to_owned()]), "{report}");
 }

@@ -10,6 +10,7 @@ use super::story::{check, kinds};
 for_each_variant! { reflink =>
     what_is_changed_past_the_mount_gives_eio_in_older_views_and_is_named,
     our_own_changes_are_never_taken_for_somebody_else_s,
+    a_checkpoint_that_was_brought_back_shows_no_change_past_the_mount,
 }
 
 /// A directory that is served elsewhere, so that it can be reached beside the mount.
@@ -134,4 +135,16 @@ fn our_own_changes_are_never_taken_for_somebody_else_s(v: Variant) {
         super::common::assert_same_tree(&mount.view(id), &kept, &super::common::TreeOpts::default());
         assert_eq!(check(&live, &["verify", "--deep", &id.to_string()]).0, 0);
     }
+}
+
+/// Brought back it was taken for one that was made after the clock had been set back, of which nothing can be said.
+fn a_checkpoint_that_was_brought_back_shows_no_change_past_the_mount(v: Variant) {
+    let Beside { mount, backing, _image } = beside(v, "--seal=hash");
+    let first = mount.checkpoint();
+    mount.checkpoint();
+    mount.ok(&["delete", "--yes", "1"]);
+    mount.ok(&["undo"]);
+    std::thread::sleep(TICKS);
+    fs::write(backing.join("f"), "F AS IT WAS").unwrap();
+    eio(fs::read(mount.view(first).join("f")));
 }

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod absence;
 mod ahead;
 mod audit;
 mod behind;
@@ -10,3 +11,4 @@ mod flips;
 mod fsck;
 mod sealer;
 mod story;
+mod untold;

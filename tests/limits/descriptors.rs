@@ -88,3 +88,32 @@ fn few_descriptors_and_a_large_tree_daemon() {
 fn few_descriptors_and_a_large_tree_passthrough() {
     with_few(Io::Passthrough);
 }
+
+/// A file open for writing only holds one descriptor and was counted as two: 256 of 512 could be open.
+#[test]
+fn a_file_that_is_written_to_counts_for_the_descriptors_it_has() {
+    let v = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    if let Some(reason) = v.unavailable() {
+        return skip(&reason);
+    }
+    let image = Image::of(v.fs);
+    let mount = limited(&image.dir("project"), v.io);
+    let may = (DESCRIPTORS - 512) as usize;
+    for (mode, each) in [("w", 1), ("r+", 2)] {
+        let mut how = OpenOptions::new();
+        how.write(true).read(mode == "r+");
+        let name = |number: usize| mount.path().join(number.to_string());
+        (0..=may).for_each(|number| put(name(number), ""));
+        let mut open = Vec::new();
+        let refused = loop {
+            match how.open(name(open.len())) {
+                Ok(file) => open.push(file),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((open.len(), refused.raw_os_error()), (may / each, Some(libc::EMFILE)), "{mode}");
+        let id = mount.checkpoint();
+        open.iter_mut().for_each(|file| file.write_all(b"after").expect("what is open is written"));
+        assert!(mount.view(id).join("0").metadata().is_ok_and(|then| then.len() == 0), "{mode}");
+    }
+}

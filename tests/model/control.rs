@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ckptfs::control::Client;
 use ckptfs::engine::api::{
-    Change, CheckpointOptions, GcOptions, Query, RestoreOptions, Restored, StateName, TreePath, UndoOptions, UndoWalk, VerbError,
+    Change, CheckpointOptions, GcOptions, Query, RestoreOptions, Restored, StateName, Times, TreePath, UndoOptions, UndoWalk, VerbError,
 };
 use rustix::fs::{Mode, OFlags};
 
@@ -47,7 +47,7 @@ impl World {
                 if !made.atomic {
                     return Err("nobody writes, and the checkpoint says that it is not atomic".to_owned());
                 }
-                self.keep(made.id.0)
+                self.keep(made.id.0, true)
             }
             Verb::NamedCheckpoint => {
                 self.tags += 1;
@@ -55,7 +55,7 @@ impl World {
                 let made = rustix::fs::mkdir(self.root.join(".snapshots").join(&tag), Mode::from_raw_mode(0o755));
                 made.map_err(|errno| format!("mkdir .snapshots/{tag}: {errno}"))?;
                 let shown = self.client()?.show(StateName(tag.clone())).map_err(|error| said("show", &error))?;
-                self.keep(shown.id.0)?;
+                self.keep(shown.id.0, true)?;
                 self.snaps.last_mut().expect("it was kept").tag = Some(tag);
                 Ok(())
             }
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// A checkpoint was made: remembers what it must show.
-    fn keep(&mut self, id: u64) -> Result<(), String> {
+    fn keep(&mut self, id: u64, asked: bool) -> Result<(), String> {
         if self.snaps.last().is_some_and(|last| last.id >= id) {
             return Err(format!("the new checkpoint has the number {id}"));
         }
@@ -91,7 +91,7 @@ impl World {
         for id in &loose {
             self.model.touch(*id);
         }
-        self.snaps.push(Snap { id, tree, tag: None, inos: HashMap::new() });
+        self.snaps.push(Snap { id, asked, tree, tag: None, inos: HashMap::new() });
         Ok(())
     }
 
@@ -108,7 +108,7 @@ impl World {
         let names: BTreeSet<String> = entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         let ids = self.snaps.iter().map(|snap| snap.id.to_string());
         let mut expected: BTreeSet<String> = ids.chain(self.snaps.iter().filter_map(|snap| snap.tag.clone())).collect();
-        if let Some(last) = self.snaps.last() {
+        if let Some(last) = self.snaps.iter().rfind(|snap| snap.asked) {
             expected.insert("latest".to_owned());
             let target = std::fs::read_link(dir.join("latest")).map_err(cannot)?;
             if target.as_os_str() != last.id.to_string().as_str() {
@@ -133,7 +133,7 @@ impl World {
             2 => drop(self.client()?.delete(state).map_err(|error| said("delete", &error))?),
             _ => {
                 self.client()?.delete(state).map_err(|error| said("delete", &error))?;
-                let options = UndoOptions { walk: UndoWalk::Undo(1), skip: false, dry_run: false };
+                let options = UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false };
                 self.client()?.undo(options).map_err(|error| said("undo", &error))?;
                 // It is looked at with the others.
                 self.snaps.insert(index, snap);
@@ -242,15 +242,19 @@ impl World {
     fn check_status(&mut self) -> Result<(), String> {
         let status = self.client()?.status().map_err(|error| said("status", &error))?;
         let latest = status.latest.map(|id| id.0);
-        let exact = latest == self.snaps.last().map(|snap| snap.id) && status.checkpoints == self.snaps.len() as u64;
-        let allowed = marks_come_and_go() && (self.snaps.is_empty() || latest == self.snaps.last().map(|snap| snap.id));
+        let last = self.snaps.iter().rfind(|snap| snap.asked).map(|snap| snap.id);
+        let exact = latest == last && status.checkpoints == self.snaps.len() as u64;
+        let allowed = marks_come_and_go() && (last.is_none() || latest == last);
         if !exact && !allowed {
             return Err(format!("status tells {} checkpoints, the latest {latest:?}", status.checkpoints));
         }
         if !status.warnings.is_empty() {
             return Err(format!("status warns: {:?}", status.warnings));
         }
-        let Some(last) = self.snaps.last() else { return Ok(()) };
+        let base = status.base.map(|id| id.0);
+        let Some(last) = self.snaps.iter().find(|snap| Some(snap.id) == base) else {
+            return if last.is_none() { Ok(()) } else { Err(format!("status compares with {base:?}, which is not kept")) };
+        };
         let live = self.model.tree.reachable();
         let expected = diffs::expected(&last.tree, &live, &self.times, &self.loose());
         diffs::check("status", &status.dirty, &expected, &last.tree, &live)
@@ -291,7 +295,7 @@ impl World {
     fn dry_restore(&mut self, op: &Op) -> Result<(), String> {
         let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
         let (id, tree) = (self.snaps[index].id, self.snaps[index].tree.clone());
-        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: true };
+        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: true, times: None };
         let told = self.client()?.restore(options).map_err(|error| said("restore --dry-run", &error))?;
         if told.guard.is_some() {
             return Err("a dry run made a checkpoint".to_owned());
@@ -301,7 +305,7 @@ impl World {
     }
 
     fn ask_restore(&mut self, id: u64, paths: Vec<TreePath>) -> Result<Result<Restored, VerbError>, String> {
-        Ok(self.client()?.restore(RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false }))
+        Ok(self.client()?.restore(RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false, times: Some(Times::Kept) }))
     }
 
     fn restore(&mut self, op: &Op) -> Result<(), String> {
@@ -310,7 +314,11 @@ impl World {
         let restored = self.ask_restore(id, Vec::new())?.map_err(|error| said("restore", &error))?;
         let before = self.model.tree.reachable();
         self.check_changes(&format!("the changes of restore {id}"), &restored.changes, &before, &tree)?;
-        self.keep(restored.guard.ok_or("a restore without a guard")?.0)?;
+        match restored.guard {
+            Some(guard) => self.keep(guard.0, false)?,
+            None if restored.changes.is_empty() => return Ok(()),
+            None => return Err("a restore without a guard".to_owned()),
+        }
         for node in tree.nodes.values_mut().filter(|node| node.is_dir()) {
             node.entries = self.model.counter.next();
         }
@@ -388,7 +396,11 @@ impl World {
             Ok(_) if unknown => return Err("a path that never existed was restored".to_owned()),
             Ok(restored) => restored,
         };
-        self.keep(restored.guard.ok_or("a restore without a guard")?.0)?;
+        match restored.guard {
+            Some(guard) => self.keep(guard.0, false)?,
+            None if restored.changes.is_empty() => return Ok(()),
+            None => return Err("a restore without a guard".to_owned()),
+        }
         let tree = self.with_paths(&then, &now, &asked);
         self.become_tree(tree)
     }

@@ -100,6 +100,7 @@ const WEIGHTS: &[(u64, Verb)] = &[
     (3, Verb::RestorePaths),
     (2, Verb::Delete),
     (2, Verb::Remount),
+    (3, Verb::Leave),
     (2, Verb::Kill),
     (4, Verb::KillWorker),
     (1, Verb::Idle),
@@ -133,6 +134,16 @@ impl Generator {
         }
         let op = self.draw(verb, world);
         self.checks_after(verb);
+        if verb == Verb::Leave {
+            let changes = 1 + self.random.below(6);
+            for _ in 0..changes {
+                let verb = self.verb();
+                if verb.is_by_path() {
+                    let op = self.draw(verb, world);
+                    self.pending.push(op);
+                }
+            }
+        }
         op
     }
 
@@ -154,6 +165,8 @@ impl Generator {
             Verb::Checkpoint | Verb::NamedCheckpoint => !self.random.one_in(4),
             Verb::Restore | Verb::RestorePaths | Verb::Delete => self.random.one_in(2),
             Verb::Remount | Verb::Kill | Verb::KillWorker => self.random.one_in(3),
+            // Once it is mounted again.
+            Verb::Leave => true,
             _ => false,
         };
         let live = matches!(verb, Verb::Restore | Verb::RestorePaths) && self.random.one_in(2);
@@ -169,6 +182,9 @@ impl Generator {
         let size = [0, 1, 100, 4096, 5000, 20_000, 70_000][self.random.below(7) as usize];
         let (offset, seed, length) = (self.random.below(size + 2), self.random.below(1000), self.random.below(9000) + 1);
         let mode = MODES[self.random.below(MODES.len() as u64) as usize];
+        // Set-id bits that a file gets while it is open go with a write in a passthrough mount (docs/semantics.md); tests/posix/setid.rs has the whole table.
+        let open = world.handles.iter().any(Option::is_some) || world.maps.iter().any(Option::is_some);
+        let mode = if open && world.mounted.as_ref().is_some_and(|mounted| mounted.passthrough) { mode & !0o6000 } else { mode };
         let handle = self.random.below(HANDLES as u64);
         match verb {
             Verb::Create | Verb::Mkfifo | Verb::Mksock => {

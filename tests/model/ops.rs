@@ -47,6 +47,8 @@ pub enum Verb {
     RestorePaths,
     Delete,
     Remount,
+    /// Unmounts; path operations that follow are done to the ordinary directory, and whatever else comes mounts it again.
+    Leave,
     Kill,
     KillWorker,
     Idle,
@@ -102,6 +104,7 @@ const WORDS: &[(&str, Verb)] = &[
     ("restore-paths", RestorePaths),
     ("delete", Delete),
     ("remount", Remount),
+    ("leave", Leave),
     ("kill", Kill),
     ("kill-worker", KillWorker),
     ("idle", Idle),
@@ -114,6 +117,11 @@ const WORDS: &[(&str, Verb)] = &[
 ];
 
 impl Verb {
+    /// It names what it changes by path, and needs no mount.
+    pub fn is_by_path(self) -> bool {
+        WORDS.iter().position(|(_, verb)| *verb == self) < WORDS.iter().position(|(_, verb)| *verb == Open)
+    }
+
     fn word(self) -> &'static str {
         WORDS.iter().find(|(_, verb)| *verb == self).expect("every verb has a word").0
     }

@@ -50,6 +50,8 @@ pub struct ViewFile {
 /// A checkpoint and what the tree was then.
 pub struct Snap {
     pub id: u64,
+    /// It is no guard: it can be the latest.
+    pub asked: bool,
     pub tree: Tree,
     pub tag: Option<String>,
     /// The inode numbers that its view had when it was first seen.
@@ -62,6 +64,9 @@ pub struct Mounted {
     pub mount: Mount,
     pub passthrough: bool,
 }
+
+/// XFS and btrfs (`XFS_SUPER_MAGIC`, `BTRFS_SUPER_MAGIC`).
+const REFLINK: [u64; 2] = [0x5846_5342, 0x9123_683e];
 
 /// A directory, its model, and everything that is open. Without a mount it is an ordinary directory: so the model itself is tested.
 pub struct World {
@@ -76,6 +81,10 @@ pub struct World {
     pub snaps: Vec<Snap>,
     pub tags: u64,
     pub view_inos: HashSet<u64>,
+    /// What is changed while nothing is mounted takes no content from older checkpoints: it is kept by reflink.
+    reflink: bool,
+    /// Nothing is mounted just now.
+    away: bool,
 }
 
 /// The bytes that a seed stands for.
@@ -99,6 +108,29 @@ impl World {
             views: Default::default(),
             tags: 0,
             view_inos: HashSet::new(),
+            reflink: rustix::fs::statfs(root).is_ok_and(|info| REFLINK.contains(&(info.f_type as u64 & 0xffff_ffff))),
+            away: false,
+        }
+    }
+
+    /// Takes the mount away until something needs it.
+    fn leave(&mut self) -> Result<(), String> {
+        if self.reflink && self.mounted.is_some() && !self.away {
+            self.close_all();
+            let Some(mounted) = &mut self.mounted else { return Ok(()) };
+            mounted.client = None;
+            mounted.mount.umount();
+            self.away = true;
+        }
+        Ok(())
+    }
+
+    /// Mounts it again, if it was left.
+    pub fn come_back(&mut self) {
+        if std::mem::take(&mut self.away)
+            && let Some(mounted) = &mut self.mounted
+        {
+            mounted.mount.remount();
         }
     }
 
@@ -118,7 +150,11 @@ impl World {
 
     /// Carries out one operation.
     pub fn run(&mut self, op: &Op) -> Result<(), String> {
+        if !op.verb.is_by_path() {
+            self.come_back();
+        }
         match op.verb {
+            Verb::Leave => self.leave(),
             Verb::Open
             | Verb::Close
             | Verb::HandleWrite

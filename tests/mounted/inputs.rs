@@ -128,6 +128,58 @@ fn without_dev_fuse_it_says_so() {
     });
 }
 
+/// A daemon below a daemon: a restore of the outer tree would put back the store of the inner one while that is served.
+#[test]
+fn a_directory_in_a_mount_is_refused_by_whatever_name() {
+    on_xfs(|image| {
+        let mount = Mount::start(&image.dir("d"), &opts());
+        let (inner, other, bound) = (mount.path().join("inner"), image.dir("other"), image.dir("bound"));
+        fs::create_dir(&inner).unwrap();
+        succeeds(tool("mount", &["--bind"]).args([&inner, &bound]), 20);
+        let at = |dir: &Path, mountpoint: Option<&Path>| Mount::try_start(dir, &MountOpts { mountpoint: mountpoint.map(Path::to_owned), ..opts() });
+        let outputs = [at(&inner, None), at(&inner, Some(&other)), at(&bound, None), at(&other, Some(&inner))];
+        succeeds(&mut tool("umount", &[&bound]), 20);
+        outputs.iter().for_each(|output| refused(output, 1, "is inside of the mount", "ckptfs umount"));
+        assert!(names(&inner).is_empty() && names(&other).is_empty(), "nothing was made");
+    });
+}
+
+/// Numbers of files are those of several filesystems there: it was mounted, and each file made in it was EXDEV.
+#[test]
+fn an_overlay_of_several_filesystems_is_refused() {
+    on_xfs(|image| {
+        let dirs = ["lower", "above", "merged"].map(|name| image.dir(name));
+        let [lower, above, merged] = &dirs;
+        fs::create_dir(lower.join("d")).unwrap();
+        succeeds(tool("mount", &["-t", "tmpfs", "none"]).arg(above), 20);
+        ["upper", "work"].iter().for_each(|name| fs::create_dir(above.join(name)).unwrap());
+        let layers = format!("lowerdir={},upperdir={a}/upper,workdir={a}/work", lower.display(), a = above.display());
+        succeeds(tool("mount", &["-t", "overlay", "none", "-o", &layers]).arg(merged), 20);
+        let output = Mount::try_start(&merged.join("d"), &opts());
+        succeeds(&mut tool("umount", &[merged, above]), 20);
+        refused(&output, 1, "on other devices", "below");
+    });
+}
+
+/// The daemon lives in the namespace, and so the namespace in the daemon: nobody could unmount it, and nothing else on the filesystem either.
+#[test]
+fn a_mount_in_a_namespace_that_was_left_is_ended_from_outside() {
+    on_xfs(|image| {
+        let dir = image.dir("d");
+        // Without the mounts of tests beside, as above.
+        let others = "awk '$3 == \"fuse.ckptfs\" { print $2 }' /proc/self/mounts | xargs -r -n 1 umount -l";
+        let script = format!("{others}; \"$0\" mount --io daemon \"$1\" && echo new > \"$1/f\"");
+        let mut command = tool("unshare", &["--mount", "--propagation", "private", "sh", "-c", &script, env!("CARGO_BIN_EXE_ckptfs")]);
+        succeeds(command.arg(&dir), 60);
+        let ckptfs = |verb: &str| run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), &[verb]).arg(&dir), 60);
+        refused(&ckptfs("mount"), 1, "in use by another process", "ckptfs umount");
+        let ended = ckptfs("umount");
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        let mount = Mount::start(&dir, &opts());
+        assert_eq!(get(mount.path().join("f")), "new\n");
+    });
+}
+
 #[test]
 fn an_ordinary_user_needs_a_directory_of_his_own() {
     on_xfs(|image| {

@@ -4,8 +4,12 @@
 mod common;
 
 mod absence;
+mod below;
 mod durable;
+mod edges;
+mod handles;
 mod inputs;
+mod overlay;
 mod posix;
 mod restore;
 mod space;

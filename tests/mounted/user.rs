@@ -33,7 +33,7 @@ if command -v inotifywait >/dev/null; then
     inotifywait -m . > "$HOME/events" 2> "$HOME/watching" & watcher=$!
     until grep -q established "$HOME/watching"; do sleep 0.01; done
     $ckptfs restore 1 >/dev/null
-    until grep -q 'CLOSE_WRITE,CLOSE a' "$HOME/events"; do sleep 0.01; done
+    until grep -q 'MOVED_TO a' "$HOME/events"; do sleep 0.01; done
     kill $watcher
     diff -r --no-dereference . "$HOME/copy"
 fi

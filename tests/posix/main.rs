@@ -6,6 +6,11 @@ mod common;
 mod cases;
 mod exclusions;
 mod fsx;
+mod limits;
+#[path = "../cut/map.rs"]
+#[allow(dead_code)]
+mod map;
 mod pjdfstest;
 mod probes;
+mod setid;
 mod support;

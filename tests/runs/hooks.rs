@@ -25,10 +25,10 @@ fn hooks_read_and_write_the_mount_and_know_what_for(variant: Variant) {
     let hooks = scratch();
     let log = hooks.path().join("log");
     let note = format!("echo $CKPTFS_HOOK $CKPTFS_VERB $CKPTFS_ID $CKPTFS_RESULT >> {}", log.display());
-    hook(hooks.path(), "pre-checkpoint", &format!("{note}; test \"$PWD\" = \"$CKPTFS_MOUNT\"; cat state; echo quiet > state"));
-    hook(hooks.path(), "post-checkpoint", &format!("{note}; echo busy > state"));
-    hook(hooks.path(), "pre-restore", &format!("{note}; {} checkpoint --tag of-the-hook", env!("CARGO_BIN_EXE_ckptfs")));
-    hook(hooks.path(), "post-restore", &format!("{note}; cat state > copy"));
+    hook(hooks.path(), "pre-checkpoint", &format!("{note}; test \"$PWD\" = / || exit 9; cd \"$CKPTFS_MOUNT\"; cat state; echo quiet > state"));
+    hook(hooks.path(), "post-checkpoint", &format!("{note}; echo busy > $CKPTFS_MOUNT/state"));
+    hook(hooks.path(), "pre-restore", &format!("{note}; {} -C $CKPTFS_MOUNT checkpoint --tag of-the-hook", env!("CARGO_BIN_EXE_ckptfs")));
+    hook(hooks.path(), "post-restore", &format!("{note}; cd $CKPTFS_MOUNT; cat state > copy"));
     let rig = start(variant, hooks.path(), "60s");
     fs::write(rig.path().join("state"), "busy\n").unwrap();
     let id = rig.mount.checkpoint();
@@ -51,10 +51,10 @@ fn a_hook_that_fails_or_hangs_stops_what_it_is_before(variant: Variant) {
     hook(
         hooks.path(),
         "pre-checkpoint",
-        "if [ -e hang ]; then sleep 1000 & sleep 1000; fi; if [ -e veto ]; then echo the database is busy >&2; exit 3; fi",
+        "cd $CKPTFS_MOUNT; if [ -e hang ]; then sleep 1000 & sleep 1000; fi; if [ -e veto ]; then echo the database is busy >&2; exit 3; fi",
     );
     hook(hooks.path(), "pre-restore", "exit 1");
-    hook(hooks.path(), "post-checkpoint", "if [ -e late ]; then exit 5; fi");
+    hook(hooks.path(), "post-checkpoint", "if [ -e $CKPTFS_MOUNT/late ]; then exit 5; fi");
     let rig = start(variant, hooks.path(), "2s");
     let id = rig.mount.checkpoint();
     let refused = |arguments: &[&str]| {
@@ -109,6 +109,78 @@ fn what_others_can_write_is_not_run(variant: Variant) {
     rig.mount.checkpoint();
 }
 
+/// A directory above that of the hooks belonged to somebody, who exchanged the hooks' directory for one made of root's own files between the look at them
+/// and their run: won at the eighth try. Every directory above counts, and what was looked at is what runs.
+fn whoever_exchanges_names_above_runs_nothing(variant: Variant) {
+    let above = scratch();
+    fs::set_permissions(above.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let hooks = above.path().join("theirs/hooks");
+    fs::create_dir_all(&hooks).unwrap();
+    let ran = above.path().join("ran");
+    hook(&hooks, "pre-checkpoint", &format!("echo >> {}", ran.display()));
+    let opts = MountOpts::new(variant.io).arg("--hooks").arg(hooks.to_str().unwrap());
+    let rig = variant.start_with(opts, |_| {});
+    let refused = |why: &str| {
+        let output = run_limited(&mut rig.mount.command(&["checkpoint"]), 60);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains(why) && !ran.exists(), "{said}");
+    };
+    let theirs = above.path().join("theirs");
+    chown(&theirs, Some(61_234), None).unwrap();
+    refused("belongs to user 61234");
+    chown(&theirs, Some(0), None).unwrap();
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o777)).unwrap();
+    refused("can be written by others");
+    // With the sticky bit what is not theirs stays where it is.
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o1777)).unwrap();
+    rig.mount.checkpoint();
+    assert!(ran.exists());
+    fs::remove_file(&ran).unwrap();
+    // A link in the place of a directory, and of a hook.
+    fs::rename(&theirs, above.path().join("moved")).unwrap();
+    std::os::unix::fs::symlink("moved", &theirs).unwrap();
+    refused("is not a directory");
+    fs::remove_file(&theirs).unwrap();
+    fs::rename(above.path().join("moved"), &theirs).unwrap();
+    fs::rename(hooks.join("pre-checkpoint"), hooks.join("real")).unwrap();
+    std::os::unix::fs::symlink("real", hooks.join("pre-checkpoint")).unwrap();
+    refused("is not a regular file");
+}
+
+/// Names are exchanged as fast as they can be, by somebody who may (here: root), while the hook is run again and again: it is always the one that was looked at.
+fn what_was_looked_at_is_what_runs(variant: Variant) {
+    let above = scratch();
+    fs::set_permissions(above.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (good, bad) = (above.path().join("hooks"), above.path().join("bad"));
+    let (ran, evil) = (above.path().join("ran"), above.path().join("evil"));
+    for (dir, log) in [(&good, &ran), (&bad, &evil)] {
+        fs::create_dir(dir).unwrap();
+        hook(dir, "pre-checkpoint", &format!("echo >> {}", log.display()));
+    }
+    // Of the directory that is exchanged for the good one only its own owner could be told.
+    chown(bad.join("pre-checkpoint"), Some(61_234), None).unwrap();
+    let rig = variant.start_with(MountOpts::new(variant.io).arg("--hooks").arg(good.to_str().unwrap()), |_| {});
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                exchange(&good, &bad);
+            }
+        });
+        let tries = (0..60).map(|_| run_limited(&mut rig.mount.command(&["checkpoint"]), 60).status.success());
+        let refused = tries.filter(|made| !made).count();
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        refused
+    });
+    assert!(!evil.exists(), "what was exchanged for it has run");
+    assert!(ran.exists() && refused > 0, "{refused} of 60 met the other one");
+}
+
+/// renameat2(2) with `RENAME_EXCHANGE`.
+fn exchange(one: &Path, other: &Path) {
+    rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, other, rustix::fs::RenameFlags::EXCHANGE).unwrap();
+}
+
 for_each_variant! { one => hooks_read_and_write_the_mount_and_know_what_for }
 
 mod refusals {
@@ -120,6 +192,16 @@ mod refusals {
     #[test]
     fn a_hook_that_fails_or_hangs_stops_what_it_is_before() {
         super::a_hook_that_fails_or_hangs_stops_what_it_is_before(VARIANT);
+    }
+
+    #[test]
+    fn whoever_exchanges_names_above_runs_nothing() {
+        super::whoever_exchanges_names_above_runs_nothing(VARIANT);
+    }
+
+    #[test]
+    fn what_was_looked_at_is_what_runs() {
+        super::what_was_looked_at_is_what_runs(VARIANT);
     }
 
     #[test]

@@ -66,11 +66,20 @@ fn the_first_checkpoint_in_which_a_test_fails_is_found(variant: Variant) {
     };
     let (code, found) = bisect("echo noise; touch made-by-test; ! grep -q broken .ignored");
     assert_eq!((code, &found["first_bad"]["id"]), (Some(0), &ids[7].into()), "{found}");
-    assert!(found["steps"].as_array().is_some_and(|steps| (1..=4).contains(&steps.len())), "{found}");
+    assert!(found["steps"].as_array().is_some_and(|steps| (3..=6).contains(&steps.len())), "{found}");
     let (code, found) = bisect("n=$(cat state); if [ $n -ge 5 ] && [ $n -le 7 ]; then exit 125; fi; [ $n -lt 6 ]");
     assert_eq!((code, &found["first_bad"]), (Some(1), &serde_json::Value::Null), "{found}");
     assert_eq!(found["candidates"], serde_json::json!([ids[5], ids[6], ids[7], ids[8]]));
     assert_eq!(bisect("exit 200").0, Some(1), "it ends");
+    // It named the last one, whatever the test said: the ends were taken for what they were said to be.
+    assert_eq!((bisect("true").0, bisect("false").0), (Some(1), Some(1)));
+    // What the daemon made by itself before a restore is no step of anybody's work.
+    fs::write(rig.path().join("state"), "5\n").unwrap();
+    rig.mount.restore(ids[5]);
+    let last = rig.mount.checkpoint();
+    let mut command = rig.mount.command(&["bisect", &bad, &last.to_string(), "--json", "--", "sh", "-c", "grep -q broken .ignored"]);
+    let found: serde_json::Value = serde_json::from_slice(&run_limited(&mut command, 120).stdout).unwrap();
+    assert_eq!((&found["first_bad"]["id"], found["steps"].as_array().map(Vec::len)), (&last.into(), Some(2)), "{found}");
     assert!(!rig.path().join("made-by-test").exists());
 }
 

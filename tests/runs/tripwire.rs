@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::common::command::sh;
 use crate::common::mount::wait_until;
 use crate::common::tree::assert_tree_is;
-use crate::common::{MountOpts, Rig, TreeOpts, Variant, for_each_variant, sample_tree, tree_of};
+use crate::common::{MountOpts, Rig, TreeOpts, Variant, fails, for_each_variant, sample_tree, tree_of};
 
 /// The time of the tripwire in these tests. Generous: a slow machine must do more than [`COUNT`] removals in it.
 const WITHIN: Duration = Duration::from_secs(2);
@@ -51,8 +51,8 @@ fn rm_rf_is_undone_by_one_restore(variant: Variant) {
     assert_eq!(marks.len(), 1, "{:?}", rig.mount.log_json());
     rig.mount.ok(&["restore", "auto"]);
     assert_tree_is(rig.path(), &before, &TreeOpts::default());
-    // What somebody calls the latest is still what they asked for, but for the guard of their own restore.
-    assert_eq!(rig.mount.json(&["show", "latest~1"])["id"], asked);
+    // What somebody calls the latest is still what they asked for.
+    assert_eq!(rig.mount.json(&["show", "latest"])["id"], asked);
     assert_eq!(rig.mount.json(&["show", "auto"])["id"], marks[0]);
 }
 
@@ -141,6 +141,75 @@ fn marks_are_made_beside_all_that_goes_on(variant: Variant) {
     rig.mount.ok(&["verify"]);
 }
 
+/// `git checkout .` over a few edited files, `sed -i`, and a script that empties them: what was in them was nowhere else, and lost.
+fn a_few_edited_files_that_are_replaced_trip_it(variant: Variant) {
+    let rig = start(variant);
+    sh(rig.path(), "git init -q . && git add many && git -c user.name=n -c user.email=e commit -qm 1");
+    rig.mount.checkpoint();
+    let ways = ["git checkout -q .", "sed -i s/edit/lost/ many/[0-7]", "for n in 0 1 2 3 4 5 6 7; do : > many/$n; done"];
+    for (n, way) in ways.into_iter().enumerate() {
+        sh(rig.path(), &format!("for n in 0 1 2 3 4 5 6 7; do echo edit {n} > many/$n; done"));
+        quiet(Instant::now());
+        sh(rig.path(), way);
+        quiet(Instant::now());
+        std::thread::sleep(WITHIN);
+        let marks = automatic(&rig);
+        assert_eq!(fs::read_to_string(rig.view(marks[0]).join("many/7")).expect("the edit"), format!("edit {n}\n"), "{way}");
+    }
+    // One file is edited and replaced all the time, as an editor does: that is none.
+    let known = automatic(&rig).len();
+    sh(rig.path(), "for n in 1 2 3 4 5 6 7 8; do echo $n > many/new; mv many/new many/3; sleep 0.05; done");
+    wait_until("the mark is taken back", 60, || automatic(&rig).len() == known);
+}
+
+/// `undo` after `rm -rf` deleted the checkpoint that somebody had asked for, and brought nothing back.
+fn undo_after_a_burst_offers_what_was_there(variant: Variant) {
+    let rig = start(variant);
+    rig.mount.checkpoint();
+    sh(rig.path(), "echo edited > many/3");
+    let before = tree_of(rig.path());
+    quiet(Instant::now());
+    sh(rig.path(), "rm -rf -- *");
+    let mark = automatic(&rig)[0];
+    let refused = fails(&mut rig.mount.command(&["undo"]), 60);
+    assert!(refused.contains(&format!("ckptfs restore {mark}")), "{refused}");
+    assert_eq!(rig.mount.log_json().as_array().map(Vec::len), Some(2));
+    rig.mount.restore(mark);
+    assert_tree_is(rig.path(), &before, &TreeOpts::default());
+    // From then on it is the restore that is undone.
+    rig.mount.ok(&["undo"]);
+    assert!(fs::read_dir(rig.path()).unwrap().count() < 3);
+}
+
+/// Rules that leave nothing, checked all the time: what the tripwire caught and what was undone went within two seconds.
+fn retention_leaves_what_was_caught_and_what_was_undone(variant: Variant) {
+    let rig = start(variant);
+    for (key, value) in [("retention.keep-last", "1"), ("retention.auto", "1s")] {
+        rig.mount.ok(&["config", "set", key, value]);
+    }
+    rig.mount.checkpoint();
+    sh(rig.path(), "echo edited > many/3");
+    quiet(Instant::now());
+    sh(rig.path(), "rm -rf many");
+    let mark = automatic(&rig)[0];
+    let guard = rig.mount.json(&["restore", &mark.to_string()])["guard"].as_u64().expect("a guard");
+    let undone = rig.mount.checkpoint();
+    rig.mount.ok(&["undo", "--force"]);
+    sh(rig.path(), "echo more > many/3");
+    let last = rig.mount.checkpoint();
+    // A run has been there: the first checkpoint is gone.
+    wait_until("a run", 60, || !rig.mount.log_json().to_string().contains("\"id\":1,"));
+    let ids: Vec<u64> = rig.mount.log_json().as_array().expect("a log").iter().map(|one| one["id"].as_u64().expect("an id")).collect();
+    assert_eq!(ids, [last, guard, mark]);
+    let hidden = rig.mount.json(&["log", "--deleted"]);
+    assert_eq!(hidden[0]["id"], undone);
+    // With no time to be kept for, they go.
+    for key in ["retention.keep-undone", "tripwire.keep"] {
+        rig.mount.ok(&["config", "set", key, "1s"]);
+    }
+    wait_until("the mark goes", 60, || automatic(&rig).is_empty());
+}
+
 /// The control of all this: without it there is no such checkpoint.
 fn off_is_off(variant: Variant) {
     let rig = variant.start_with(MountOpts::new(variant.io).arg("--tripwire=off"), sample_tree);
@@ -150,4 +219,4 @@ fn off_is_off(variant: Variant) {
 }
 
 for_each_variant! { reflink => rm_rf_is_undone_by_one_restore }
-for_each_variant! { one => other_ways_to_destroy_trip_it_too, a_few_removals_leave_no_checkpoint, a_burst_right_after_a_checkpoint_needs_no_other, marks_are_made_beside_all_that_goes_on, off_is_off }
+for_each_variant! { one => other_ways_to_destroy_trip_it_too, a_few_removals_leave_no_checkpoint, a_burst_right_after_a_checkpoint_needs_no_other, a_few_edited_files_that_are_replaced_trip_it, undo_after_a_burst_offers_what_was_there, retention_leaves_what_was_caught_and_what_was_undone, marks_are_made_beside_all_that_goes_on, off_is_off }

@@ -5,13 +5,15 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use crate::common::mount::wait_until;
-use crate::common::{MountOpts, Variant, for_each_variant};
+use crate::common::{MountOpts, Variant, for_each_variant, process};
 
 for_each_variant! { reflink =>
     open_files_go_on, an_unlinked_open_file_keeps_its_bytes, views_stay_readable, without_a_holder_the_mount_dies,
     a_file_that_was_written_before_is_captured_after, the_holder_may_die, a_second_name_leads_to_the_same_file,
     a_mapping_without_a_handle_is_captured
 }
+
+for_each_variant! { one => five_brief_workers_are_the_last }
 
 /// Reads and writes through handles that a worker gave out which is dead.
 fn open_files_go_on(v: Variant) {
@@ -147,6 +149,27 @@ fn the_holder_may_die(v: Variant) {
     let id = rig.mount.checkpoint();
     rig.mount.kill();
     assert!(fs::write(rig.path().join("g"), "y").is_err());
+    rig.mount.remount();
+    assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
+}
+
+/// A worker that cannot live must not be followed by others for ever: after five that made no difference the mount is dead, and requests fail instead of
+/// waiting. `mount` repairs it.
+fn five_brief_workers_are_the_last(v: Variant) {
+    let mut rig = v.start();
+    fs::write(rig.path().join("f"), "x").unwrap();
+    let id = rig.mount.checkpoint();
+    let holder = rig.mount.holder_pid().unwrap();
+    let (mut killed, children) = (std::collections::BTreeSet::new(), format!("/proc/{holder}/task/{holder}/children"));
+    wait_until("the holder has given up", 60, || {
+        let found = fs::read_to_string(&children).unwrap_or_default();
+        let workers: Vec<u32> = found.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        workers.iter().filter(|pid| killed.insert(**pid)).for_each(|pid| process::kill(*pid));
+        fs::read_to_string(format!("/proc/{holder}/comm")).is_err()
+    });
+    assert!((5..=7).contains(&killed.len()), "{killed:?}");
+    assert_eq!(fs::metadata(rig.path().join("nobody")).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+    rig.mount.kill();
     rig.mount.remount();
     assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
 }

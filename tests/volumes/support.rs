@@ -185,6 +185,15 @@ impl Rig {
         PathBuf::from(point)
     }
 
+    /// Mounts a volume for a process that has ended when this returns, as for an engine that was killed.
+    #[track_caller]
+    pub fn mount_for_the_dead(&self, name: &str, id: &str) {
+        let body = json!({"Name": name, "ID": id}).to_string();
+        let mut curl = tool("curl", &["-sS", "--fail", "--data", &body, "--unix-socket"]);
+        let output = run_limited(curl.arg(&self.socket).arg("http://engine/VolumeDriver.Mount"), SECONDS);
+        assert!(output.status.success(), "{}; {}", String::from_utf8_lossy(&output.stderr), self.log());
+    }
+
     /// Gives a mount back.
     #[track_caller]
     pub fn unmount(&self, name: &str, id: &str) {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::common::{run_limited, tool};
 use crate::support::{Container, Held, Rig, SECONDS, unavailable};
@@ -197,4 +197,94 @@ fn copies_of_the_host_s_mounts_are_no_use_and_keep_nothing() {
     assert!(said.contains("is mounted at"), "{said}");
     drop(container);
     rig.done("Remove", &json!({"Name": "s"}));
+}
+
+/// An engine that is killed gives nothing back: the next container of an ephemeral volume found what the last one had written.
+#[test]
+fn an_ephemeral_volume_is_fresh_after_its_engine_was_killed() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("base", json!({}));
+    fs::write(rig.mount("base", "a").join("f"), "base").unwrap();
+    rig.unmount("base", "a");
+    rig.create("trial", json!({"from": "base", "ephemeral": "true"}));
+    rig.mount_for_the_dead("trial", "killed");
+    let point = rig.point("trial");
+    fs::write(point.join("f"), "dirty").unwrap();
+    // As long as the container runs, which outlives its engine, it has what it has.
+    let container = Container::start(&point);
+    assert_eq!(fs::read(rig.mount("trial", "beside").join("f")).unwrap(), b"dirty");
+    rig.unmount("trial", "beside");
+    container.end();
+    // The engine asks again under another id, or under the same: it has restarted the container.
+    for id in ["another", "killed"] {
+        rig.mount_for_the_dead("trial", "killed");
+        fs::write(point.join("f"), "dirty").unwrap();
+        assert_eq!(fs::read(rig.mount("trial", id).join("f")).unwrap(), b"base", "{id}");
+        rig.unmount("trial", id);
+        assert!(!rig.is_mounted("trial"), "nobody else uses it");
+    }
+}
+
+/// `gc` took checkpoints from under the containers that looked at them.
+#[test]
+fn a_past_state_in_use_is_pinned() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v", json!({}));
+    fs::write(rig.mount("v", "a").join("f"), "old").unwrap();
+    for _ in 0..2 {
+        rig.ok(&["--volume", "v", "checkpoint"]);
+    }
+    rig.ok(&["--volume", "v", "pin", "2", "-r", "mine"]);
+    let pinned = || -> Vec<Value> {
+        let log: Value = serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
+        log.as_array().unwrap_or_else(|| panic!("{log}")).iter().rev().map(|one| one["pinned"].clone()).collect()
+    };
+    for (state, id) in [("v@1", "b"), ("v@1", "c"), ("v@2", "b")] {
+        assert_eq!(fs::read(rig.mount(state, id).join("f")).unwrap(), b"old");
+    }
+    assert_eq!(pinned(), [json!("in use as a volume"), json!("mine")]);
+    assert!(rig.refused(&["--volume", "v", "delete", "1"]).contains("in use as a volume"));
+    rig.unmount("v@1", "b");
+    assert!(rig.refused(&["--volume", "v", "delete", "1"]).contains("in use as a volume"), "c uses it");
+    rig.unmount("v@1", "c");
+    rig.unmount("v@2", "b");
+    assert_eq!(pinned(), [Value::Null, json!("mine")]);
+    rig.ok(&["--volume", "v", "delete", "1"]);
+    rig.unmount("v", "a");
+}
+
+/// Anybody can mount a FUSE filesystem in a namespace of their own, and call it by the name of a volume's: then nobody could unmount or remove that volume.
+#[test]
+fn a_mount_that_only_says_it_is_of_a_volume_is_no_use_of_it() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v", json!({}));
+    let point = rig.mount("v", "a");
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.split(' ').nth(4) == point.to_str()).expect("it is mounted");
+    let source = line.split(" - ").nth(1).and_then(|rest| rest.split(' ').nth(1)).expect("a source").replace("\\043", "#");
+    assert!(source.starts_with("ckptfs#"), "{line}");
+    let forge = |user: u32, at: &str| {
+        let options = format!("fd=9,rootmode=40000,user_id={user},group_id={user}");
+        format!("mkdir {at} && exec 9<>/dev/fuse && mount -i -n -t fuse.ckptfs -o {options} '{source}' {at} && read -r _")
+    };
+    let mut other = Held::start(&forge(65_534, "\"$1/one\""), rig.disk());
+    // In a user namespace of one's own one is root, and its table says so.
+    let as_root = format!("export AT=\"$1/two\"; exec unshare --user --map-root-user --mount bash -c '{}'", forge(0, "$AT").replace('\'', ""));
+    let mut root = Held::start(&as_root, rig.disk());
+    other.sees(&rig.disk().join("one"));
+    root.sees(&rig.disk().join("two"));
+    rig.unmount("v", "a");
+    assert!(!rig.is_mounted("v"), "it was kept for a mount that only says that it is one of the volume");
+    rig.mount("v", "b");
+    rig.done("Remove", &json!({"Name": "v"}));
+    assert!(other.lives() && root.lives());
 }

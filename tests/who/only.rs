@@ -10,6 +10,7 @@ for_each_variant! { reflink =>
     directories_go_and_come_whole_or_not_at_all,
     hard_links_and_files_that_changed_hands,
     what_was_taken_back_is_undone_and_done_again,
+    a_process_has_its_children,
 }
 
 for_each_variant! { one => one_that_is_cut_short_is_finished_with_the_same_paths }
@@ -165,4 +166,19 @@ fn directories_go_and_come_whole_or_not_at_all(v: Variant) {
         assert_eq!(stage.get(name), content, "{name}");
     }
     assert!(["moved", "made/a", "here", "kept/new", "gone/one"].iter().all(|name| !stage.has(name)), "{}", sh(stage.rig.path(), "find ."));
+}
+
+/// An agent changes nothing by itself: its shell starts a shell that starts what does. `--only-by` of the agent found nobody.
+fn a_process_has_its_children(v: Variant) {
+    let stage = Stage::start(v, |dir| drop(sh(dir, "echo 1 > one; echo 2 > two; echo 3 > three")));
+    stage.rig.mount.checkpoint();
+    // The shell that is asked for only starts another, which writes and starts a third.
+    let script = "sh -c 'echo agent > one; sh -c \"echo child > two; echo new > four; true\"; true'; true";
+    let mut agent = std::process::Command::new("sh").args(["-c", script]).current_dir(stage.rig.path()).spawn().expect("spawn");
+    let pid = agent.id();
+    assert!(agent.wait().expect("wait").success());
+    sh(stage.rig.path(), "echo mine > three");
+    let done = stage.take_back(&[&pid.to_string()]);
+    assert_eq!(letters(&done["changes"]), ["D four", "M one", "M two"]);
+    assert_eq!((stage.get("one"), stage.get("two"), stage.get("three")), ("1\n".to_owned(), "2\n".to_owned(), "mine\n".to_owned()));
 }

@@ -39,7 +39,7 @@ fn history(world: &World<'_>, checkpoints: usize) -> Served {
 }
 
 fn options(keep_last: Option<u64>, dry_run: bool) -> GcOptions {
-    GcOptions { retention: Retention { keep_last, ..Retention::default() }, dry_run, run: None }
+    GcOptions { retention: Retention { keep_last, ..Retention::default() }, dry_run, ..GcOptions::default() }
 }
 
 fn plan(world: &World<'_>, served: &Served, name: (&str, &str), keep_last: Option<u64>, gone: usize, report: &mut Report) {

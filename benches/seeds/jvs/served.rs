@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, Verbs, VerifyOptions};
-use ckptfs::engine::auto::AutoConfig;
 use ckptfs::engine::request::{Caller, Looked, NodeId, Service};
-use ckptfs::engine::{Config, Engine, IoChoice, SealMode};
+use ckptfs::engine::{Config, Engine};
 use ckptfs::store::record::Actor;
 use ckptfs::sys;
 
@@ -26,19 +25,7 @@ pub struct Served {
 
 impl Served {
     pub fn open(dir: &Path) -> Served {
-        let config = Config {
-            root: sys::open_root(dir).expect("the directory is there"),
-            backing: dir.to_owned(),
-            mount: dir.to_owned(),
-            io: IoChoice::Daemon,
-            strict_writes: false,
-            snapdir_visible: false,
-            succession: None,
-            seal: SealMode::Off,
-            snapdir_mode: None,
-            auto: AutoConfig::default(),
-            hooks: None,
-        };
+        let config = Config::bare(sys::open_root(dir).expect("the directory is there"), dir.to_owned());
         let engine = Engine::open(config).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         engine.started(false);
         Served { dir: dir.to_owned(), engine }
@@ -81,7 +68,7 @@ impl Served {
     }
 
     pub fn restore(&self, id: u64) -> usize {
-        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false };
+        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
         self.engine.restore(&Self::actor(), &options).unwrap_or_else(|error| panic!("no restore: {error}")).changes.len()
     }
 

@@ -1,10 +1,15 @@
 //! What is to be imported: trees, and series of snapshots of one.
 
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::cli::copies;
 use crate::cli::error::{hinted, io_error};
 use crate::engine::api::VerbResult;
+use crate::sys::{self, Kind};
 use crate::transfer::snapshots::{self, Snapshot};
 
 /// One directory that becomes a checkpoint.
@@ -12,8 +17,12 @@ use crate::transfer::snapshots::{self, Snapshot};
 pub struct Item {
     /// What it is called.
     pub name: String,
-    /// Where it is.
+    /// Where it is, for people.
     pub path: PathBuf,
+    /// The directory that was named, and the way from there: no link on it is followed.
+    pub dir: Arc<OwnedFd>,
+    /// See `dir`.
+    pub below: Vec<u8>,
     /// What its maker wrote about it, if it is a snapshot of a series.
     pub snapshot: Option<Snapshot>,
 }
@@ -38,35 +47,43 @@ pub fn find(cwd: &Path, dirs: &[PathBuf], how: As) -> VerbResult<Vec<Item>> {
         if !real.is_dir() {
             return Err(hinted("not-a-directory", format!("{} is not a directory", path.display()), "name the directory that is to be imported"));
         }
+        let dir = Arc::new(sys::open_root(&real).map_err(|cause| io_error(path.display(), cause))?);
         let series = match how {
             As::Trees => Vec::new(),
-            As::Series => snapshots::find(&real).map_err(|cause| io_error(path.display(), cause))?,
+            As::Series => snapshots::find(&dir).map_err(|cause| io_error(path.display(), cause))?,
             // What cannot be listed is told when it is read.
-            As::Found => snapshots::find(&real).ok().filter(|found| looks_like_series(&real, found)).unwrap_or_default(),
+            As::Found => snapshots::find(&dir).ok().filter(|found| looks_like_series(&dir, found)).unwrap_or_default(),
         };
         if series.is_empty() && how == As::Series {
             let hint = "each snapshot is a directory of its own in DIR; snapper's are N/snapshot with N/info.xml";
             return Err(hinted("not-found", format!("there are no snapshots in {}", path.display()), hint));
         }
         if series.is_empty() {
-            items.push(Item { name: path.display().to_string(), path: real, snapshot: None });
+            let (dir, below) = (Arc::clone(&dir), Vec::new());
+            items.push(Item { name: path.display().to_string(), path: real.clone(), dir, below, snapshot: None });
         }
-        let item = |snapshot: Snapshot| Item { name: snapshot.name.clone(), path: snapshot.path.clone(), snapshot: Some(snapshot) };
+        let item = |snapshot: Snapshot| Item {
+            name: snapshot.name.clone(),
+            path: real.join(OsStr::from_bytes(&snapshot.path)),
+            dir: Arc::clone(&dir),
+            below: snapshot.path.clone(),
+            snapshot: Some(snapshot),
+        };
         items.extend(series.into_iter().map(item));
     }
     Ok(items)
 }
 
 /// Snapper's with what it says of them; or nothing but directories with dates, or numbers, for names.
-fn looks_like_series(dir: &Path, found: &[Snapshot]) -> bool {
-    let snapper = |snapshot: &Snapshot| snapshot.path.ends_with("snapshot");
+fn looks_like_series(dir: &OwnedFd, found: &[Snapshot]) -> bool {
+    let snapper = |snapshot: &Snapshot| snapshot.path.ends_with(b"/snapshot");
     if found.is_empty() || found.iter().any(snapper) {
         return !found.is_empty();
     }
-    let Ok(names) = std::fs::read_dir(dir) else { return false };
-    let only_dirs = names.flatten().all(|entry| {
-        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        hidden || entry.file_type().is_ok_and(|kind| kind.is_dir() || kind.is_symlink())
+    let Ok(names) = sys::list_dir(dir) else { return false };
+    let only_dirs = names.iter().all(|entry| {
+        let hidden = entry.name.starts_with(b".");
+        hidden || sys::stat_at(dir, &entry.name).is_ok_and(|stat| matches!(stat.kind, Kind::Dir | Kind::Symlink))
     });
     only_dirs && found.len() > 1 && found.iter().all(|snapshot| is_dated(&snapshot.name))
 }

@@ -14,7 +14,7 @@ use crate::cli::error::{Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
 use crate::engine::api::{CheckpointInfo, CheckpointOptions, Status, VerbResult};
 use crate::store::ids::CheckpointId;
-use crate::sys::{self, Errno, Time, XattrMode};
+use crate::sys::{self, Errno, OpenKind, Time};
 use crate::transfer::import::bring::{Bring, Brought};
 use crate::transfer::import::contents::{Contents, Found};
 use crate::transfer::import::keep::{self, Kept};
@@ -22,7 +22,8 @@ use crate::transfer::import::left::Left;
 use crate::transfer::import::plan::{self, Plan, Sides};
 use crate::transfer::import::record::Record;
 use crate::transfer::import::scan::{self, Count, Scan};
-use crate::transfer::mark::IMPORT_NAME;
+use crate::transfer::place::open_below;
+use crate::transfer::snapshots::Snapshot;
 use crate::transfer::write::{Before, Writer};
 
 /// How items are imported.
@@ -114,6 +115,8 @@ pub struct Source {
     root: OwnedFd,
     scan: Scan,
     begun: Time,
+    /// The user who answers for what is there, if that is neither the caller nor root.
+    stranger: Option<u32>,
 }
 
 impl Source {
@@ -121,9 +124,17 @@ impl Source {
     pub fn read(item: &Item, threads: usize) -> VerbResult<Source> {
         let cannot = |cause: Errno| io_error(item.path.display(), cause);
         let begun = sys::stamp_now();
-        let root = sys::open_root(&item.path).map_err(cannot)?;
+        let root = open_below(&*item.dir, &item.below, OpenKind::Dir).map_err(cannot)?;
+        let stranger = match sys::mount_of(&root) {
+            Ok((mount, _)) => mount.owner.filter(|owner| !sys::is_trusted(*owner)),
+            // An old kernel does not say.
+            Err(Errno::ENOSYS) => None,
+            // In another process's table: nobody whom we know.
+            Err(Errno::ENOENT) => Some(u32::MAX),
+            Err(cause) => return Err(cannot(cause)),
+        };
         let scan = scan::scan(&root, threads).map_err(cannot)?;
-        Ok(Source { root, scan, begun })
+        Ok(Source { root, scan: if stranger.is_some() { scan.of_stranger() } else { scan }, begun, stranger })
     }
 }
 
@@ -137,6 +148,10 @@ pub fn import(item: &Item, target: &mut Target, how: &How, last: bool, context: 
         (source, reading.and_then(|reading| reading.join().ok()).unwrap_or_default())
     });
     let source = source?;
+    if let Some(owner) = source.stranger {
+        let what = "owners, set-id bits, devices and the system's attributes";
+        context.out.warn(&format!("{} is a filesystem of user {owner}: what it says of {what} is not taken over", item.path.display()));
+    }
     let mut made = Made { count: source.scan.count(), left_out: source.scan.left.clone(), ..Made::new(item) };
     let tag = how.tag.as_ref().filter(|_| last);
     let done = match target.state {
@@ -153,12 +168,7 @@ fn first(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Opti
     let path = target.path.clone();
     let cannot = |cause: Errno| io_error(path.display(), cause);
     let dir = target.backing()?.try_clone().map_err(|cause| io_error("a descriptor", cause))?;
-    // Where there are no extended attributes an import that was killed cannot go on.
-    let marked = match sys::setxattr(&dir, IMPORT_NAME, item.path.as_os_str().as_encoded_bytes(), XattrMode::Any) {
-        Ok(()) => true,
-        Err(Errno::EOPNOTSUPP | Errno::EPERM | Errno::ENOSPC | Errno::E2BIG) => false,
-        Err(errno) => return Err(cannot(errno).into()),
-    };
+    keep::begin(&dir, item.path.as_os_str().as_encoded_bytes()).map_err(cannot)?;
     let (plan, before) = if target.state == State::Empty {
         (Plan::all(&source.scan), Before::Nothing)
     } else {
@@ -169,12 +179,10 @@ fn first(item: &Item, source: &Source, target: &mut Target, how: &How, tag: Opti
     let mut writer = Writer::new(dir.try_clone().map_err(|cause| io_error("a descriptor", cause))?, before);
     writer.inodes.contents = contents(source, &dir, how, None)?;
     writer.prepare().map_err(cannot)?;
-    let brought = bring(&source.root, &writer, &plan, how, context, || {
+    let brought = bring(source, &writer, &plan, how, context, || {
         keep::make_store(&dir).map_err(|cause| error("io", format!("the store of {}: {cause}", path.display())))
     })?;
-    if marked {
-        sys::removexattr(&dir, IMPORT_NAME).map_err(cannot)?;
-    }
+    keep::end(&dir).map_err(cannot)?;
     target.state = State::Tree;
     made.add(&writer, &brought);
     let bytes = write_record(source, target, how, &brought, None)?;
@@ -200,18 +208,11 @@ fn contents(source: &Source, tree: &OwnedFd, how: &How, record: Option<&Record>)
 }
 
 /// Brings in what a plan says. `ready`: called when nothing but attributes of directories is to be done.
-fn bring(
-    source: &OwnedFd,
-    writer: &Writer,
-    plan: &Plan,
-    how: &How,
-    context: &Context,
-    ready: impl FnOnce() -> VerbResult<()>,
-) -> VerbResult<Brought> {
+fn bring(source: &Source, writer: &Writer, plan: &Plan, how: &How, context: &Context, ready: impl FnOnce() -> VerbResult<()>) -> VerbResult<Brought> {
     let bar = Bar::files(&context.out, "importing");
     let total = plan.others.len() as u64;
     let progress = |done| bar.at(done, total);
-    let bringing = Bring::new(source, writer, &progress);
+    let bringing = Bring::new(&source.root, source.stranger.is_some(), writer, &progress);
     bringing.all(plan, how.threads);
     let ready = ready();
     let brought = bringing.finish(how.threads);
@@ -269,7 +270,7 @@ fn again(
             let (mut writer, staged) = target.writer()?;
             writer.inodes.contents = contents(source, target.backing()?, how, kept.record.as_ref())?;
             writer.prepare().map_err(cannot)?;
-            brought = bring(&source.root, &writer, &with_root(plan, source), how, context, || Ok(()))?;
+            brought = bring(source, &writer, &with_root(plan, source), how, context, || Ok(()))?;
             made.add(&writer, &brought);
             if let Some(error) = staged.failed() {
                 return Err(error.into());
@@ -286,14 +287,14 @@ fn again(
 /// Nothing has changed, and the tree need not be read to know that: its daemon says so.
 fn is_known(kept: &Kept, source: &Source, status: &Status, daemon: &str) -> bool {
     let as_imported = |record| plan::is_as_imported(record, &source.scan);
-    kept.is_known_to(daemon) && status.latest == kept.checkpoint && status.dirty.is_empty() && kept.record.as_ref().is_some_and(as_imported)
+    kept.is_known_to(daemon) && status.base == kept.checkpoint && status.dirty.is_empty() && kept.record.as_ref().is_some_and(as_imported)
 }
 
 /// What is in the tree and in no checkpoint gets one.
 fn guard(item: &Item, target: &mut Target) -> Outcome<Option<CheckpointId>> {
     let client = target.client()?;
     // What cannot be compared may have changed.
-    if client.status().is_ok_and(|status| status.latest.is_some() && status.dirty.is_empty()) {
+    if client.status().is_ok_and(|status| status.base.is_some() && status.dirty.is_empty()) {
         return Ok(None);
     }
     let note = format!("before importing {}", item.name);
@@ -337,7 +338,8 @@ fn checkpoint(item: &Item, target: &mut Target, tag: Option<&String>, if_changed
         return Err(Failure::Verb(error("bad-note", format!("what is said of {} is too long", item.name))));
     }
     let tags = tag.into_iter().cloned().collect();
-    Ok(target.client()?.checkpoint(CheckpointOptions { note, tags, if_changed, ..CheckpointOptions::default() })?)
+    let of_ns = item.snapshot.as_ref().and_then(Snapshot::made_ns);
+    Ok(target.client()?.checkpoint(CheckpointOptions { note, tags, if_changed, of_ns, ..CheckpointOptions::default() })?)
 }
 
 /// What an import would do: how much would be made and removed, in the tree, or in what it would be after the item `before`.

@@ -3,19 +3,26 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::cli::copies;
-use crate::cli::error::{Outcome, hinted, io_error};
-use crate::cli::locate::{self, Located};
-use crate::control::{Client, STORE_NAME};
+use crate::cli::error::{Outcome, error, hinted, io_error};
+use crate::cli::locate::{self, Located, Served};
+use crate::control::{Client, STORE_NAME, Store, is_same};
 use crate::engine::api::{Status, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::Refused;
 use crate::engine::import::ImportAsk;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, SysResult, host};
+use crate::sys::{self, Errno, SysResult};
 use crate::transfer::import::keep;
-use crate::transfer::mark::IMPORT_NAME;
 use crate::transfer::write::{Stage, Writer};
+
+/// Where inodes are made before they are put into the tree, in the store.
+const STAGE: &[u8] = b"tmp/restore";
+
+/// A daemon that begins or ends is waited for so long, and looked at so often.
+const SETTLES: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(25);
 
 /// What is put into the tree with one request.
 const PUT_AT_ONCE: usize = 256;
@@ -46,8 +53,8 @@ pub struct Target {
 /// A daemon that serves the tree.
 struct Daemon {
     client: Client,
-    /// Where the tree is mounted.
-    mount: PathBuf,
+    /// The root of the mount.
+    mount: OwnedFd,
     /// The directory behind it, and the stage.
     backing: OwnedFd,
     stage: OwnedFd,
@@ -57,16 +64,28 @@ struct Daemon {
 
 impl Target {
     /// Looks at it, and makes it if it is not there; `only_look`: it is not made, `None` stands for a directory that is not there or empty.
+    ///
+    /// A daemon that an import started which was killed may be about to mount it, or to end: that is waited for.
     pub fn open(path: &Path, only_look: bool) -> VerbResult<Option<Target>> {
+        let until = Instant::now() + SETTLES;
+        loop {
+            match Target::open_now(path, only_look) {
+                Err(error) if error.code == "not-mounted" && Instant::now() < until => std::thread::sleep(PAUSE),
+                opened => return opened,
+            }
+        }
+    }
+
+    fn open_now(path: &Path, only_look: bool) -> VerbResult<Option<Target>> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if path.is_dir() {
             match locate::locate(path.clone())? {
                 Located::Served(served) if served.root == path => {
                     let mut target = Target { path, state: State::Tree, daemon: None, dir: None, _lock: None };
-                    target.serve(served.client, false)?;
+                    target.serve(served, false)?;
                     return target.locked().map(Some);
                 }
-                Located::Store { root } if root == path && !is_unfinished(&path) => {
+                Located::Store { root, .. } if root == path && !is_unfinished(&path) => {
                     let dir = sys::open_root(&path).map_err(|cause| io_error(path.display(), cause))?;
                     let target = Target { path, state: State::Tree, daemon: None, dir: Some(dir), _lock: None };
                     return target.locked().map(Some);
@@ -100,8 +119,12 @@ impl Target {
 
     /// A descriptor of the store.
     pub fn store(&self) -> VerbResult<OwnedFd> {
-        let at = self.path.join(STORE_NAME);
-        host::open_dir_path(&at).map_err(|cause| io_error(at.display(), cause))
+        let cannot = |cause: std::io::Error| io_error(self.path.join(STORE_NAME).display(), cause);
+        let dup = |store: &Store| store.dir().try_clone().map_err(cannot);
+        match self.daemon.as_ref().and_then(|daemon| daemon.client.store()) {
+            Some(store) => dup(store),
+            None => dup(&Store::of(&self.path).map_err(|cause| cannot(cause.into()))?.ok_or_else(|| cannot(Errno::EPERM.into()))?),
+        }
     }
 
     /// The directory itself, also where something is mounted over it.
@@ -128,7 +151,7 @@ impl Target {
         if self.daemon.is_none() {
             // One checkpoint for each item, however much goes from one to the next.
             copies::own_verb("mount", &self.path, &[("CKPTFS_TRIPWIRE", "off")])?;
-            if let Err(error) = locate::served(Some(&self.path)).and_then(|served| self.serve(served.client, true)) {
+            if let Err(error) = locate::served(Some(&self.path)).and_then(|served| self.serve(served, true)) {
                 copies::own_verb("umount", &self.path, &[])?;
                 return Err(error.into());
             }
@@ -139,12 +162,19 @@ impl Target {
         }
     }
 
-    fn serve(&mut self, mut client: Client, ours: bool) -> VerbResult<()> {
-        let mount = client.status()?.mount;
-        let (_, fds) = client.import(ImportAsk::Begin)?;
-        let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else {
-            return Err(io_error(self.path.display(), Errno::EMFILE));
-        };
+    fn serve(&mut self, mut served: Served, ours: bool) -> VerbResult<()> {
+        let cannot = |cause: Errno| io_error(self.path.display(), cause);
+        let mount = sys::open_dir_at(served.open_mount()?.1, b".").map_err(cannot)?;
+        let (_, fds) = served.client.import(ImportAsk::Begin)?;
+        let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else { return Err(cannot(Errno::EMFILE)) };
+        let client = served.client;
+        let store = client.store().ok_or_else(|| cannot(Errno::ENOTCONN))?;
+        // The directory that was looked at may have been exchanged for another.
+        let same = self.dir.as_ref().map_or(Ok(true), |dir| is_same(dir, &backing)).map_err(cannot)?;
+        if !(same && store.is_in(&backing).map_err(cannot)? && store.has(STAGE, &stage).map_err(cannot)?) {
+            let message = format!("the daemon of {} gave descriptors of other directories than were asked for", self.path.display());
+            return Err(error("protocol", message));
+        }
         self.daemon = Some(Daemon { client, mount, backing, stage, ours });
         Ok(())
     }
@@ -153,8 +183,8 @@ impl Target {
     pub fn writer(&self) -> VerbResult<(Writer, std::sync::Arc<Staged>)> {
         let lost = || io_error(self.path.display(), Errno::ENOTCONN);
         let daemon = self.daemon.as_ref().ok_or_else(lost)?;
-        let root = sys::open_root(&daemon.mount).map_err(|cause| io_error(daemon.mount.display(), cause))?;
-        let client = copies::connect(&self.path).ok_or_else(lost)?;
+        let root = daemon.mount.try_clone().map_err(|cause| io_error("a descriptor", cause))?;
+        let client = daemon.client.again().ok_or_else(lost)?;
         let dir = daemon.stage.try_clone().map_err(|cause| io_error("a descriptor", cause))?;
         let staged = std::sync::Arc::new(Staged { dir, client: Mutex::new(client), waiting: Mutex::default(), done: Mutex::default() });
         Ok((Writer::staged(root, Box::new(std::sync::Arc::clone(&staged))), staged))
@@ -162,18 +192,15 @@ impl Target {
 
     /// Everything was done: what was mounted for it is mounted no longer.
     pub fn close(self) -> Outcome {
-        match self.daemon {
-            Some(Daemon { client, ours: true, .. }) => {
-                drop(client);
-                copies::own_verb("umount", &self.path, &[])
-            }
-            _ => Ok(()),
-        }
+        let ours = self.daemon.as_ref().is_some_and(|daemon| daemon.ours);
+        // What is open in the mount would keep it.
+        drop(self.daemon);
+        if ours { copies::own_verb("umount", &self.path, &[]) } else { Ok(()) }
     }
 }
 
 fn is_unfinished(path: &Path) -> bool {
-    sys::open_root(path).and_then(|dir| sys::getxattr(&dir, IMPORT_NAME)).is_ok()
+    Store::of(path).is_ok_and(|store| store.is_some_and(|store| keep::is_unfinished(store.dir())))
 }
 
 /// The stage of a tree that a daemon serves.

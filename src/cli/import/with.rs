@@ -8,10 +8,9 @@ use crate::cli::copies;
 use crate::cli::error::{hinted, io_error};
 use crate::cli::locate::{self, Located};
 use crate::cli::progress::Spinner;
-use crate::control::STORE_NAME;
 use crate::engine::api::VerbResult;
 use crate::engine::import::ImportAsk;
-use crate::sys::{self, Errno, host};
+use crate::sys::{self, Errno};
 use crate::transfer::import::contents;
 use crate::transfer::import::keep::Kept;
 use crate::transfer::import::record::Record;
@@ -33,15 +32,18 @@ pub fn read(cwd: &Path, dirs: &[PathBuf], threads: usize, context: &Context) -> 
 fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
     let cannot = |cause: Errno| io_error(path.display(), cause);
     let real = path.canonicalize().map_err(|cause| io_error(path.display(), cause))?;
-    let root = match locate::locate(real.clone())? {
+    let (root, known) = match locate::locate(real.clone())? {
         Located::Served(mut served) if served.root == real => {
             let (_, fds) = served.client.import(ImportAsk::Look)?;
-            fds.into_iter().next().ok_or_else(|| cannot(Errno::EMFILE))?
+            let root = fds.into_iter().next().ok_or_else(|| cannot(Errno::EMFILE))?;
+            let store = served.client.store().filter(|store| store.is_in(&root).unwrap_or(false)).ok_or_else(|| cannot(Errno::ESTALE))?;
+            (root, Kept::read(store.dir()).record)
         }
-        Located::Stale { root } => return Err(locate::not_served(&Located::Stale { root })),
-        _ => sys::open_root(&real).map_err(cannot)?,
+        stale @ Located::Stale { .. } => return Err(locate::not_served(&stale)),
+        Located::Store { root, store } if root == real => (sys::open_root(&real).map_err(cannot)?, Kept::read(store.dir()).record),
+        // What somebody else says of the contents of their files is not believed.
+        _ => (sys::open_root(&real).map_err(cannot)?, None),
     };
-    let known = host::open_dir_path(&real.join(STORE_NAME)).ok().and_then(|store| Kept::read(&store).record);
     if let Some(record) = known.filter(|record| record.dirs.values().flatten().any(|known| known.hash.is_some())) {
         return Ok(Project { root, record });
     }

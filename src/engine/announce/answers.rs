@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Announcer, Step, What};
-use crate::engine::control::CONTROL;
+use crate::engine::control::{CONTROL, SNAPDIR};
 use crate::engine::request::{Attr, Caller, Entry, Fh, Looked, NOTE_VOICE, NodeId, Opened};
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Errno, Kind, Stat, SysResult, Time};
@@ -73,6 +73,9 @@ impl Announcer {
         if voice == NOBODY || (voice != UNKNOWN && voice != caller.pid) {
             return None;
         }
+        if self.is_alias(dir, name) {
+            return Some(Ok(if self.is_replaced() { Looked::Found(self.ghost(false)) } else { Looked::Absent(Duration::ZERO) }));
+        }
         let (what, node) = self.expected(dir, name)?;
         if voice == UNKNOWN {
             // Nobody else knows the name. A caller that the kernel does not tell stays unknown.
@@ -86,7 +89,8 @@ impl Announcer {
         let ghost = match what {
             What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
             What::Written => (there == Ok(Kind::File)).then_some(false),
-            What::Come(_) | What::Hello => None,
+            // What a ghost is renamed over must not be there: the kernel would count a link of it less.
+            What::Come(_) | What::Replaced | What::Hello => None,
             What::Dead => return Some(Ok(node.and_then(|node| self.dead(node)).map_or(Looked::Absent(Duration::ZERO), Looked::Found))),
             What::Content | What::Attributes => return None,
         };
@@ -103,6 +107,26 @@ impl Announcer {
             _ => false,
         };
         Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
+    }
+
+    /// Answers a rename, if the voice asks for it.
+    pub(in super::super) fn rename(&self, caller: Caller, from: (NodeId, &[u8]), to: (NodeId, &[u8])) -> Option<SysResult<()>> {
+        if !self.is_voice(caller) {
+            return None;
+        }
+        let is_so = self.is_alias(from.0, from.1) && self.expected(to.0, to.1).is_some() && self.is_replaced();
+        Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
+    }
+
+    fn is_alias(&self, dir: NodeId, name: &[u8]) -> bool {
+        dir == SNAPDIR && name == self.alias.as_bytes()
+    }
+
+    /// Whether a name that was replaced is about to be announced, and still leads to something that is no directory.
+    fn is_replaced(&self) -> bool {
+        let replaced = |expected: &Expected| (expected.what == What::Replaced).then(|| (expected.dir, expected.name.clone()));
+        let expected = self.expected.lock().as_ref().and_then(replaced);
+        expected.is_some_and(|(dir, name)| self.live.kind_at(dir, &name).is_ok_and(|kind| kind != Kind::Dir))
     }
 
     /// Answers the making of a name, if the voice asks for it.

@@ -61,8 +61,10 @@ pub(super) enum What {
     Gone { dir: bool, now: Option<Kind> },
     /// The name came.
     Come(Kind),
-    /// The name leads to another file.
+    /// The file that the name leads to was written to in place.
     Written,
+    /// The name leads to another inode, neither of them a directory.
+    Replaced,
     /// The inode has other content.
     Content,
     /// The inode has other attributes.
@@ -109,6 +111,9 @@ pub(super) struct Announcer {
     /// What the voice is about to do. A leaf.
     expected: Mutex<Option<answers::Expected>>,
     ghosts: AtomicU64,
+    /// A name in `.snapshots` that nobody else knows: from there a ghost is renamed over a name ([`What::Replaced`]), and who watches the directory of
+    /// that name hears of no other.
+    alias: Name,
     queue: Mutex<Queue>,
     quiet: Condvar,
     hushed: AtomicBool,
@@ -125,6 +130,7 @@ impl Announcer {
             voice: AtomicU32::new(answers::NOBODY),
             expected: Mutex::new(None),
             ghosts: AtomicU64::new(0),
+            alias: secret_name(),
             queue: Mutex::default(),
             quiet: Condvar::default(),
             hushed: AtomicBool::new(false),
@@ -263,7 +269,7 @@ impl Announcer {
     }
 }
 
-/// A name in the root directory that nobody else will ask for.
+/// A name that nobody else will ask for.
 pub(super) fn secret_name() -> Name {
     Name::new(format!(".ckptfs-{:016x}", RandomState::new().build_hasher().finish()).as_bytes())
 }

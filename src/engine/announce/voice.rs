@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 
 use super::answers::{NOBODY, UNKNOWN};
 use super::{Announcer, Mounted, Step, Told, What};
+use crate::engine::control::SNAPDIR_NAME;
 use crate::store::ids::Slot;
 use crate::sys::host::open_dir_path;
-use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
+use crate::sys::{self, Errno, Kind, Open, OpenKind, RenameMode, SysResult};
 
 /// Others look at a name all the time, and have the kernel remember it anew: so often it is made to forget.
 const ATTEMPTS_MAX: u32 = 20;
@@ -53,6 +54,8 @@ impl Voice<'_> {
             return Err(Errno::ENODEV);
         }
         self.make_known(&root)?;
+        // Without it nothing is told of what was replaced: who has no `.snapshots` that the daemon may write to hears of the rest.
+        let aliases = sys::open_beneath(&root, SNAPDIR_NAME, OpenKind::Path).ok();
         for told in all {
             let dir = if told.path.is_empty() { None } else { Some(sys::open_beneath(&root, &told.path, OpenKind::Path)) };
             let dir = match &dir {
@@ -69,7 +72,7 @@ impl Voice<'_> {
                 if self.announcer.is_hushed() {
                     return Ok(());
                 }
-                self.take(dir, step)?;
+                self.take(dir, aliases.as_ref(), step)?;
             }
         }
         Ok(())
@@ -80,7 +83,7 @@ impl Voice<'_> {
         let hello = Step { dir: Slot::ROOT, name: super::secret_name(), node: None, what: What::Hello };
         self.announcer.expect(&hello);
         self.announcer.voice.store(UNKNOWN, Ordering::Release);
-        let looked = act(root, &hello).err();
+        let looked = self.act(root, None, &hello).err();
         self.announcer.expect_nothing();
         match (looked, self.announcer.voice.load(Ordering::Acquire)) {
             // The kernel does not tell who asks: we are in another namespace of processes.
@@ -95,7 +98,7 @@ impl Voice<'_> {
     ///
     /// # Errors
     /// The mount is gone.
-    fn take(&self, dir: &OwnedFd, step: &Step) -> SysResult<()> {
+    fn take(&self, dir: &OwnedFd, aliases: Option<&OwnedFd>, step: &Step) -> SysResult<()> {
         let name = step.name.as_bytes();
         let mut result = Ok(());
         for attempt in 0..ATTEMPTS_MAX {
@@ -106,7 +109,7 @@ impl Voice<'_> {
                 debug_assert!(there.is_err(), "what goes is not made");
                 self.announcer.expect(step);
             }
-            result = act(dir, step);
+            result = self.act(dir, aliases, step);
             if self.announcer.expect_nothing() || !matches!(step.what, What::Gone { .. }) {
                 break;
             }
@@ -117,26 +120,30 @@ impl Voice<'_> {
             Ok(()) => {}
         }
         // What the kernel has of the name now is a ghost, or that a ghost went: the truth takes its place.
-        if matches!(step.what, What::Gone { .. } | What::Come(_) | What::Written) {
+        if matches!(step.what, What::Gone { .. } | What::Come(_) | What::Written | What::Replaced) {
             let _ = sys::stat_at(dir, name);
         }
         Ok(())
     }
-}
 
-/// The operation that makes the event.
-fn act(dir: &OwnedFd, step: &Step) -> SysResult<()> {
-    let name = step.name.as_bytes();
-    match step.what {
-        What::Gone { dir: true, .. } => sys::rmdir_at(dir, name),
-        What::Gone { dir: false, .. } => sys::unlink_at(dir, name),
-        What::Come(Kind::Dir) => sys::mkdir_at(dir, name, 0o700),
-        What::Come(Kind::File) => sys::create_file_at(dir, name, Open::WRITE, 0o600).map(drop),
-        What::Come(_) => sys::mknod_at(dir, name, Kind::File, 0o600, 0),
-        What::Written => sys::open_file_at(dir, name, Open { truncate: true, ..Open::WRITE }).map(drop),
-        What::Content => sys::touch_at(dir, name, true),
-        What::Attributes => sys::touch_at(dir, name, false),
-        What::Dead | What::Hello => sys::stat_at(dir, name).map(drop),
+    /// The operation that makes the event.
+    fn act(&self, dir: &OwnedFd, aliases: Option<&OwnedFd>, step: &Step) -> SysResult<()> {
+        let name = step.name.as_bytes();
+        match step.what {
+            What::Gone { dir: true, .. } => sys::rmdir_at(dir, name),
+            What::Gone { dir: false, .. } => sys::unlink_at(dir, name),
+            What::Come(Kind::Dir) => sys::mkdir_at(dir, name, 0o700),
+            What::Come(Kind::File) => sys::create_file_at(dir, name, Open::WRITE, 0o600).map(drop),
+            What::Come(_) => sys::mknod_at(dir, name, Kind::File, 0o600, 0),
+            What::Written => sys::open_file_at(dir, name, Open { truncate: true, ..Open::WRITE }).map(drop),
+            What::Replaced => {
+                let aliases = aliases.ok_or(Errno::ENOENT)?;
+                sys::rename_at(aliases, self.announcer.alias.as_bytes(), dir, name, RenameMode::Replace)
+            }
+            What::Content => sys::touch_at(dir, name, true),
+            What::Attributes => sys::touch_at(dir, name, false),
+            What::Dead | What::Hello => sys::stat_at(dir, name).map(drop),
+        }
     }
 }
 

@@ -24,6 +24,7 @@ pub(super) use self::run::Run;
 use super::Engine;
 use super::api::{TreePath, VerbError, VerbResult};
 use super::error;
+pub use crate::live::drop_kept;
 use crate::store::hash::Hash;
 use crate::sys::{self, FILES_AT_ONCE};
 
@@ -222,6 +223,9 @@ impl Engine {
         let report = if run.is_finished() { Ok(self.tell_kept(&mut run, options, files)) } else { self.work_idle(&mut run).map(|()| run.tell()) };
         let report = report?;
         if report.finished && !options.keep {
+            if options.live && !options.dry_run {
+                self.drop_kept();
+            }
             return Ok(DedupReport { run: options.run.unwrap_or(0), ..report });
         }
         let run = self.dedup_runs.put(options.run, run);

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::api::{StateName, TreePath};
 use crate::store::ids::CheckpointId;
-use crate::sys::{Kind, Stat, Time, Xattrs};
+use crate::store::layout::is_own_xattr;
+use crate::sys::{self, Errno, Kind, Stat, SysResult, Time, Xattrs};
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,12 +139,15 @@ pub struct ExportEntry {
     pub again: bool,
 }
 
+/// Set-user-id and set-group-id (inode(7)).
+const SET_ID: u32 = 0o6000;
+
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
 impl ExportEntry {
-    /// An entry without content.
+    /// An entry without content, and without what ckptfs notes of inodes.
     pub fn new(path: Vec<u8>, stat: &Stat, inode: u64, target: Option<Vec<u8>>, xattrs: Xattrs) -> ExportEntry {
         let times = [stat.atime.sec, i64::from(stat.atime.nsec), stat.mtime.sec, i64::from(stat.mtime.nsec)];
         ExportEntry {
@@ -158,10 +162,25 @@ impl ExportEntry {
             inode,
             nlink: stat.nlink,
             target: target.map(TreePath),
-            xattrs: xattrs.into_iter().map(|(name, value)| (TreePath(name), TreePath(value))).collect(),
+            xattrs: xattrs.into_iter().filter(|(name, _)| !is_own_xattr(name)).map(|(name, value)| (TreePath(name), TreePath(value))).collect(),
             data: ExportData::None,
             again: false,
         }
+    }
+
+    /// What is told by a filesystem that somebody else answers for is worth no more than their own files are: it belongs to the caller, is set-id for
+    /// nobody, and has no attribute that only the system or root sets.
+    ///
+    /// # Errors
+    /// EPERM of a device node.
+    pub fn of_stranger(mut self) -> SysResult<ExportEntry> {
+        if matches!(self.kind, Kind::CharDev | Kind::BlockDev) {
+            return Err(Errno::EPERM);
+        }
+        (self.uid, self.gid) = sys::ids();
+        self.mode &= !SET_ID;
+        self.xattrs.retain(|(name, _)| name.0.starts_with(b"user.") || name.0.starts_with(b"system."));
+        Ok(self)
     }
 
     /// Last access.

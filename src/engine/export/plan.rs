@@ -3,7 +3,7 @@
 //! What was recorded is enough: it is a superset of what differs, and nothing is compared. A file whose content was not recorded keeps what it has and
 //! gets its attributes only.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{How, Work};
@@ -49,7 +49,12 @@ impl Planner<'_> {
     pub(super) fn plan(&self) -> SysResult<Plan> {
         let mut plan = Plan::default();
         let mut open = vec![Both { path: Vec::new(), from: Trail::root(), to: Trail::root() }];
+        let mut passed = HashSet::new();
         while let Some(both) = open.pop() {
+            if !passed.insert(both.to.slot) {
+                plan.refused.push((both.path, Errno::EIO));
+                continue;
+            }
             let (slot, before) = (both.to.slot, (plan.works.len(), plan.removed.len()));
             for name in self.touched.names.get(&slot).into_iter().flatten() {
                 self.name(&both, name, &mut plan, &mut open);

@@ -12,6 +12,7 @@ use super::super::error;
 use super::super::retention::{Known, Retention, order, rules};
 use super::super::space::Space;
 use super::super::tiers::{Matcher, Tier};
+use super::super::undo::Held;
 use super::{GcTier, now_ns};
 use crate::history::needed::{Captured, Census};
 use crate::store::ids::{ObjectId, ObjectOrigin};
@@ -50,7 +51,12 @@ pub(in crate::engine) struct Matching {
 }
 
 impl Matching {
-    pub(super) fn new((census, measured, space): (Census, Vec<usize>, Space), checkpoints: Vec<Kept>, retention: &Retention) -> VerbResult<Matching> {
+    pub(super) fn new(
+        (census, measured, space): (Census, Vec<usize>, Space),
+        checkpoints: Vec<Kept>,
+        retention: &Retention,
+        held: &Held,
+    ) -> VerbResult<Matching> {
         let now_ns = now_ns();
         let wrong = |why: String| VerbError { code: "bad-value".into(), message: format!("tiers: {why}"), hint: None };
         if retention.tiers.len() > TIERS_MAX {
@@ -61,7 +67,7 @@ impl Matching {
             tier.matcher().map(|matcher| (matcher, now_ns.saturating_sub(keep_ns))).map_err(wrong)
         };
         let matchers = retention.tiers.iter().map(ready).collect::<VerbResult<Vec<_>>>()?;
-        let of = super::known(&census, &checkpoints);
+        let of = super::known(&census, &checkpoints, held);
         let known: Vec<Known> = of.iter().map(|(_, known)| *known).collect();
         let (order, sure) = order(&known, &rules(&known, retention, now_ns, &TimeZone::system()));
         let mut stays = vec![true; census.kept.len()];

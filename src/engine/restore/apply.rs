@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::super::Engine;
+use super::super::api::Times;
 use super::Stale;
 use super::plan::{Content, DirPlan, Plan};
 use crate::history::present::Trail;
@@ -62,6 +63,10 @@ impl Applier<'_> {
         &self.engine.live
     }
 
+    fn keeps_times(&self) -> bool {
+        self.plan.times == Times::Kept
+    }
+
     /// Every wanted inode of the plan that is no directory, with its directory, name and what is there.
     fn wanted(&self) -> impl Iterator<Item = (&DirPlan, &Name, Child, &Arc<Trail>, Option<Child>)> {
         self.plan.dirs.iter().flat_map(|dir| {
@@ -83,7 +88,7 @@ impl Applier<'_> {
                 let (_, source) = view.open(&trail)?;
                 self.live().rewrite_in(At::from(&trail), source.as_ref(), view.attr(&trail)?.stat.size)?;
             }
-            self.live().dress_in(At::from(&trail), &view.attr(&trail)?, &view.xattrs(&trail)?)?;
+            self.live().dress_in(At::from(&trail), &view.attr(&trail)?, &view.xattrs(&trail)?, self.keeps_times())?;
             self.stale.nodes.push(child.slot);
         }
         Ok(())
@@ -178,7 +183,7 @@ impl Applier<'_> {
         }
         let place = Place { parent: Slot::STAGING, name };
         let slot = self.live().adopt(&place)?;
-        self.live().dress_in(At::from(slot), &attr, &view.xattrs(trail)?)?;
+        self.live().dress_in(At::from(slot), &attr, &view.xattrs(trail)?, self.keeps_times())?;
         Ok(place)
     }
 
@@ -289,6 +294,10 @@ impl Applier<'_> {
         if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
             self.lost(at.parent, &at.name, replaced);
         }
+        // It is another file than was here, and may be older than what was made of that.
+        if !self.keeps_times() && self.plan.contents.get(&child.slot) != Some(&Content::New) {
+            self.live().renew_in(At::from(child.slot))?;
+        }
         self.placed.insert(child.slot, at.clone());
         Ok(())
     }
@@ -299,7 +308,8 @@ impl Applier<'_> {
         for dir in self.plan.dirs.iter().rev().filter(|dir| dir.dress) {
             let slot = *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?;
             let at = if slot == dir.want.slot { At::from(&dir.want) } else { At::from(slot) };
-            if self.live().dress_in(at, &view.attr(&dir.want)?, &view.xattrs(&dir.want)?)? && dir.live.is_some() {
+            let (attr, xattrs) = (view.attr(&dir.want)?, view.xattrs(&dir.want)?);
+            if self.live().dress_in(at, &attr, &xattrs, self.keeps_times())? && dir.live.is_some() {
                 self.stale.dressed.push(slot);
             }
         }

@@ -44,8 +44,8 @@ fn steps_of(plan: &Plan, dir: Slot, planned: &NamePlan, steps: &mut Vec<Step>) {
             }
             Some(Content::Same | Content::New) | None => {}
         }
-    } else if have.kind == Kind::File && want.kind == Kind::File {
-        add(None, What::Written);
+    } else if have.kind != Kind::Dir && want.kind != Kind::Dir {
+        add(None, What::Replaced);
     } else {
         add(None, What::Gone { dir: have.kind == Kind::Dir, now: Some(want.kind) });
         add(None, What::Come(want.kind));

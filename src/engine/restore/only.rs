@@ -4,20 +4,21 @@ use std::time::Instant;
 
 use super::super::Engine;
 use super::super::api::who::{OnlyBy, RestoredOnly};
-use super::super::api::{Restored, TreePath, VerbResult};
-use super::super::error;
+use super::super::api::{Restored, Times, TreePath, VerbResult};
+use super::super::asker::still_wanted;
 use super::super::who::{Selection, Selector};
 use super::plan::{Plan, Which};
 use super::spared::Spared;
 use super::{Asked, took};
 use crate::history::touched::Touched;
+use crate::live::Freeze;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
-use crate::sys::lock::{MutexGuard, RwLockWriteGuard};
+use crate::sys::lock::MutexGuard;
 
 /// Nothing changes, and nobody else makes a checkpoint.
 struct Frozen<'a> {
-    gate: RwLockWriteGuard<'a, ()>,
+    gate: Freeze<'a>,
     flushed: bool,
     one_at_a_time: MutexGuard<'a, ()>,
 }
@@ -27,7 +28,7 @@ impl Engine {
     /// is cut short is finished with the same names.
     pub(in crate::engine) fn restore_selected(&self, by: &Actor, target: CheckpointId, options: &OnlyBy, who: &Selector) -> VerbResult<RestoredOnly> {
         let started = Instant::now();
-        let failed = |errno| error::failed("the restore failed", errno);
+        let failed = |errno| self.failed("the restore failed", errno);
         let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
         let done = |guard, changes, shared, spared: Spared| {
             let (changes, dropped) = (spared.filter(changes), spared.told());
@@ -37,6 +38,7 @@ impl Engine {
                 changes,
                 unknown: unknown.clone(),
                 dropped,
+                split: Vec::new(),
                 dry_run: options.dry_run,
                 duration_us: took(started),
             };
@@ -49,9 +51,9 @@ impl Engine {
             let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
             return Ok(done(None, chosen.changes, chosen.shared, spared));
         }
-        let one_at_a_time = self.checkpointing.lock();
-        let (gate, flushed) = self.freeze();
-        let touched = self.touched(target, None).map_err(failed)?;
+        let one_at_a_time = self.wait_turn()?;
+        let (gate, flushed) = self.freeze().map_err(failed)?;
+        let touched = self.touched_frozen(target).map_err(failed)?;
         let chosen = self.selection(target, &touched, options, who)?;
         if chosen.paths.is_empty() {
             let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
@@ -60,7 +62,8 @@ impl Engine {
         let note = format!("before restoring {target}, only what {} changed", options.who);
         let frozen = Frozen { gate, flushed, one_at_a_time };
         let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
-        let guard = self.restore_chosen((by, None), target, &note, touched, &chosen, frozen)?;
+        let times = Times::or_default(options.times, true);
+        let guard = self.restore_chosen((by, None), target, &note, touched, &chosen, (frozen, times))?;
         Ok(done(Some(guard), chosen.changes, chosen.shared, spared))
     }
 
@@ -73,17 +76,26 @@ impl Engine {
         names: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
-        let failed = |errno| error::failed("the restore failed", errno);
-        let Asked { by, undoes, started, unknown } = asked;
-        let (gate, flushed) = self.freeze();
-        let touched = self.touched(target, None).map_err(failed)?;
+        let failed = |errno| self.failed("the restore failed", errno);
+        let Asked { by, undoes, started, unknown, times } = asked;
+        let (gate, flushed) = self.freeze().map_err(failed)?;
+        let touched = self.touched_frozen(target).map_err(failed)?;
         let chosen = Selection { names: names.to_vec(), ..self.selection_of(target, &touched, names).map_err(failed)? };
         let note = format!("before restoring {target}");
         let frozen = Frozen { gate, flushed, one_at_a_time };
         let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
-        let guard = self.restore_chosen((by, undoes), target, &note, touched, &chosen, frozen)?;
+        let guard = self.restore_chosen((by, undoes), target, &note, touched, &chosen, (frozen, times))?;
         let (changes, dropped) = (spared.filter(chosen.changes), spared.told());
-        Ok(Restored { restored: target, guard: Some(guard), changes, unknown, dropped, dry_run: false, duration_us: took(started) })
+        Ok(Restored {
+            restored: target,
+            guard: Some(guard),
+            changes,
+            unknown,
+            dropped,
+            split: Vec::new(),
+            dry_run: false,
+            duration_us: took(started),
+        })
     }
 
     /// Restores what was chosen.
@@ -94,10 +106,12 @@ impl Engine {
         note: &str,
         touched: Touched,
         chosen: &Selection,
-        frozen: Frozen<'_>,
+        (frozen, times): (Frozen<'_>, Times),
     ) -> VerbResult<CheckpointId> {
-        let failed = |errno| error::failed("the restore failed", errno);
-        let plan = Plan::make(self, target, Which::Only(&chosen.paths), touched).map_err(failed)?;
+        let failed = |errno| self.failed("the restore failed", errno);
+        let plan = Plan::make(self, target, Which::Only(&chosen.paths), touched, times).map_err(failed)?;
+        self.clear_way(&plan).map_err(failed)?;
+        still_wanted()?;
         let Frozen { gate, flushed, one_at_a_time } = frozen;
         let (guard, opened) = self.seal(Some(by.0), note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();

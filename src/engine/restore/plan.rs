@@ -1,10 +1,11 @@
 //! The plan of a restore: which names of which directories lead to what, now and then.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
+use super::super::api::{Times, TreePath};
 use super::spared::Spared;
 use crate::history::diff::{join, same_content};
 use crate::history::present::Trail;
@@ -70,6 +71,12 @@ pub(super) struct Plan {
     pub(super) alive_dirs: HashSet<Slot>,
     /// Where a wanted inode that is in the live tree was found when the plan was made: history may know only a name that it has lost.
     pub(super) found: HashMap<Slot, Place>,
+    /// Files get the times that they had; else what is changed has the time of the restore.
+    pub(super) times: Times,
+    /// Paths of which it cannot be told what they were: they stay as they are.
+    pub(super) unknown: BTreeSet<Vec<u8>>,
+    /// Of these, inodes that are gone and cannot be made again.
+    lost: HashSet<Slot>,
 }
 
 struct Planner<'a> {
@@ -88,6 +95,8 @@ struct Planner<'a> {
     spared_places: HashSet<Place>,
     /// What stays, and is in a directory that does not: the directory of the plan that it comes to, its name there, and what it is.
     rescued: Vec<(usize, Name, Child, Arc<Trail>)>,
+    /// Directories of the checkpoint that are wanted.
+    passed: HashSet<Slot>,
     plan: Plan,
 }
 
@@ -104,12 +113,21 @@ enum Step<'p> {
 
 impl Plan {
     /// Compares the live tree with a checkpoint, in the whole or below the given paths.
-    pub(super) fn make(engine: &Engine, target: CheckpointId, which: Which<'_>, touched: Touched) -> SysResult<Plan> {
+    pub(super) fn make(engine: &Engine, target: CheckpointId, which: Which<'_>, touched: Touched, times: Times) -> SysResult<Plan> {
         let (paths, exact) = match which {
             Which::Below(paths) => (paths, false),
             Which::Only(paths) => (paths, true),
         };
-        let plan = Plan { target, dirs: Vec::new(), contents: HashMap::new(), alive_dirs: HashSet::new(), found: HashMap::new() };
+        let plan = Plan {
+            target,
+            dirs: Vec::new(),
+            contents: HashMap::new(),
+            alive_dirs: HashSet::new(),
+            found: HashMap::new(),
+            times,
+            unknown: BTreeSet::new(),
+            lost: HashSet::new(),
+        };
         let mut roots = HashSet::new();
         for path in paths {
             roots.extend(live_place(engine, path)?);
@@ -120,7 +138,8 @@ impl Plan {
             spared_places.extend(live_place(engine, path)?);
         }
         let (view, inside, rescued) = (engine.view(State::At(target)), RefCell::default(), Vec::new());
-        let mut planner = Planner { engine, view, touched, paths, roots, exact, inside, spared, spared_places, rescued, plan };
+        let mut planner =
+            Planner { engine, view, touched, paths, roots, exact, inside, spared, spared_places, rescued, passed: HashSet::new(), plan };
         if paths.is_empty() && !exact {
             planner.plan.alive_dirs.insert(Slot::ROOT);
             let wanted = planner.dir(Trail::root(), Some(Trail::root()))?;
@@ -135,7 +154,12 @@ impl Plan {
             planner.paths(split)?;
         }
         planner.take_rescued();
-        Ok(planner.plan)
+        let mut plan = planner.plan;
+        let lost = std::mem::take(&mut plan.lost);
+        for dir in &mut plan.dirs {
+            dir.names.retain(|name| name.want.as_ref().is_none_or(|(child, _)| child.kind == Kind::Dir || !lost.contains(&child.slot)));
+        }
+        Ok(plan)
     }
 
     /// The live inode with the wanted number is the wanted one.
@@ -144,6 +168,44 @@ impl Plan {
             Kind::Dir => self.alive_dirs.contains(&want.slot),
             _ => self.contents.get(&want.slot).is_some_and(|content| *content != Content::New),
         }
+    }
+
+    /// Everything that no list of changes tells is so already: which names are one file, and the times of directories.
+    pub(super) fn is_so(&self, engine: &Engine) -> SysResult<bool> {
+        let (then, now) = (engine.view(State::At(self.target)), engine.view(State::Live));
+        let (mut stands_for, mut stood_for) = (HashMap::new(), HashMap::new());
+        for dir in &self.dirs {
+            let Some((_, here)) = now.walk(&dir.want.path())?.filter(|(child, _)| child.kind == Kind::Dir) else { return Ok(false) };
+            if dir.dress && !is_dressed((&then, &dir.want), (&now, &here), self.times)? {
+                return Ok(false);
+            }
+            for name in &dir.names {
+                let Some((want, _)) = name.want.as_ref().filter(|(want, _)| want.kind != Kind::Dir) else { continue };
+                let Some(have) = now.child(&here, &name.name)? else { return Ok(false) };
+                let one =
+                    *stands_for.entry(want.slot).or_insert(have.slot) == have.slot && *stood_for.entry(have.slot).or_insert(want.slot) == want.slot;
+                if !one {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Paths that come back as files of their own, though at the checkpoint they were one with others that are not restored.
+    pub(super) fn split(&self, engine: &Engine) -> Vec<TreePath> {
+        let view = engine.view(State::At(self.target));
+        let wanted = || self.dirs.iter().flat_map(|dir| dir.names.iter().filter_map(move |name| Some((dir, name, name.want.as_ref()?))));
+        let mut names: HashMap<Slot, u64> = HashMap::new();
+        wanted().for_each(|(_, _, (child, _))| *names.entry(child.slot).or_default() += 1);
+        let is_split = |child: &Child, trail: &Arc<Trail>| {
+            let known = names.get(&child.slot).copied().unwrap_or(0);
+            child.kind == Kind::File
+                && self.contents.get(&child.slot) == Some(&Content::New)
+                && view.attr(trail).is_ok_and(|attr| u64::from(attr.stat.nlink) > known)
+        };
+        let split = wanted().filter(|(_, _, (child, trail))| is_split(child, trail));
+        split.map(|(dir, name, _)| TreePath(join(&dir.want.path(), &name.name))).collect()
     }
 
     /// A place whose name is planned to lead to something else.
@@ -202,7 +264,8 @@ impl Planner<'_> {
             below.push(Step::Way(have, want, group.iter().filter_map(|path| path.get(1..)).collect()));
         }
         // Parents come before children. One that is there keeps its attributes: it was not asked for.
-        self.plan.dirs.push(DirPlan { want, dress: live.is_none(), live, names });
+        let dress = live.is_none() && self.can_dress(&want)?;
+        self.plan.dirs.push(DirPlan { want, dress, live, names });
         Ok(below)
     }
 
@@ -268,7 +331,11 @@ impl Planner<'_> {
     fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<(Child, Arc<Trail>)>> {
         let names: Vec<Name> = match &live {
             Some(_) => self.touched.names.get(&want.slot).map(|names| names.iter().cloned().collect()).unwrap_or_default(),
-            None => self.view.list(&want)?.into_iter().map(|(name, _)| name).collect(),
+            None => {
+                let known = self.view.list_known(&want)?;
+                self.plan.unknown.extend(known.unknown.iter().map(|name| join(&want.path(), name)).chain(known.partial.then(|| want.path())));
+                known.names.into_iter().map(|(name, _)| name).collect()
+            }
         };
         let mut plans = Vec::with_capacity(names.len());
         let path = (!self.spared.is_empty()).then(|| want.path());
@@ -278,8 +345,11 @@ impl Planner<'_> {
                 continue;
             }
             let wanted = match self.view.step(&want, &name) {
-                // Changed while nobody served the tree: it stays as it is.
-                Err(Errno::EIO) if self.view.may_be_unserved() => continue,
+                // Changed while nobody served the tree, or damaged: it stays as it is.
+                Err(Errno::EIO) => {
+                    self.plan.unknown.insert(join(&want.path(), &name));
+                    continue;
+                }
                 wanted => wanted?,
             };
             let have = match &live {
@@ -291,7 +361,8 @@ impl Planner<'_> {
             }
         }
         let next: Vec<(Child, Arc<Trail>)> = plans.iter().filter_map(|plan| plan.want.clone()).collect();
-        self.plan.dirs.push(DirPlan { want, live, names: plans, dress: true });
+        let dress = self.can_dress(&want)?;
+        self.plan.dirs.push(DirPlan { want, live, names: plans, dress });
         Ok(next)
     }
 
@@ -344,6 +415,10 @@ impl Planner<'_> {
         let mut open = wanted;
         open.reverse();
         while let Some((child, trail)) = open.pop() {
+            // Forged, a directory can be in many places.
+            if child.kind == Kind::Dir && !self.passed.insert(child.slot) {
+                return Err(Errno::EIO);
+            }
             let alive = self.is_alive(child, &trail)?;
             if child.kind == Kind::Dir {
                 if alive {
@@ -369,6 +444,10 @@ impl Planner<'_> {
         } else {
             self.names_inside(child, trail)?.pop()
         };
+        let found = match found {
+            None if child.kind != Kind::Dir && !self.exact => self.name_outside(child, trail)?,
+            found => found,
+        };
         // It stays there, and another one comes here.
         let found = match found {
             Some(place) if self.is_spared(&place)? => None,
@@ -377,6 +456,23 @@ impl Planner<'_> {
         let alive = found.is_some();
         self.plan.found.extend(found.map(|place| (child.slot, place)));
         Ok(alive)
+    }
+
+    /// Where a file has a name that is not to be restored, and that it had at the checkpoint: they were one file, and will be again. A name that it got
+    /// since is none: what is written there would be seen here.
+    fn name_outside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Option<Place>> {
+        // What cannot be told of the file stops nothing: it is made anew then.
+        if self.view.attr(trail).map_or(true, |attr| attr.stat.nlink < 2) {
+            return Ok(None);
+        }
+        for place in self.engine.live.locate_all(At::from(trail), child.kind)? {
+            let Some(dir) = self.engine.live.path_of(place.parent) else { continue };
+            let then = self.view.walk(&join(&dir, &place.name)).unwrap_or(None);
+            if then.is_some_and(|(then, _)| then.slot == child.slot) {
+                return Ok(Some(place));
+            }
+        }
+        Ok(None)
     }
 
     /// The places where the live inode is that are to be restored.
@@ -426,25 +522,68 @@ impl Planner<'_> {
         Ok(below)
     }
 
-    fn content(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
+    /// What is to be done for an inode. One of which it cannot be told what it was stays as it is; if it is gone it does not come back.
+    fn content(&mut self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
+        let content = self.content_known(child, trail, alive).and_then(|content| {
+            if matches!(content, Content::New | Content::InPlace) {
+                self.can_be_told(child, trail)?;
+            }
+            Ok(content)
+        });
+        if content != Err(Errno::EIO) {
+            return content;
+        }
+        self.plan.unknown.insert(trail.path());
+        if !alive {
+            self.plan.lost.insert(child.slot);
+        }
+        Ok(Content::Same)
+    }
+
+    /// Whether it can be told what a directory was; else it stays as it is, or as it is made.
+    fn can_dress(&mut self, want: &Arc<Trail>) -> SysResult<bool> {
+        match self.view.attr(want).and_then(|_| self.view.xattrs(want)) {
+            Err(Errno::EIO) => {
+                self.plan.unknown.insert(want.path());
+                Ok(false)
+            }
+            told => told.map(|_| true),
+        }
+    }
+
+    /// Everything of an inode can be read, content included.
+    fn can_be_told(&self, child: Child, trail: &Arc<Trail>) -> SysResult<()> {
+        self.view.attr(trail)?;
+        if child.kind == Kind::File {
+            self.view.open(trail)?;
+        }
+        self.view.xattrs(trail).map(drop)
+    }
+
+    fn content_known(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
         if !alive {
             return Ok(Content::New);
         }
         if !self.touched.nodes.contains(&child.slot) {
             return Ok(Content::Same);
         }
-        if self.view.may_be_unserved() && self.view.attr(trail) == Err(Errno::EIO) {
-            // Changed while nobody served the tree: it stays as it is.
-            return Ok(Content::Same);
-        }
+        self.view.attr(trail)?;
         if child.kind == Kind::File && self.has_other_data(child, trail)? {
-            let in_place = self.view.attr(trail)?.stat.nlink > 1 && !self.has_names_outside(child, trail)?;
+            let in_place = self.view.attr(trail)?.stat.nlink > 1 && !self.has_names_outside(child, trail)? && !self.would_empower(trail)?;
             return Ok(if in_place { Content::InPlace } else { Content::New });
         }
-        if self.is_dressed(trail)? {
+        if is_dressed((&self.view, trail), (&self.engine.view(State::Live), trail), self.plan.times)? {
             return Ok(Content::Same);
         }
-        Ok(if self.has_names_outside(child, trail)? { Content::New } else { Content::Attributes })
+        let anew = self.has_names_outside(child, trail)? || (child.kind == Kind::File && self.would_empower(trail)?);
+        Ok(if anew { Content::New } else { Content::Attributes })
+    }
+
+    /// The file is to get set-id bits or capabilities back while somebody can write to it, who could put there what is then run with them.
+    fn would_empower(&self, trail: &Arc<Trail>) -> SysResult<bool> {
+        let set_id = self.view.attr(trail)?.stat.mode & 0o6000 != 0;
+        let powerful = set_id || self.view.xattrs(trail)?.iter().any(|(name, _)| name == b"security.capability");
+        Ok(powerful && self.engine.live.may_be_written(At::from(trail)))
     }
 
     /// The live file has other content than it had. That its content was recorded does not say so: a file that is open for writing is captured
@@ -455,21 +594,21 @@ impl Planner<'_> {
         }
         let live = self.engine.view(State::Live);
         let (then, now) = (self.view.attr(trail)?, live.attr(trail)?);
-        if then.stat.size != now.stat.size || then.stat.mtime != now.stat.mtime {
+        let times_differ = self.plan.times == Times::Kept && then.stat.mtime != now.stat.mtime;
+        if then.stat.size != now.stat.size || times_differ {
             return Ok(true);
         }
         Ok(!same_content((&self.view, trail), (&live, trail))?)
     }
+}
 
-    /// The live inode has the attributes and extended attributes that it had.
-    fn is_dressed(&self, trail: &Arc<Trail>) -> SysResult<bool> {
-        let live = self.engine.view(State::Live);
-        let (then, now) = (self.view.attr(trail)?, live.attr(trail)?);
-        if then.target != now.target {
-            return Err(Errno::EIO);
-        }
-        let (a, b) = (&then.stat, &now.stat);
-        let same = a.mode == b.mode && a.uid == b.uid && a.gid == b.gid && a.mtime == b.mtime;
-        Ok(same && self.view.xattrs(trail)? == live.xattrs(trail)?)
+/// An inode has the attributes and extended attributes that it had, or another one.
+fn is_dressed((before, old): (&View<'_>, &Arc<Trail>), (after, new): (&View<'_>, &Arc<Trail>), times: Times) -> SysResult<bool> {
+    let (then, now) = (before.attr(old)?, after.attr(new)?);
+    if then.target != now.target {
+        return Err(Errno::EIO);
     }
+    let (a, b) = (&then.stat, &now.stat);
+    let same = a.mode == b.mode && a.uid == b.uid && a.gid == b.gid && (times == Times::Now || a.mtime == b.mtime);
+    Ok(same && before.xattrs(old)? == after.xattrs(new)?)
 }

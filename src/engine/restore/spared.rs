@@ -27,7 +27,7 @@ pub(in crate::engine) struct DroppedPath {
 }
 
 /// `path` is `above`, or below it.
-fn is_at_or_below(path: &[u8], above: &[u8]) -> bool {
+pub(super) fn is_at_or_below(path: &[u8], above: &[u8]) -> bool {
     path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || above.is_empty() || rest.starts_with(b"/"))
 }
 
@@ -142,7 +142,7 @@ mod tests {
 
     fn change(path: &str, kind: ChangeKind, from: Option<&str>) -> Change {
         let of = |text: &str| TreePath(text.as_bytes().to_vec());
-        Change { path: of(path), change: kind, from: from.map(of), kind: Kind::File, old_size: None, size: None }
+        Change { from: from.map(of), ..Change::new(path.as_bytes().to_vec(), kind, Kind::File) }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use toml_edit::{Document, DocumentMut, Item};
 
 use super::super::tiers::Tier;
 use super::{Files, KEYS, Key, Kind, Origin, Setting, Settings, TierSetting, Value, find, nearest};
+use crate::engine::word::word;
 
 /// The name of the list of tiers.
 pub const TIERS: &str = "tiers";
@@ -58,7 +59,7 @@ pub fn parse(text: &str, origin: Origin) -> Result<Settings, ConfigError> {
         let wrong = |message: String, hint: Option<String>| ConfigError { line, message, hint };
         let key = find(&name).ok_or_else(|| unknown(line, &name))?;
         if origin == Origin::User && key.files == Files::Store {
-            let hint = format!("the daemon acts by it: ckptfs config set {name} VALUE, in the directory");
+            let hint = format!("the daemon acts by it: ckptfs config set {} VALUE, in the directory", word(&name));
             return Err(wrong(format!("{name} belongs into the store's file only"), Some(hint)));
         }
         let value = value(key, item).map_err(|why| wrong(format!("{name}: {why}"), Some(format!("{name} is {}", key.kind.wanted()))))?;

@@ -37,7 +37,11 @@ fn mistakes_name_the_line_and_what_was_meant() {
 fn a_user_s_file_cannot_tell_the_daemon_what_to_do() {
     for key in KEYS.iter().filter(|key| key.files == Files::Store) {
         let (table, name) = key.name.split_once('.').unwrap();
-        let value = if key.kind == Kind::Count { "1" } else { "\"1h\"" };
+        let value = match key.kind {
+            Kind::Count => "1".to_owned(),
+            Kind::Word(words) => format!("{:?}", words[0]),
+            _ => "\"1h\"".to_owned(),
+        };
         let text = format!("[{table}]\n{name} = {value}\n");
         assert!(parse(&text, Origin::Store).is_ok(), "{text}");
         assert_eq!(wrong(&text, Origin::User).1, format!("{} belongs into the store's file only", key.name));

@@ -1,13 +1,15 @@
 //! Records on their way into the index.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeBounds;
 
 use super::keys;
 use crate::store::error::{CodecError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;
-use crate::store::record::{Actor, Kept, Key, Record, Sealed, Undo};
+use crate::store::record::{Actor, Kept, Key, Record, Sealed, Undo, is_tag};
 
 /// What happens to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +36,7 @@ impl CheckpointChange {
     /// Makes a checkpoint what it is after the change.
     pub fn change(&self, kept: &mut Kept) {
         if let Some(tags) = &self.tags {
-            kept.checkpoint.tags.clone_from(tags);
+            kept.checkpoint.tags = tags.iter().filter(|tag| is_tag(tag)).cloned().collect();
         }
         if let Some(pinned) = &self.pinned {
             kept.pinned.clone_from(pinned);
@@ -47,6 +49,8 @@ impl CheckpointChange {
 #[derive(Debug, Default)]
 pub struct Batch {
     pub(super) changes: BTreeMap<Vec<u8>, Change>,
+    /// Undo records, by their keys without the epoch, and that.
+    pub(super) undo: BTreeMap<(Vec<u8>, Epoch), Change>,
     pub(super) checkpoints: BTreeMap<CheckpointId, CheckpointChange>,
     /// Where the last record begins and ends.
     pub(super) applied: Option<(Address, Address)>,
@@ -67,8 +71,9 @@ impl Batch {
 
     /// Takes data records out whose `Void` came when their epoch was closed. Says nothing of how far the journal is applied.
     pub fn voids<'a>(records: impl IntoIterator<Item = &'a (Epoch, Slot)>) -> Batch {
-        let changes: BTreeMap<_, _> = records.into_iter().map(|(epoch, slot)| (keys::undo_key(&Key::Data(*slot), *epoch), Change::Remove)).collect();
-        Batch { records: changes.len(), changes, ..Batch::default() }
+        let undo: BTreeMap<_, _> =
+            records.into_iter().map(|(epoch, slot)| ((keys::undo_prefix(&Key::Data(*slot)), *epoch), Change::Remove)).collect();
+        Batch { records: undo.len(), undo, ..Batch::default() }
     }
 
     /// Takes objects out that are not there any more: no content leads to them. Says nothing of how far the journal is applied.
@@ -79,7 +84,7 @@ impl Batch {
 
     /// Takes out data records whose `Void` comes later in the journal than what is added here.
     pub fn strike<'a>(&mut self, records: impl IntoIterator<Item = &'a (Epoch, Slot)>) {
-        self.changes.extend(Batch::voids(records).changes);
+        self.undo.extend(Batch::voids(records).undo);
     }
 
     /// Takes what was added so far; the next records can be added to what is left.
@@ -90,7 +95,7 @@ impl Batch {
 
     /// It is as large as one should be that is applied at once.
     pub(super) fn is_full(&self) -> bool {
-        self.records.max(self.changes.len()) >= super::REBUILD_BATCH
+        self.records.max(self.changes.len() + self.undo.len()) >= super::REBUILD_BATCH
     }
 
     /// Number of records that were added.
@@ -109,9 +114,9 @@ impl Batch {
         let end = at.after(record)?;
         let by = self.by.take();
         match record {
-            Record::Undo { epoch, undo } => self.add_undo(at, *epoch, undo)?,
+            Record::Undo { epoch, undo } => self.add_undo(*epoch, undo)?,
             Record::Void { epoch, slot } => {
-                self.changes.insert(keys::undo_key(&Key::Data(*slot), *epoch), Change::Remove);
+                self.undo.insert((keys::undo_prefix(&Key::Data(*slot)), *epoch), Change::Remove);
             }
             Record::Moved { places } => {
                 for (slot, place) in places {
@@ -163,7 +168,8 @@ impl Batch {
         Ok(())
     }
 
-    /// The same changes in pieces of at most `keys_max` keys, to be applied one after the other: only the last says how far the journal is applied.
+    /// The same changes in pieces of at most `keys_max` keys, to be applied one after the other: only the last has undo records, and says how far the
+    /// journal is applied.
     /// If not all are applied, the same records must be added again later, which leads to the same index.
     pub fn pieces(mut self, keys_max: usize) -> Vec<Batch> {
         let mut pieces = Vec::new();
@@ -188,7 +194,7 @@ impl Batch {
         let kept: BTreeMap<CheckpointId, Kept> = whole.collect();
         let ids: BTreeSet<CheckpointId> = kept.keys().copied().collect();
         let whole = |kept: Kept| Kept {
-            parent: self.lineage.parent(kept.id, |id| ids.contains(&id)),
+            parent: self.lineage.parent(kept.id, |id| ids.range(..=id).next_back().copied()),
             has_dropped: self.dropped.iter().any(|(first, last)| (*first..=*last).contains(&kept.id)),
             ..kept
         };
@@ -205,7 +211,7 @@ impl Batch {
                     codec::encode_place(before, &mut value)?;
                     (keys::place_key(*slot), value)
                 }
-                other => (keys::ahead_key(&other.key()), keys::undo_value(at, item)),
+                other => (keys::ahead_key(&other.key()), keys::item_value(at, item)),
             };
             self.changes.insert(key, Change::Put(value));
         }
@@ -213,21 +219,19 @@ impl Batch {
         Ok(())
     }
 
-    fn add_undo(&mut self, at: Address, epoch: Epoch, undo: &[Undo]) -> StoreResult<()> {
-        for (item, undo) in undo.iter().enumerate() {
-            let item = u16::try_from(item).map_err(|_| CodecError::Limit)?;
+    fn add_undo(&mut self, epoch: Epoch, undo: &[Undo]) -> StoreResult<()> {
+        for undo in undo {
             if let Undo::Home { slot, before } = undo {
                 let mut value = Vec::with_capacity(64);
                 codec::encode_place(before, &mut value)?;
                 self.changes.insert(keys::place_key(*slot), Change::Put(value));
             }
-            let (key, value) = (keys::undo_key(&undo.key(), epoch), keys::undo_value(at, item));
-            match self.changes.get_mut(&key) {
-                Some(change @ Change::Remove) => *change = Change::Put(value),
-                Some(Change::Keep(_) | Change::Put(_)) => {}
-                None => {
-                    self.changes.insert(key, Change::Keep(value));
-                }
+            let mut value = Vec::with_capacity(64);
+            codec::encode_before(undo, &mut value)?;
+            match self.undo.entry((keys::undo_prefix(&undo.key()), epoch)) {
+                Entry::Occupied(mut there) if *there.get() == Change::Remove => drop(there.insert(Change::Put(value))),
+                Entry::Occupied(_) => {}
+                Entry::Vacant(place) => drop(place.insert(Change::Keep(value))),
             }
         }
         Ok(())
@@ -252,20 +256,34 @@ impl Image {
         self.0.keys()
     }
 
-    /// As an index applies it.
+    pub fn range(&self, range: impl RangeBounds<Vec<u8>>) -> impl DoubleEndedIterator<Item = (&Vec<u8>, &Vec<u8>)> {
+        self.0.range(range)
+    }
+
+    /// Sets a key to a value, which is not sealed yet.
+    pub fn put(&mut self, key: &[u8], value: Vec<u8>) {
+        self.0.insert(key.to_vec(), keys::seal(key, value));
+    }
+
+    fn change(&mut self, key: Vec<u8>, change: &Change) {
+        match change {
+            Change::Remove => drop(self.0.remove(&key)),
+            Change::Keep(value) => drop(self.0.entry(key).or_insert_with_key(|key| keys::seal(key, value.clone()))),
+            Change::Put(value) => drop(self.0.insert(key.clone(), keys::seal(&key, value.clone()))),
+        }
+    }
+
+    /// As an index applies undo records.
+    pub fn apply_undo(&mut self, batch: &Batch) {
+        for ((key, epoch), change) in &batch.undo {
+            self.change(keys::with_epoch(key.clone(), *epoch), change);
+        }
+    }
+
+    /// As an index applies everything else.
     pub fn apply(&mut self, batch: &Batch) -> StoreResult<()> {
         for (key, change) in &batch.changes {
-            match change {
-                Change::Remove => {
-                    self.0.remove(key);
-                }
-                Change::Keep(value) => {
-                    self.0.entry(key.clone()).or_insert_with(|| keys::seal(key, value.clone()));
-                }
-                Change::Put(value) => {
-                    self.0.insert(key.clone(), keys::seal(key, value.clone()));
-                }
-            }
+            self.change(key.clone(), change);
         }
         for (id, change) in &batch.checkpoints {
             let key = keys::checkpoint_key(*id);

@@ -19,10 +19,10 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
     let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
     let (journal, _) = Journal::open(&layout).unwrap();
     let (index, _) = Index::open(&layout).unwrap();
-    let objects = [sealed(1, 10, 5, 7), sealed(1, 11, 6, 8), sealed(1, 12, 0, 7)];
+    let objects = [sealed(0, 10, 5, 7), sealed(0, 11, 6, 8), sealed(0, 12, 0, 7)];
     let records = [
-        Record::Sealed { epoch: Epoch(1), objects: objects.to_vec(), whole: true },
-        Record::Sealed { epoch: Epoch(2), objects: vec![sealed(2, 10, 5, 7)], whole: false },
+        Record::Sealed { epoch: Epoch(0), objects: objects.to_vec(), whole: true },
+        Record::Sealed { epoch: Epoch(1), objects: vec![sealed(1, 10, 5, 7)], whole: false },
     ];
     let mut batch = Batch::new();
     for (record, at) in records.iter().zip(journal.append(&records).unwrap()) {
@@ -31,7 +31,7 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
     index.apply(&mut batch).unwrap();
     let of = |index: &Index, hash: u8| index.contents(&[hash; 32], 16).unwrap();
     // An empty object has no content.
-    let both = vec![(objects[0].object, 5), (sealed(2, 10, 5, 7).object, 5)];
+    let both = vec![(objects[0].object, 5), (sealed(1, 10, 5, 7).object, 5)];
     assert_eq!((of(&index, 7), of(&index, 8), of(&index, 9)), (both.clone(), vec![(objects[1].object, 6)], vec![]));
     assert_eq!(index.contents(&[7; 32], 1).unwrap(), [(objects[0].object, 5)]);
     assert!(index.compare(&journal).unwrap().is_none());

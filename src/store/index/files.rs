@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::db::Db;
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::layout::Layout;
@@ -61,7 +62,7 @@ impl Home {
 
     /// Opens the database, and makes it if there is none. It must be a directory, with nothing in it that leads elsewhere: sled opens by path, follows
     /// links, and waits for ever for somebody to write into a FIFO.
-    pub fn open(&self) -> StoreResult<sled::Db> {
+    pub fn open(&self) -> StoreResult<Db> {
         at::make_dir(&self.dir, NAME).map_err(StoreError::io("make", NAME))?;
         self.check_files()?;
         let mut tries = 0;
@@ -71,31 +72,66 @@ impl Home {
                     tries += 1;
                     std::thread::sleep(LOCK_PAUSE);
                 }
-                result => return result,
+                Ok(db) => {
+                    self.restrict_files();
+                    return Ok(Db::Disk(db));
+                }
+                Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// sled makes its files with what modes the umask leaves, and a daemon's leaves all.
+    fn restrict_files(&self) {
+        let restrict = || -> io::Result<()> {
+            let dir = at::open_dir(&self.dir, NAME)?;
+            at::names(&dir)?.iter().try_for_each(|name| at::restrict(&dir, name))?;
+            self.each_file(at::restrict)
+        };
+        if let Err(error) = restrict() {
+            tracing::warn!(%error, "the modes of the index's files cannot be set");
+        }
+    }
+
+    /// Calls with each file of the database, and those of one level of directories below it.
+    fn each_file(&self, mut call: impl FnMut(&OwnedFd, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        let dir = at::open_dir(&self.dir, NAME)?;
+        for name in at::names(&dir)? {
+            if !at::is_dir(&dir, &name)? {
+                call(&dir, &name)?;
+                continue;
+            }
+            let below = at::open_dir(&dir, std::str::from_utf8(&name).map_err(|_| Errno::INVAL)?)?;
+            at::names(&below)?.iter().try_for_each(|name| call(&below, name))?;
+        }
+        Ok(())
+    }
+
+    /// Removes one that was begun and for which there was no room after all.
+    pub fn discard(&self) {
+        if let Err(error) = at::remove_tree(&self.dir, NAME.as_bytes()) {
+            tracing::debug!(%error, "what was begun of an index cannot be removed");
         }
     }
 
     /// Refuses a database in which there is anything but files of its own, and one level of directories with such.
     fn check_files(&self) -> StoreResult<()> {
-        let check = || -> io::Result<()> {
-            let dir = at::open_dir(&self.dir, NAME)?;
-            for name in at::names(&dir)? {
-                if !at::is_dir(&dir, &name)? {
-                    at::check_own_file(&dir, &name)?;
-                    continue;
-                }
-                let below = at::open_dir(&dir, std::str::from_utf8(&name).map_err(|_| Errno::INVAL)?)?;
-                at::names(&below)?.iter().try_for_each(|name| at::check_own_file(&below, name))?;
-            }
-            Ok(())
-        };
-        check().map_err(StoreError::io("trust", NAME))
+        self.each_file(|dir, name| at::check_own_file(dir, name)).map_err(StoreError::io("trust", NAME))
     }
 
     /// Nothing is flushed behind our back: sled's own flush reaches no disk, and its thread would fail where nobody looks.
     fn config(&self) -> sled::Config {
         sled::Config::new().path(self.path.join(NAME)).cache_capacity(CACHE_BYTES).flush_every_ms(None).print_profile_on_drop(false)
+    }
+
+    /// The directory of the runs, which is made if it is not there.
+    pub fn runs(&self) -> StoreResult<OwnedFd> {
+        let open = || {
+            let dir = at::open_dir(&self.dir, NAME)?;
+            at::make_dir(&dir, super::runs::NAME)?;
+            at::open_dir(&dir, super::runs::NAME)
+        };
+        open().map_err(StoreError::io("open the runs of", NAME))
     }
 
     /// Gives a bad index another name. The database is closed.
@@ -123,13 +159,16 @@ impl Home {
 
     /// fsync of every file of the database and of its directories: sled writes them, and does not do this.
     pub fn sync(&self) -> StoreResult<()> {
+        self.restrict_files();
         let sync = || -> io::Result<()> {
             let dir = at::open_dir(&self.dir, NAME)?;
             sync_files(&dir)?;
-            match at::open_dir(&dir, "blobs") {
-                Ok(blobs) => sync_files(&blobs)?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+            for below in ["blobs", super::runs::NAME] {
+                match at::open_dir(&dir, below) {
+                    Ok(below) => sync_files(&below)?,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
             }
             at::sync_dir(&self.dir)
         };

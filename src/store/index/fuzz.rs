@@ -23,13 +23,15 @@ proptest! {
 
     #[test]
     fn keys_sort_as_what_they_are_made_of_and_come_back(a in key(), b in key(), epochs in any::<(u64, u64)>()) {
-        let (one, other) = (keys::undo_key(&a, Epoch(epochs.0)), keys::undo_key(&b, Epoch(epochs.1)));
+        let (one, other) = (keys::undo_prefix(&a), keys::undo_prefix(&b));
+        let (with, other_with) = (keys::with_epoch(one.clone(), Epoch(epochs.0)), keys::with_epoch(other.clone(), Epoch(epochs.1)));
         if let (Key::Entry(dir, name), Key::Entry(other_dir, other_name)) = (&a, &b) {
-            prop_assert_eq!(one.cmp(&other), (dir, name, epochs.0).cmp(&(other_dir, other_name, epochs.1)));
-            prop_assert_eq!(keys::parse_entry(&one), Some((name.clone(), Epoch(epochs.0))));
+            prop_assert_eq!(one.cmp(&other), (dir, name).cmp(&(other_dir, other_name)));
+            prop_assert_eq!(keys::entry_name(&one), Some(name.clone()));
         }
-        prop_assert_eq!(keys::parse_epoch(&one), Some(Epoch(epochs.0)));
-        prop_assert_eq!(one == other, a == b && epochs.0 == epochs.1);
+        // The order of runs is that of the model, where the epoch stands behind the key.
+        prop_assert_eq!(with.cmp(&other_with), (&one, epochs.0).cmp(&(&other, epochs.1)));
+        prop_assert_eq!(one == other, a == b);
     }
 
     #[test]
@@ -45,10 +47,12 @@ proptest! {
 
     #[test]
     fn any_bytes_are_an_entry_or_an_error(key in vec(any::<u8>(), 0..80), value in vec(any::<u8>(), 0..80)) {
-        let _ = keys::parse_entry(&key);
+        let _ = keys::entry_name(&key);
+        let _ = keys::data_slot(&key);
+        let _ = keys::parse_run(&key, &value);
+        let _ = keys::parse_struck(&key, &value);
         let _ = keys::parse_checkpoint(&key);
         let _ = keys::parse_absence(&key);
-        let _ = keys::parse_undo(&key, &value);
         let _ = keys::take_address(&value);
         let _ = keys::unseal(&key, &value);
         let _ = KnownCheckpoint::parse(&value);

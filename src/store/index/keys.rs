@@ -2,14 +2,14 @@
 //!
 //! Invariant: keys sort as (kind, slot, name, epoch), whatever bytes a name holds, so that one range holds a directory, a name, or a key's later epochs.
 
-use super::UndoRef;
+use super::runs::Line;
 use crate::store::hash::Hash;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::journal::Address;
 use crate::store::record::Key;
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -28,7 +28,9 @@ const TAG_LINEAGE: u8 = b'L';
 const TAG_AHEAD: u8 = b'F';
 const TAG_OPERATION: u8 = b'O';
 const TAG_PLACE: u8 = b'P';
+const TAG_RUN: u8 = b'R';
 const TAG_SEAL: u8 = b'S';
+const TAG_STRUCK: u8 = b'V';
 const TAG_XATTRS: u8 = b'X';
 
 /// Bytes of the checksum at the end of each value.
@@ -41,7 +43,7 @@ fn tagged(tag: u8, number: u64) -> Vec<u8> {
     key
 }
 
-/// Without its epoch.
+/// The key of an undo record, without its epoch.
 pub(super) fn undo_prefix(key: &Key) -> Vec<u8> {
     match key {
         Key::Entry(dir, name) => {
@@ -54,11 +56,6 @@ pub(super) fn undo_prefix(key: &Key) -> Vec<u8> {
         Key::Data(slot) => tagged(TAG_DATA, slot.0),
         Key::Home(slot) => tagged(TAG_HOME, slot.0),
     }
-}
-
-/// The key of an undo record.
-pub(super) fn undo_key(key: &Key, epoch: Epoch) -> Vec<u8> {
-    with_epoch(undo_prefix(key), epoch)
 }
 
 pub(super) fn with_epoch(mut prefix: Vec<u8>, epoch: Epoch) -> Vec<u8> {
@@ -253,17 +250,14 @@ fn push_name(key: &mut Vec<u8>, name: &Name) {
     key.extend_from_slice(&[0, 0]);
 }
 
-/// Name and epoch of an entry's key; `None` if it is no such key.
-pub(super) fn parse_entry(key: &[u8]) -> Option<(Name, Epoch)> {
+/// The name in an entry's key; `None` if it is no such key.
+pub(super) fn entry_name(key: &[u8]) -> Option<Name> {
     let (tag, rest) = key.split_first()?;
     let (_, mut rest) = rest.split_first_chunk::<8>()?;
     let mut name = Vec::with_capacity(rest.len());
     loop {
         match rest {
-            [0, 0, epoch @ ..] => {
-                let epoch = Epoch(u64::from_be_bytes(epoch.try_into().ok()?));
-                return (*tag == TAG_ENTRY).then(|| (Name(name.into()), epoch));
-            }
+            [0, 0] => return (*tag == TAG_ENTRY).then(|| Name(name.into())),
             [0, 0xff, after @ ..] => {
                 name.push(0);
                 rest = after;
@@ -277,7 +271,80 @@ pub(super) fn parse_entry(key: &[u8]) -> Option<(Name, Epoch)> {
     }
 }
 
-/// The epoch at the end of an undo key.
+/// The slot of a data record's key; `None` if it is another key.
+pub(super) fn data_slot(key: &[u8]) -> Option<Slot> {
+    let (tag, slot) = key.split_first()?;
+    (*tag == TAG_DATA).then(|| slot.try_into().ok()).flatten().map(|slot| Slot(u64::from_be_bytes(slot)))
+}
+
+/// The key of a run in the list, by where its records begin.
+pub(super) fn run_key(from: Address) -> Vec<u8> {
+    let mut key = vec![TAG_RUN];
+    key.extend_from_slice(&from.segment.to_be_bytes());
+    key.extend_from_slice(&from.offset.to_be_bytes());
+    key
+}
+
+/// All keys of runs begin with this.
+pub(super) fn runs_prefix() -> [u8; 1] {
+    [TAG_RUN]
+}
+
+/// The value of a run's key.
+pub(super) fn run_value(line: &Line) -> Vec<u8> {
+    let mut value = line.number.to_le_bytes().to_vec();
+    value.push(line.level);
+    value
+}
+
+/// What a run's key and value say; the value is unsealed.
+pub(super) fn parse_run(key: &[u8], value: &[u8]) -> Option<Line> {
+    let (segment, offset) = key.get(1..)?.split_first_chunk::<4>()?;
+    let from = Address { segment: u32::from_be_bytes(*segment), offset: u32::from_be_bytes(offset.try_into().ok()?) };
+    let (number, level) = value.split_first_chunk::<8>()?;
+    let [level] = level else { return None };
+    Some(Line { from, number: u64::from_le_bytes(*number), level: *level })
+}
+
+/// Where the last record that was applied begins, and where it ends.
+pub(super) fn parse_applied(value: &[u8]) -> Option<(Address, Address)> {
+    let (last, rest) = take_address(value)?;
+    let (end, rest) = take_address(rest)?;
+    rest.is_empty().then_some((last, end))
+}
+
+/// The key of a data record that was taken back after it came into a run.
+pub(super) fn struck_key(epoch: Epoch, slot: Slot) -> Vec<u8> {
+    let mut key = tagged(TAG_STRUCK, epoch.0);
+    key.extend_from_slice(&slot.0.to_be_bytes());
+    key
+}
+
+/// All keys of what was struck begin with this.
+pub(super) fn struck_prefix() -> [u8; 1] {
+    [TAG_STRUCK]
+}
+
+/// The value of such a key: it is struck in runs that begin before.
+pub(super) fn struck_value(upto: Address) -> Vec<u8> {
+    let mut value = Vec::new();
+    push_address(&mut value, upto);
+    value
+}
+
+/// What is struck, and in which runs; the value is unsealed.
+pub(super) fn parse_struck(key: &[u8], value: &[u8]) -> Option<((Epoch, Slot), Address)> {
+    let (epoch, slot) = key.get(1..)?.split_first_chunk::<8>()?;
+    let slot = Slot(u64::from_be_bytes(slot.try_into().ok()?));
+    Some(((Epoch(u64::from_be_bytes(*epoch)), slot), take_address(value)?.0))
+}
+
+/// It says which runs there are, and not what the journal does.
+pub(super) fn is_list(key: &[u8]) -> bool {
+    matches!(key.first(), Some(&(TAG_RUN | TAG_STRUCK)))
+}
+
+/// The number at the end of a key.
 pub(super) fn parse_epoch(key: &[u8]) -> Option<Epoch> {
     key.split_last_chunk::<8>().map(|(_, epoch)| Epoch(u64::from_be_bytes(*epoch)))
 }
@@ -313,21 +380,24 @@ pub(super) fn push_address(value: &mut Vec<u8>, at: Address) {
     value.extend_from_slice(&at.offset.to_le_bytes());
 }
 
+/// Where the last record that was applied begins, and where it ends.
+pub(super) fn applied_value((last, end): (Address, Address)) -> Vec<u8> {
+    let mut value = Vec::with_capacity(24);
+    push_address(&mut value, last);
+    push_address(&mut value, end);
+    value
+}
+
 pub(super) fn take_address(value: &[u8]) -> Option<(Address, &[u8])> {
     let (segment, rest) = value.split_first_chunk::<4>()?;
     let (offset, rest) = rest.split_first_chunk::<4>()?;
     Some((Address { segment: u32::from_le_bytes(*segment), offset: u32::from_le_bytes(*offset) }, rest))
 }
 
-pub(super) fn undo_value(at: Address, item: u16) -> Vec<u8> {
+/// The value of what was captured ahead: its frame and its number there.
+pub(super) fn item_value(at: Address, item: u16) -> Vec<u8> {
     let mut value = Vec::with_capacity(16);
     push_address(&mut value, at);
     value.extend_from_slice(&item.to_le_bytes());
     value
-}
-
-/// What an undo key with this value says; the value is unsealed.
-pub(super) fn parse_undo(key: &[u8], value: &[u8]) -> Option<UndoRef> {
-    let (at, item) = take_address(value)?;
-    Some(UndoRef { epoch: parse_epoch(key)?, at, item: u16::from_le_bytes(item.try_into().ok()?) })
 }

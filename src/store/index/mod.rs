@@ -1,4 +1,4 @@
-//! The index: where in the journal the undo records of a key are.
+//! The index: the undo records by key, and where in the journal everything else is.
 //!
 //! It is a cache and nothing more. All of it follows from the journal, and [`Index::rebuild`] makes it so. It may be behind the journal
 //! ([`Index::applied`] says how far it is); it may never be ahead of it, and what it says is never believed unchecked.
@@ -8,71 +8,71 @@
 //! - each value ends in a checksum over its key and itself: sled serves flipped bits as they are. One that does not match fails with `IndexDamaged`,
 //!   and the caller rebuilds;
 //! - sled is called under `catch_unwind` only, with `flush_every_ms(None)`; nothing is durable but by [`Index::flush_durable`], and nothing depends on it;
-//! - a bad index is renamed, never repaired; what was set aside is deleted once an index was opened without doubt.
+//! - a bad index is renamed, never repaired; what was set aside is deleted once an index was opened without doubt;
+//! - where the filesystem has no room for it, it is in memory for as long as the store is open. What is on disk is no worse for that: it stays as it is.
 //!
 //! Locking: `db` is read-locked for each call and write-locked while the database is replaced. Batches are applied by one thread at a time
 //! (`applying`, taken before `db`): two that both see a key missing would both set it.
 //!
 //! ```text
 //! index/           sled 0.34, default tree; numbers in keys are big-endian u64, in values little-endian
+//! index/runs/N     undo records, sorted (module `runs`)
 //! index.bad-N/     set aside
 //!
 //! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
-//! "ms"                                           u32 version = 4, 16 B store id
+//! "ms"                                           u32 version = 5, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
-//! 'E' dir, name escaped, epoch                   address, u16 item        undo records: which frame, which item of its list
-//! 'A' 'X' 'D' 'H' slot, epoch                    address, u16 item        attributes, extended attributes, data, home
+//! 'R' begin: u32 segment, u32 offset             u64 N, u8 level          a run: its file, how often it was merged
+//! 'V' epoch, slot                                address                  a data record that was taken back, in runs that begin before
 //! 'P' slot                                       place (`codec`)          where an inode with a past was seen last
 //! 'C' id                                         u8 deleted, address, checkpoint and what is known of it (`codec`)
 //! 'L' id                                         u64 id                 the checkpoint that it comes from, if that is not the one before
 //! 'O' number                                     address, u64            an operation: its record, and which other it undoes (0: none)
 //! 'B' end                                        i64 begin               when nobody served the tree, ns since 1970
-//! 'F' key of an undo record without its epoch    address, u16 item        what was captured ahead of it
+//! 'F' key of an undo record                      address, u16 item        what was captured ahead of it
 //! "mh"                                           u64 epoch               up to which what changed was looked at for that
 //! 'S' epoch, u32 segment, u32 offset             u8 whole                a record of hashes of that epoch's objects, by where it is
 //! 'K' 16 B of hash, epoch, slot, u32, u8 origin  u64 size                an object (its serial, 0 cloned or 1 moved) by what it holds; it may be gone
 //!
 //! address   u32 segment, u32 offset
 //! escaped   00 becomes 00 ff; ends with 00 00
+//!
+//! key of an undo record, in runs and behind 'F': 'E' dir, name escaped; 'A' 'X' 'D' 'H' slot: attributes, extended attributes, data, home
 //! ```
 //! Another tree, "seen", holds hashes of live files (module `seen`): no record tells of them, and nothing is lost with them.
 
 mod batch;
+mod db;
 mod files;
 mod keys;
+mod parts;
+mod runs;
 pub mod seen;
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Bound;
+use std::sync::Arc;
 
-use self::batch::{Change, CheckpointChange};
+use self::batch::CheckpointChange;
+use self::db::Db;
 use self::files::{Home, guarded};
+use self::parts::{Parts, apply, apply_on_disk, begin, fill, filled_in_memory, in_memory, listed, put_merged};
+use self::runs::Runs;
 use super::error::{StoreError, StoreResult};
 use super::hash::Hash;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use super::journal::{Address, Journal, codec};
 use super::layout::{Layout, StoreId};
 use super::lineage::Lineage;
-use super::record::{Kept, Key, Place};
+use super::record::{Kept, Key, Place, Undo};
+use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 
 pub use self::batch::Batch;
+pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
 
 /// Records, or keys of them, that a rebuild applies at once.
-const REBUILD_BATCH: usize = 4096;
-/// Records of one name that are passed over before the next name is looked up instead.
-const SKIPS_MAX: u32 = 16;
-
-/// Where an undo record is: what [`crate::store::Store::undo_at`] takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UndoRef {
-    /// The epoch of the change.
-    pub epoch: Epoch,
-    /// The frame.
-    pub at: Address,
-    /// The item of its list.
-    pub item: u16,
-}
+const REBUILD_BATCH: usize = 32_768;
 
 /// What opening the index found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,38 +104,47 @@ pub enum Doubt {
     /// The journal has something else where it says its last record is.
     #[error("it does not fit the journal")]
     Unfit,
+    /// The filesystem has no room for it: it is in memory, and that on disk stays as it is.
+    #[error("the filesystem has no room for it")]
+    NoRoom,
 }
 
 /// The open index. Shared by reference between threads.
 pub struct Index {
     home: Home,
     id: StoreId,
+    reserve: Arc<Reserve>,
     applying: Mutex<()>,
-    db: RwLock<Option<sled::Db>>,
+    db: RwLock<Option<Parts>>,
 }
 
 impl Index {
-    /// Opens the index of a store. One that cannot be trusted is set aside, and a new one is opened.
+    fn new(layout: &Layout, home: Home) -> Index {
+        let (reserve, db) = (Arc::clone(layout.reserve()), RwLock::ranked(Rank::Database, None));
+        Index { home, id: layout.id(), reserve, applying: Mutex::ranked(Rank::Applying, ()), db }
+    }
+
+    /// Opens the index of a store. One that cannot be trusted is set aside, and a new one is opened: in memory, if there is no room for it on disk.
     ///
     /// Errors: `Io`, `Index`, `IndexPanic` if a new one cannot be made either; `ReadOnly`; `NoIndexPath`.
     pub fn open(layout: &Layout) -> StoreResult<(Index, Opening)> {
-        let (home, id) = (Home::of(layout)?, layout.id());
-        let doubt = if home.exists()? {
-            match home.open().and_then(|db| Ok((verify(&db, id)?, db))) {
-                Ok((None, db)) => {
-                    if let Err(error) = home.delete_asides() {
+        let index = Index::new(layout, Home::of(layout)?);
+        let doubt = if index.home.exists()? {
+            match index.open_parts(false) {
+                Ok(Ok(parts)) => {
+                    if let Err(error) = index.home.delete_asides() {
                         tracing::debug!(error = &error as &dyn std::error::Error, "an old index cannot be deleted");
                     }
-                    return Ok((
-                        Index { home, id, applying: Mutex::ranked(Rank::Applying, ()), db: RwLock::ranked(Rank::Database, Some(db)) },
-                        Opening::Ready,
-                    ));
+                    *index.db.write() = Some(parts);
+                    return Ok((index, Opening::Ready));
                 }
-                Ok((Some(doubt), db)) => {
-                    close(db);
-                    doubt
-                }
+                Ok(Err(doubt)) => doubt,
                 Err(StoreError::IndexDamaged) => Doubt::Damaged,
+                Err(error) if index.is_for_want_of_room(&error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "there is no room for the index: it is in memory");
+                    *index.db.write() = Some(in_memory(index.id));
+                    return Ok((index, Opening::Rebuild(Doubt::NoRoom)));
+                }
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "the index cannot be opened");
                     Doubt::Unreadable
@@ -144,53 +153,111 @@ impl Index {
         } else {
             Doubt::Missing
         };
-        home.set_aside()?;
-        let db = begin(&home, id)?;
-        Ok((Index { home, id, applying: Mutex::ranked(Rank::Applying, ()), db: RwLock::ranked(Rank::Database, Some(db)) }, Opening::Rebuild(doubt)))
+        let parts = index.fresh()?;
+        *index.db.write() = Some(parts);
+        Ok((index, Opening::Rebuild(doubt)))
+    }
+
+    /// Opens what is on disk; `looked`: only to be looked at.
+    fn open_parts(&self, looked: bool) -> StoreResult<Result<Parts, Doubt>> {
+        let db = self.home.open()?;
+        let opened = verify(&db, self.id).and_then(|doubt| match doubt {
+            Some(doubt) => Ok(Err(doubt)),
+            None => {
+                let (lines, struck) = guarded("list", || listed(&db))?;
+                Ok(Ok(Runs::open(self.home.runs()?, &lines, struck, looked)?))
+            }
+        });
+        match opened {
+            Ok(Ok(runs)) => Ok(Ok(Parts { db, runs })),
+            Ok(Err(doubt)) => {
+                close(db);
+                Ok(Err(doubt))
+            }
+            Err(error) => {
+                close(db);
+                Err(error)
+            }
+        }
+    }
+
+    /// It failed because the filesystem is full; sled does not always tell why.
+    pub(super) fn is_for_want_of_room(&self, error: &StoreError) -> bool {
+        error.errno().is_no_room() || self.reserve.is_full()
+    }
+
+    /// Sets aside what is on disk, and makes a new one; in memory, if there is no room.
+    fn fresh(&self) -> StoreResult<Parts> {
+        match self.home.set_aside().and_then(|()| begin(&self.home, self.id)) {
+            Err(error) if self.is_for_want_of_room(&error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "there is no room for an index: it is in memory");
+                self.home.discard();
+                Ok(in_memory(self.id))
+            }
+            made => made,
+        }
     }
 
     /// Opens the index of a store that nobody serves, to check it; why it cannot be used, if so. Nothing is set aside. (sled itself may mend its files.)
     ///
     /// Errors: `Io`, `NoIndexPath`.
     pub fn open_to_check(layout: &Layout) -> StoreResult<Result<Index, Doubt>> {
-        let (home, id) = (Home::to_check(layout)?, layout.id());
-        if !home.exists()? {
+        let index = Index::new(layout, Home::to_check(layout)?);
+        if !index.home.exists()? {
             return Ok(Err(Doubt::Missing));
         }
-        Ok(match home.open().and_then(|db| Ok((verify(&db, id)?, db))) {
-            Ok((None, db)) => Ok(Index { home, id, applying: Mutex::ranked(Rank::Applying, ()), db: RwLock::ranked(Rank::Database, Some(db)) }),
-            Ok((Some(doubt), db)) => {
-                close(db);
-                Err(doubt)
+        Ok(match index.open_parts(true) {
+            Ok(Ok(parts)) => {
+                *index.db.write() = Some(parts);
+                Ok(index)
             }
+            Ok(Err(doubt)) => Err(doubt),
             Err(StoreError::IndexDamaged) => Err(Doubt::Damaged),
+            Err(error) if index.is_for_want_of_room(&error) => Err(Doubt::NoRoom),
             Err(_) => Err(Doubt::Unreadable),
         })
     }
 
-    /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers wait meanwhile.
+    /// Sets the index aside and makes it anew from the journal, up to `end` or all of it. Readers wait meanwhile. One in memory, and one for which
+    /// there is no room on disk, is made in memory.
     ///
     /// Errors: what reading the journal gives (`JournalDamaged` ...), after which the index is closed (`IndexClosed`) until a rebuild succeeds.
     pub fn rebuild(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let mut slot = self.db.write();
-        if let Some(db) = slot.take() {
-            close(db);
+        let on_disk = slot.as_ref().is_none_or(|parts| parts.db.disk().is_some());
+        if let Some(parts) = slot.take() {
+            close(parts.db);
         }
-        self.home.set_aside()?;
-        let db = begin(&self.home, self.id)?;
-        let mut batch = Batch::new();
-        for entry in journal.scan(journal.start(), end) {
-            let (at, record) = entry?;
-            batch.add(at, &record)?;
-            if batch.is_full() {
-                let full = batch.take();
-                guarded("apply", || apply(&db, &full))?;
+        let mut parts = if on_disk { self.fresh()? } else { in_memory(self.id) };
+        match fill(&mut parts, journal, end) {
+            Err(error) if parts.db.disk().is_some() && self.is_for_want_of_room(&error) => {
+                close(parts.db);
+                self.home.discard();
+                *slot = Some(filled_in_memory(self.id, journal, end)?);
+            }
+            filled => {
+                filled?;
+                *slot = Some(parts);
             }
         }
-        guarded("apply", || apply(&db, &batch))?;
-        *slot = Some(db);
         Ok(())
+    }
+
+    /// Makes the index anew in memory, as [`Index::rebuild`] does, and leaves what is on disk as it is.
+    pub fn rebuild_in_memory(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
+        let _applying = self.applying.lock();
+        let mut slot = self.db.write();
+        if let Some(parts) = slot.take() {
+            close(parts.db);
+        }
+        *slot = Some(filled_in_memory(self.id, journal, end)?);
+        Ok(())
+    }
+
+    /// It is not on disk: the filesystem had no room for it.
+    pub fn is_in_memory(&self) -> bool {
+        self.db.read().as_ref().is_some_and(|parts| parts.db.disk().is_none())
     }
 
     /// Applies a batch, whole or not at all, and empties it. Not durable on return. If it fails the batch is as before.
@@ -199,60 +266,51 @@ impl Index {
             return Ok(());
         }
         let _applying = self.applying.lock();
-        self.with("apply", |db| apply(db, batch))?;
+        if self.is_in_memory() {
+            let mut parts = self.db.write();
+            let parts = parts.as_mut().ok_or(StoreError::IndexClosed)?;
+            guarded("apply", || apply(parts, batch))?;
+        } else {
+            self.with_parts("apply", |parts| apply_on_disk(parts, batch))?;
+        }
         drop(batch.take());
         Ok(())
     }
 
-    /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`: nothing changed since.
-    pub fn first_after(&self, key: &Key, checkpoint: CheckpointId) -> StoreResult<Option<UndoRef>> {
-        let Some(first) = checkpoint.0.checked_add(1) else { return Ok(None) };
-        let prefix = keys::undo_prefix(key);
-        let (from, to) = (keys::with_epoch(prefix.clone(), Epoch(first)), keys::with_epoch(prefix, Epoch(u64::MAX)));
-        self.with("look up", |db| match db.range(from..=to).next().transpose()? {
-            Some((key, value)) => {
-                Ok(Some(keys::unseal(&key, &value).and_then(|value| keys::parse_undo(&key, value)).ok_or(StoreError::IndexDamaged)?))
+    /// Merges runs, so that a look-up asks few, until none is due or `stop` says so. It takes its time: for a helper thread.
+    ///
+    /// Errors: `Io`, `Index`, `IndexDamaged`; then what is listed is what was before.
+    pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<()> {
+        // Whoever applies something does not wait for a merge, which has the time of an idle thread.
+        while let Some(merge) = self.with_parts("merge", |parts| parts.runs.merge(stop))? {
+            let _applying = self.applying.lock();
+            if self.with_parts("list", |parts| put_merged(parts, merge))? {
+                self.flush_durable()?;
             }
-            None => Ok(None),
-        })
+        }
+        Ok(())
+    }
+
+    /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`: nothing changed since.
+    pub fn first_after(&self, key: &Key, checkpoint: CheckpointId) -> StoreResult<Option<(Epoch, Undo)>> {
+        let Some(first) = checkpoint.0.checked_add(1) else { return Ok(None) };
+        self.with_parts("look up", |parts| parts.runs.first_from(key, Epoch(first)))
     }
 
     /// For each name in a directory that has an undo record after a checkpoint, the first of them; in order of the names.
-    pub fn entries_after(&self, dir: Slot, checkpoint: CheckpointId) -> StoreResult<Vec<(Name, UndoRef)>> {
-        let Some(first) = checkpoint.0.checked_add(1).map(Epoch) else { return Ok(Vec::new()) };
-        self.with("list", |db| {
-            let prefix = keys::entries_prefix(dir);
-            let mut found: Vec<(Name, UndoRef)> = Vec::new();
-            let mut range = db.scan_prefix(&prefix);
-            let mut skips = 0;
-            while let Some(entry) = range.next() {
-                let (key, value) = entry?;
-                let (name, epoch) = keys::parse_entry(&key).ok_or(StoreError::IndexDamaged)?;
-                let done = found.last().is_some_and(|(last, _)| *last == name);
-                if epoch >= first && !done {
-                    let undo = keys::unseal(&key, &value).and_then(|value| keys::parse_undo(&key, value)).ok_or(StoreError::IndexDamaged)?;
-                    found.push((name, undo));
-                    skips = 0;
-                    continue;
-                }
-                skips += 1;
-                if skips > SKIPS_MAX {
-                    // Many epochs of one name: one look-up leads past them.
-                    skips = 0;
-                    let wanted = keys::undo_key(&Key::Entry(dir, name), if done { Epoch(u64::MAX) } else { first });
-                    let from = if done { Bound::Excluded(wanted) } else { Bound::Included(wanted) };
-                    range = db.range((from, end_of_prefix(&prefix)));
-                }
-            }
-            Ok(found)
-        })
+    pub fn entries_after(&self, dir: Slot, checkpoint: CheckpointId) -> StoreResult<BTreeMap<Name, (Epoch, Undo)>> {
+        let Some(first) = checkpoint.0.checked_add(1).map(Epoch) else { return Ok(BTreeMap::new()) };
+        self.with_parts("list", |parts| parts.runs.entries_from(dir, first))
     }
 
     /// Where an inode with a past was seen last. `None` if the journal never told: it had no past, or it is the root.
     pub fn place(&self, slot: Slot) -> StoreResult<Option<Place>> {
         let key = keys::place_key(slot);
         self.with("look up", |db| match get(db, &key)? {
-            Some(value) => Ok(Some(codec::decode_place(&value).map_err(|_| StoreError::IndexDamaged)?)),
+            Some(value) => {
+                let place = codec::decode_place(&value).ok().filter(|place| place.parent != slot);
+                place.map(Some).ok_or(StoreError::IndexDamaged)
+            }
             None => Ok(None),
         })
     }
@@ -395,12 +453,28 @@ impl Index {
 
     /// Makes the index durable, so that the next opening need not read the journal again. It takes its time: for a helper thread.
     pub fn flush_durable(&self) -> StoreResult<()> {
-        self.with("flush", |db| Ok(db.flush().map(|_| ())?))?;
-        self.home.sync()
+        if self.is_in_memory() {
+            return Ok(());
+        }
+        self.with("flush", |db| Ok(db.disk().map_or(Ok(0), |disk| disk.flush()).map(drop)?))?;
+        self.home.sync()?;
+        self.with_parts("tidy", |parts| parts.runs.remove_replaced())
+    }
+
+    /// Removes what is on disk, if the index is in memory: the last room that there is. True if there was something.
+    pub fn give_up(&self) -> bool {
+        self.is_in_memory() && self.home.exists().unwrap_or(false) && {
+            tracing::warn!("the filesystem is full: the index on disk is given up; the next mount makes it anew");
+            self.home.discard();
+            true
+        }
     }
 
     /// Sets the index aside, so that the next opening makes it anew. What is open stays so.
     pub fn distrust(&self) {
+        if self.is_in_memory() {
+            return;
+        }
         if let Err(error) = self.home.set_aside() {
             tracing::warn!(error = &error as &dyn std::error::Error, "an index that failed cannot be set aside");
         }
@@ -408,9 +482,17 @@ impl Index {
 
     /// All that is in the index, in order of the keys: two indexes with the same dump are equal. For fsck and tests.
     pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
-        self.with("list", |db| {
-            let pairs = db.iter().map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
-            Ok(pairs.collect::<Result<_, _>>()?)
+        self.with_parts("list", |parts| {
+            let pairs = parts.db.iter().map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
+            let mut all: Vec<_> = pairs.collect::<Result<_, _>>()?;
+            all.retain(|(key, _)| !keys::is_list(key));
+            parts.runs.each(|key, epoch, value| {
+                let key = keys::with_epoch(key.to_vec(), epoch);
+                let value = keys::seal(&key, value.to_vec());
+                all.push((key, value));
+            })?;
+            all.sort_unstable();
+            Ok(all)
         })
     }
 
@@ -430,9 +512,12 @@ impl Index {
                 let (at, record) = entry?;
                 batch.add(at, &record)?;
                 if batch.is_full() {
-                    image.apply(&batch.take())?;
+                    let full = batch.take();
+                    image.apply_undo(&full);
+                    image.apply(&full)?;
                 }
             }
+            image.apply_undo(&batch);
             image.apply(&batch)
         };
         add(&mut now, journal.start(), Some(applied))?;
@@ -452,17 +537,21 @@ impl Index {
         Ok(difference)
     }
 
-    fn with<T>(&self, what: &'static str, call: impl FnOnce(&sled::Db) -> StoreResult<T>) -> StoreResult<T> {
-        let db = self.db.read();
-        let db = db.as_ref().ok_or(StoreError::IndexClosed)?;
-        guarded(what, || call(db))
+    fn with<T>(&self, what: &'static str, call: impl FnOnce(&Db) -> StoreResult<T>) -> StoreResult<T> {
+        self.with_parts(what, |parts| call(&parts.db))
+    }
+
+    fn with_parts<T>(&self, what: &'static str, call: impl FnOnce(&Parts) -> StoreResult<T>) -> StoreResult<T> {
+        let parts = self.db.read();
+        let parts = parts.as_ref().ok_or(StoreError::IndexClosed)?;
+        guarded(what, || call(parts))
     }
 }
 
 impl Drop for Index {
     fn drop(&mut self) {
-        if let Some(db) = self.db.get_mut().take() {
-            close(db);
+        if let Some(parts) = self.db.get_mut().take() {
+            close(parts.db);
         }
     }
 }
@@ -513,30 +602,17 @@ impl KnownCheckpoint {
     }
 }
 
-/// The first key that is above all with this prefix; the tags are letters, so there always is one.
-fn end_of_prefix(prefix: &[u8]) -> Bound<Vec<u8>> {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            return Bound::Excluded(end);
-        }
-    }
-    Bound::Unbounded
-}
-
 /// A value that was checked, without its checksum.
-fn get(db: &sled::Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
+fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
     match db.get(key)? {
         Some(value) => Ok(Some(keys::unseal(key, &value).ok_or(StoreError::IndexDamaged)?.to_vec())),
         None => Ok(None),
     }
 }
 
-fn applied_in(db: &sled::Db) -> StoreResult<Option<(Address, Address)>> {
+fn applied_in(db: &Db) -> StoreResult<Option<(Address, Address)>> {
     let Some(value) = get(db, keys::META_APPLIED)? else { return Ok(None) };
-    let parsed = keys::take_address(&value).and_then(|(last, rest)| Some((last, keys::take_address(rest)?.0)));
-    Ok(Some(parsed.ok_or(StoreError::IndexDamaged)?))
+    Ok(Some(keys::parse_applied(&value).ok_or(StoreError::IndexDamaged)?))
 }
 
 /// Whose index it is, as it stands in it.
@@ -546,7 +622,7 @@ fn identity(id: StoreId) -> Vec<u8> {
     value
 }
 
-fn verify(db: &sled::Db, id: StoreId) -> StoreResult<Option<Doubt>> {
+fn verify(db: &Db, id: StoreId) -> StoreResult<Option<Doubt>> {
     guarded("open", || {
         if get(db, keys::META_STORE)?.is_none_or(|found| found != identity(id)) {
             return Ok(Some(Doubt::Foreign));
@@ -555,18 +631,8 @@ fn verify(db: &sled::Db, id: StoreId) -> StoreResult<Option<Doubt>> {
     })
 }
 
-/// Opens a new database and says whose it is.
-fn begin(home: &Home, id: StoreId) -> StoreResult<sled::Db> {
-    let db = home.open()?;
-    guarded("begin", || {
-        db.insert(keys::META_STORE, keys::seal(keys::META_STORE, identity(id)))?;
-        Ok(())
-    })?;
-    Ok(db)
-}
-
 /// sled flushes when it is dropped, and panics if that fails.
-fn close(db: sled::Db) {
+fn close(db: Db) {
     let closed = guarded("close", || {
         drop(db);
         Ok(())
@@ -574,30 +640,6 @@ fn close(db: sled::Db) {
     if let Err(error) = closed {
         tracing::warn!(error = &error as &dyn std::error::Error, "the index did not close well");
     }
-}
-
-fn apply(db: &sled::Db, batch: &Batch) -> StoreResult<()> {
-    let mut out = sled::Batch::default();
-    for (key, change) in &batch.changes {
-        match change {
-            Change::Remove => out.remove(key.as_slice()),
-            Change::Keep(_) if db.contains_key(key)? => {}
-            Change::Keep(value) | Change::Put(value) => out.insert(key.as_slice(), keys::seal(key, value.clone())),
-        }
-    }
-    for (id, change) in &batch.checkpoints {
-        let key = keys::checkpoint_key(*id);
-        if let Some(value) = checkpoint_after(&key, get(db, &key)?, change)? {
-            out.insert(key.as_slice(), value);
-        }
-    }
-    if let Some((last, end)) = batch.applied {
-        let mut value = Vec::with_capacity(24);
-        keys::push_address(&mut value, last);
-        keys::push_address(&mut value, end);
-        out.insert(keys::META_APPLIED, keys::seal(keys::META_APPLIED, value));
-    }
-    Ok(db.apply_batch(out)?)
 }
 
 /// The sealed value of a checkpoint after a change; `stored`: the value before, without its checksum.

@@ -1,7 +1,7 @@
 //! Hashes of live files, as they were seen: which file, what it looked like then, and what it held.
 //!
 //! They are hints. A file that looks as it did then holds, most probably, what it held; who shares what two files hold has the kernel compare them. The
-//! journal does not tell of them: a rebuild of the index begins without.
+//! journal does not tell of them: a rebuild of the index begins without, and one in memory has none.
 //!
 //! ```text
 //! tree "seen" of index/; each value is followed by its checksum, as in the default tree
@@ -51,7 +51,8 @@ impl Index {
     pub fn seen(&self, slot: Slot, look: &Look) -> StoreResult<Option<Hash>> {
         self.with("look up", |db| {
             let key = slot.0.to_be_bytes();
-            let Some(value) = db.open_tree(TREE)?.get(key)? else { return Ok(None) };
+            let Some(disk) = db.disk() else { return Ok(None) };
+            let Some(value) = disk.open_tree(TREE)?.get(key)? else { return Ok(None) };
             let known = keys::unseal(&key, &value).and_then(|value| value.split_last_chunk::<32>());
             Ok(known.and_then(|(was, hash)| (was == look.bytes()).then_some(*hash)))
         })
@@ -63,6 +64,7 @@ impl Index {
     /// As [`Index::apply`].
     pub fn note_seen(&self, seen: &[(Slot, Look, Hash)]) -> StoreResult<()> {
         self.with("apply", |db| {
+            let Some(disk) = db.disk() else { return Ok(()) };
             let mut batch = sled::Batch::default();
             for (slot, look, hash) in seen {
                 let key = slot.0.to_be_bytes();
@@ -70,7 +72,7 @@ impl Index {
                 value.extend_from_slice(hash);
                 batch.insert(&key, keys::seal(&key, value));
             }
-            Ok(db.open_tree(TREE)?.apply_batch(batch)?)
+            Ok(disk.open_tree(TREE)?.apply_batch(batch)?)
         })
     }
 }

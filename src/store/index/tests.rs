@@ -8,21 +8,21 @@ use crate::store::operation::{Deed, Operation};
 use crate::store::record::{Actor, Checkpoint, Child, DataState, Kept, Reason, Record, Undo};
 use crate::sys::Kind;
 
-struct Bench {
-    dir: tempfile::TempDir,
-    layout: Layout,
-    journal: Journal,
+pub(super) struct Bench {
+    pub dir: tempfile::TempDir,
+    pub layout: Layout,
+    pub journal: Journal,
 }
 
 impl Bench {
-    fn new() -> Bench {
+    pub fn new() -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::open(File::open(dir.path()).unwrap(), true).unwrap();
         let (journal, _) = Journal::open(&layout).unwrap();
         Bench { dir, layout, journal }
     }
 
-    fn index(&self) -> (Index, Opening) {
+    pub fn index(&self) -> (Index, Opening) {
         Index::open(&self.layout).unwrap()
     }
 
@@ -65,8 +65,9 @@ fn entry_in(dir: Slot, name: &[u8]) -> Undo {
     Undo::Entry { dir, name: Name::new(name), before: Some(Child { slot: Slot(7), kind: Kind::File }) }
 }
 
-fn data(slot: u64) -> Undo {
-    Undo::Data { slot: Slot(slot), before: DataState { object: None, size: 0, provisional: true } }
+/// The size tells which record it is.
+fn data(slot: u64, size: u64) -> Undo {
+    Undo::Data { slot: Slot(slot), before: DataState { object: None, size, provisional: true } }
 }
 
 fn place(name: &[u8]) -> Place {
@@ -90,59 +91,75 @@ fn checkpoint(id: u64) -> Checkpoint {
     Checkpoint { id: CheckpointId(id), tags, note: String::new(), created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked }
 }
 
-fn after(index: &Index, key: Key, n: u64) -> Option<(u64, Address, u16)> {
-    index.first_after(&key, CheckpointId(n)).unwrap().map(|found| (found.epoch.0, found.at, found.item))
+fn after(index: &Index, key: Key, n: u64) -> Option<(u64, Undo)> {
+    index.first_after(&key, CheckpointId(n)).unwrap().map(|(epoch, undo)| (epoch.0, undo))
 }
 
-fn data_after(index: &Index, slot: u64, n: u64) -> Option<(u64, Address, u16)> {
-    after(index, Key::Data(Slot(slot)), n)
+fn data_after(index: &Index, slot: u64, n: u64) -> Option<(u64, u64)> {
+    after(index, Key::Data(Slot(slot)), n).map(|(epoch, undo)| match undo {
+        Undo::Data { before, .. } => (epoch, before.size),
+        other => panic!("{other:?}"),
+    })
 }
 
 #[test]
 fn the_first_record_of_a_key_in_an_epoch_wins_within_and_across_batches() {
     let records = [
-        undo(1, vec![entry(b"b"), data(7)]),
-        undo(1, vec![data(7)]),
-        undo(2, vec![data(7)]),
-        undo(2, vec![data(7), data(8)]),
-        undo(9, vec![data(7)]),
+        undo(1, vec![entry(b"b"), data(7, 1)]),
+        undo(1, vec![data(7, 2)]),
+        undo(2, vec![data(7, 3)]),
+        undo(2, vec![data(7, 4), data(8, 5)]),
+        undo(9, vec![data(7, 6)]),
     ];
     for size in 1..=records.len() {
         let bench = Bench::new();
         let (index, opening) = bench.index();
         assert_eq!(opening, Opening::Rebuild(Doubt::Missing));
-        let at = bench.put(&index, &records, size);
-        assert_eq!(data_after(&index, 7, 0), Some((1, at[0], 1)));
-        assert_eq!(data_after(&index, 7, 1), Some((2, at[2], 0)));
-        for n in 2..9 {
-            assert_eq!(data_after(&index, 7, n), Some((9, at[4], 0)));
+        bench.put(&index, &records, size);
+        for merged in [false, true] {
+            assert_eq!(data_after(&index, 7, 0), Some((1, 1)), "{merged}");
+            assert_eq!(data_after(&index, 7, 1), Some((2, 3)));
+            for n in 2..9 {
+                assert_eq!(data_after(&index, 7, n), Some((9, 6)));
+            }
+            assert_eq!(data_after(&index, 7, 9), None);
+            assert_eq!(data_after(&index, 7, u64::MAX), None);
+            assert_eq!(data_after(&index, 8, 0), Some((2, 5)));
+            assert_eq!(data_after(&index, 6, 0), None);
+            assert_eq!(after(&index, Key::Attr(Slot(7)), 0), None, "another kind of key");
+            assert_eq!(index.applied().unwrap(), bench.journal.position());
+            index.merge(&|| false).unwrap();
         }
-        assert_eq!(data_after(&index, 7, 9), None);
-        assert_eq!(data_after(&index, 7, u64::MAX), None);
-        assert_eq!(data_after(&index, 8, 0), Some((2, at[3], 1)));
-        assert_eq!(data_after(&index, 6, 0), None);
-        assert_eq!(after(&index, Key::Attr(Slot(7)), 0), None, "another kind of key");
-        assert_eq!(index.applied().unwrap(), bench.journal.position());
     }
 }
 
 #[test]
 fn a_void_removes_and_a_later_record_counts() {
     let records = [
-        undo(1, vec![data(7)]),
-        undo(2, vec![data(7)]),
+        undo(1, vec![data(7, 1)]),
+        undo(2, vec![data(7, 2)]),
         void(2, 7),
-        undo(3, vec![data(7)]),
+        undo(3, vec![data(7, 3)]),
         void(3, 7),
-        undo(3, vec![data(7)]),
-        undo(3, vec![data(7)]),
+        undo(3, vec![data(7, 4)]),
+        undo(3, vec![data(7, 5)]),
     ];
     for size in 1..=records.len() {
-        let bench = Bench::new();
-        let (index, _) = bench.index();
-        let at = bench.put(&index, &records, size);
-        assert_eq!(data_after(&index, 7, 0), Some((1, at[0], 0)));
-        assert_eq!(data_after(&index, 7, 1), Some((3, at[5], 0)), "batches of {size}");
+        for each in [false, true] {
+            let bench = Bench::new();
+            let (index, _) = bench.index();
+            for records in records.chunks(size) {
+                bench.put(&index, records, size);
+                if each {
+                    index.merge(&|| false).unwrap();
+                }
+            }
+            for merged in [false, true] {
+                assert_eq!(data_after(&index, 7, 0), Some((1, 1)));
+                assert_eq!(data_after(&index, 7, 1), Some((3, 4)), "batches of {size}, {merged}");
+                index.merge(&|| false).unwrap();
+            }
+        }
     }
 }
 
@@ -156,27 +173,32 @@ fn entries_of_a_directory_come_once_each_and_in_order() {
     sorted.sort();
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let mut records = vec![undo(3, vec![entry_in(Slot(99), b"zz"), entry_in(Slot(101), b"a"), entry_in(Slot(100 << 8), b"a")])];
+    let (mut records, mut later) =
+        (vec![], vec![undo(3, vec![entry_in(Slot(99), b"zz"), entry_in(Slot(101), b"a"), entry_in(Slot(100 << 8), b"a")])]);
     for (n, name) in names.iter().enumerate() {
-        records.extend([undo(1, vec![data(1), entry(name)]), undo(3 + n as u64 % 2, vec![entry(name)]), undo(8, vec![entry(name)])]);
+        records.push(undo(1, vec![data(1, 0), entry(name)]));
+        later.extend([undo(3 + n as u64 % 2, vec![entry(name)]), undo(8, vec![entry(name)])]);
     }
-    let at = bench.put(&index, &records, 5);
+    later.sort_by_key(|record| matches!(record, Record::Undo { epoch, .. } if epoch.0 == 8));
+    records.extend(later);
+    bench.put(&index, &records, 5);
     let list = |n| index.entries_after(DIR, CheckpointId(n)).unwrap();
-    for (n, item) in [(0, 1), (1, 0), (2, 0), (3, 0), (4, 0), (7, 0)] {
+    for n in [0, 1, 2, 3, 4, 7] {
         let found = list(n);
-        assert_eq!(found.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), sorted, "after {n}");
-        for (name, found) in found {
-            let i = names.iter().position(|other| *other == name.as_bytes()).unwrap();
-            assert_eq!(Some((found.epoch.0, found.at, found.item)), after(&index, Key::Entry(DIR, name), n));
-            assert!(found.epoch.0 > n && found.item == item && at[1 + 3 * i..4 + 3 * i].contains(&found.at));
+        assert_eq!(found.keys().cloned().collect::<Vec<_>>(), sorted, "after {n}");
+        for (name, (epoch, undo)) in found {
+            let i = names.iter().position(|other| *other == name.as_bytes()).unwrap() as u64;
+            assert_eq!(Some((epoch.0, undo)), after(&index, Key::Entry(DIR, name), n));
+            let epochs = [1, 3 + i % 2, 8];
+            assert_eq!(epochs.into_iter().find(|epoch| *epoch > n), Some(epoch.0));
         }
     }
     assert!(list(8).is_empty() && list(u64::MAX).is_empty());
     assert_eq!(index.entries_after(Slot(99), CheckpointId(0)).unwrap().len(), 1);
     assert!(index.entries_after(Slot(102), CheckpointId(0)).unwrap().is_empty());
     // Such a name cannot come from a kernel, and must do no harm either.
-    let key = keys::undo_key(&Key::Entry(DIR, Name::new(b"a\0\0b")), Epoch(1));
-    assert_eq!(keys::parse_entry(&key), Some((Name::new(b"a\0\0b"), Epoch(1))));
+    let key = keys::undo_prefix(&Key::Entry(DIR, Name::new(b"a\0\0b")));
+    assert_eq!(keys::entry_name(&key), Some(Name::new(b"a\0\0b")));
 }
 
 #[test]
@@ -188,7 +210,7 @@ fn names_with_many_epochs_are_passed_over() {
     for n in [0, 1, 15, 16, 17, 18, 50, 82, 83, 84, 98, 99] {
         let found = index.entries_after(DIR, CheckpointId(n)).unwrap();
         assert_eq!(
-            found.iter().map(|(name, undo)| (name.as_bytes(), undo.epoch.0)).collect::<Vec<_>>(),
+            found.iter().map(|(name, (epoch, _))| (name.as_bytes(), epoch.0)).collect::<Vec<_>>(),
             [(&b"a"[..], n + 1), (b"ab", n + 1), (b"b", n + 1)]
         );
     }
@@ -230,12 +252,12 @@ fn story() -> Vec<Record> {
     for epoch in 1..=30u64 {
         for n in 0..20u64 {
             let name = format!("name-{}", n * epoch % 17);
-            records.push(undo(epoch, vec![entry(name.as_bytes()), data(n % 7), home(n % 5, name.as_bytes())]));
+            records.push(undo(epoch, vec![entry(name.as_bytes()), data(n % 7, n), home(2 + n % 5, name.as_bytes())]));
             if n % 6 == 0 {
                 records.push(void(epoch, n % 7));
             }
             if n % 9 == 0 {
-                records.push(moved(n % 5, b"elsewhere"));
+                records.push(moved(2 + n % 5, b"elsewhere"));
             }
         }
         records.push(Record::Checkpoint(checkpoint(epoch)));
@@ -257,6 +279,33 @@ fn a_rebuilt_index_is_equal_to_the_one_that_grew() {
         assert!(grown == index.dump().unwrap(), "batches of {size}");
         assert_eq!(bench.asides(), 1);
         assert!(grown.len() > 500);
+    }
+}
+
+/// On a full filesystem. What is on disk stays as it is, and is only behind.
+#[test]
+fn one_in_memory_is_equal_to_one_on_disk() {
+    let story = story();
+    let half = story.len() / 2;
+    for size in [1, 7, 10_000] {
+        let bench = Bench::new();
+        let (index, _) = bench.index();
+        bench.put(&index, &story[..half], size);
+        index.flush_durable().unwrap();
+        let before = index.dump().unwrap();
+        index.rebuild_in_memory(&bench.journal, None).unwrap();
+        assert!(index.is_in_memory() && before == index.dump().unwrap(), "batches of {size}");
+        bench.put(&index, &story[half..], size);
+        let (after, applied) = (index.dump().unwrap(), index.applied().unwrap());
+        assert_eq!(applied, bench.journal.position());
+        index.distrust();
+        index.flush_durable().unwrap();
+        drop(index);
+        let (index, opening) = bench.index();
+        assert_eq!((opening, bench.asides()), (Opening::Ready, 0));
+        assert!(before == index.dump().unwrap());
+        index.rebuild(&bench.journal, None).unwrap();
+        assert!(after == index.dump().unwrap() && !index.is_in_memory());
     }
 }
 
@@ -325,25 +374,17 @@ fn the_index_of_another_store_is_foreign() {
 fn a_changed_value_is_found() {
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let records = [undo(1, vec![data(7), entry(b"a"), home(7, b"a")]), Record::Checkpoint(checkpoint(1))];
+    let records = [undo(1, vec![data(7, 0), entry(b"a"), home(7, b"a")]), Record::Checkpoint(checkpoint(1))];
     bench.put(&index, &records, 9);
-    let keys = [
-        keys::undo_key(&Key::Data(Slot(7)), Epoch(1)),
-        keys::undo_key(&Key::Entry(DIR, Name::new(b"a")), Epoch(1)),
-        keys::place_key(Slot(7)),
-        keys::checkpoint_key(CheckpointId(1)),
-        keys::META_APPLIED.to_vec(),
-    ];
+    let keys = [keys::place_key(Slot(7)), keys::checkpoint_key(CheckpointId(1)), keys::META_APPLIED.to_vec()];
     for key in &keys {
         let db = index.db.read();
-        let db = db.as_ref().unwrap();
+        let db = db.as_ref().unwrap().db.disk().unwrap();
         let mut value = db.get(key).unwrap().unwrap().to_vec();
         value[0] ^= 1;
         db.insert(key.as_slice(), value).unwrap();
     }
     let damaged = |result: StoreResult<()>| matches!(result, Err(StoreError::IndexDamaged));
-    assert!(damaged(index.first_after(&Key::Data(Slot(7)), CheckpointId(0)).map(drop)));
-    assert!(damaged(index.entries_after(DIR, CheckpointId(0)).map(drop)));
     assert!(damaged(index.place(Slot(7)).map(drop)));
     assert!(damaged(index.checkpoints().map(drop)));
     assert!(damaged(index.last_checkpoint().map(drop)));
@@ -362,17 +403,17 @@ fn a_panic_is_an_error() {
 fn a_rebuild_from_a_damaged_journal_closes_the_index_until_one_succeeds() {
     let bench = Bench::new();
     let (index, _) = bench.index();
-    let at = bench.put(&index, &[undo(1, vec![data(7)]), undo(2, vec![data(7)])], 2);
+    let at = bench.put(&index, &[undo(1, vec![data(7, 1)]), Record::Checkpoint(checkpoint(1)), undo(2, vec![data(7, 2)])], 3);
     let segment = bench.dir.path().join(".ckptfs/journal/00000001");
     let whole = fs::read(&segment).unwrap();
     let mut bytes = whole.clone();
-    bytes[at[1].offset as usize + 60] ^= 1;
+    bytes[at[2].offset as usize + 60] ^= 1;
     fs::write(&segment, &bytes).unwrap();
     assert!(matches!(index.rebuild(&bench.journal, None), Err(StoreError::JournalDamaged { .. })));
     assert!(matches!(index.applied(), Err(StoreError::IndexClosed)));
     fs::write(&segment, &whole).unwrap();
     index.rebuild(&bench.journal, None).unwrap();
-    assert_eq!(data_after(&index, 7, 1), Some((2, at[1], 0)));
+    assert_eq!(data_after(&index, 7, 1), Some((2, 2)));
 }
 
 /// Who asked for a checkpoint is told by the record before it, also where a batch ends between the two.
@@ -399,7 +440,7 @@ fn who_asked_pins_and_lineage_are_kept_within_and_across_batches() {
         let plain = |id| (id, None, None, false);
         assert_eq!(told, [(1, Some(5), None, true), (2, None, Some("b".into()), false), plain(3), plain(4), plain(5)]);
         let lineage = index.lineage().unwrap();
-        let parents: Vec<_> = (1..=5).map(|id| lineage.parent(CheckpointId(id), |_| true).map(|parent| parent.0)).collect();
+        let parents: Vec<_> = (1..=5).map(|id| lineage.parent(CheckpointId(id), Some).map(|parent| parent.0)).collect();
         assert_eq!(parents, [None, Some(1), Some(2), Some(1), Some(4)]);
         assert_eq!(index.operations().unwrap(), [(1, at[8], None), (2, at[14], Some(1))]);
     }

@@ -21,7 +21,7 @@
 //!                   3 Data   uint slot, option object, uint size, bool provisional
 //!                   4 Home   uint slot, place
 //! checkpoint  uint id, list text tags, text note, int created_ns, bool atomic, uint dirty, u8 reason (0 asked, 1 guard: uint restored,
-//!             2 directory: text, 3 automatic: u8 trigger (0 tripwire, 1 interval, 2 quiet))
+//!             2 directory: text, 3 automatic: u8 trigger (0 tripwire, 1 interval, 2 quiet), 4 imported: int of_ns)
 //! ```
 //! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved `list (uint slot, place)`; 4 Checkpoint `checkpoint`;
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
@@ -42,7 +42,8 @@
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, Kept, Place, Reason, Record, Sealed, Trigger, Undo};
+use crate::store::layout::STORE_NAME;
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, Key, Place, Reason, Record, Sealed, Trigger, Undo};
 use crate::sys::{Kind, Stat, Time, Xattrs};
 
 /// Most bytes of a name in a directory.
@@ -93,18 +94,14 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             2
         }
         Record::Moved { places } => {
-            w.list(places, PAYLOAD_MAX, |w, (slot, place)| {
-                w.uint(slot.0);
-                w.place(place)
-            })?;
+            w.list(places, PAYLOAD_MAX, |w, (slot, place)| w.placed(*slot, place))?;
             3
         }
         Record::Checkpoint(_) | Record::Tags { .. } | Record::Deleted { .. } | Record::Pinned { .. } | Record::Hidden { .. } => {
             encode_of_checkpoint(&mut w, record)?
         }
         Record::Replacing { slot, place, object } => {
-            w.uint(slot.0);
-            w.place(place)?;
+            w.placed(*slot, place)?;
             w.object(*object);
             7
         }
@@ -179,11 +176,14 @@ pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
     let record = match kind {
         1 => Record::Undo { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)? },
         2 => Record::Void { epoch: Epoch(r.uint()?), slot: Slot(r.uint()?) },
-        3 => Record::Moved { places: r.list(PAYLOAD_MAX, |r| Ok((Slot(r.uint()?), r.place()?)))? },
+        3 => Record::Moved { places: r.list(PAYLOAD_MAX, Reader::placed)? },
         4 => Record::Checkpoint(r.checkpoint()?),
         5 => Record::Tags { id: CheckpointId(r.uint()?), tags: r.tags()? },
         6 => Record::Deleted { id: CheckpointId(r.uint()?) },
-        7 => Record::Replacing { slot: Slot(r.uint()?), place: r.place()?, object: r.object()? },
+        7 => {
+            let (slot, place) = r.placed()?;
+            Record::Replacing { slot, place, object: r.object()? }
+        }
         8 => Record::RestoreBegin {
             target: CheckpointId(r.uint()?),
             guard: CheckpointId(r.uint()?),
@@ -218,41 +218,17 @@ pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
     Ok(record)
 }
 
-/// A checkpoint as the index keeps it: as in a frame of kind 4, then `bool hidden, option text pinned, option (uint uid, uint gid, uint pid,
-/// text process)`. Where it comes from is kept apart.
-pub(in crate::store) fn encode_kept(kept: &Kept, out: &mut Vec<u8>) -> Coded<()> {
-    let mut w = Writer(out);
-    w.checkpoint(&kept.checkpoint)?;
-    w.byte(u8::from(kept.hidden));
-    w.option(kept.pinned.as_ref(), |w, reason| w.bytes(reason.as_bytes(), NOTE_MAX))?;
-    w.option(kept.by.as_ref(), Writer::asker)
+/// The store is no part of the tree: no name leads there.
+fn check_place(dir: Slot, name: &Name) -> Coded<()> {
+    if dir == Slot::ROOT && name.as_bytes() == STORE_NAME.as_bytes() { Err(CodecError::Reserved) } else { Ok(()) }
 }
 
-/// Reads what [`encode_kept`] wrote.
-pub(in crate::store) fn decode_kept(bytes: &[u8]) -> Coded<Kept> {
-    let mut r = Reader(bytes);
-    let mut kept = Kept::new(r.checkpoint()?, None);
-    kept.hidden = r.bool()?;
-    kept.pinned = r.option(|r| r.text(NOTE_MAX))?;
-    kept.by = r.option(Reader::actor)?;
-    r.end()?;
-    Ok(kept)
+/// Nothing is in itself, and the root is in nothing.
+fn check_below(dir: Slot, child: Slot) -> Coded<()> {
+    if child == dir || child == Slot::ROOT || child == Slot::STAGING { Err(CodecError::Circle) } else { Ok(()) }
 }
 
-/// Appends a place's bytes; the index keeps the same.
-pub(in crate::store) fn encode_place(place: &Place, out: &mut Vec<u8>) -> Coded<()> {
-    Writer(out).place(place)
-}
-
-/// Reads what [`encode_place`] wrote.
-pub(in crate::store) fn decode_place(bytes: &[u8]) -> Coded<Place> {
-    let mut r = Reader(bytes);
-    let place = r.place()?;
-    r.end()?;
-    Ok(place)
-}
-
-fn is_name(bytes: &[u8]) -> bool {
+pub(in crate::store) fn is_name(bytes: &[u8]) -> bool {
     (1..=NAME_MAX).contains(&bytes.len()) && bytes != b"." && bytes != b".." && !bytes.iter().any(|b| matches!(b, 0 | b'/'))
 }
 
@@ -345,8 +321,15 @@ impl Writer<'_> {
     }
 
     fn place(&mut self, place: &Place) -> Coded<()> {
+        check_place(place.parent, &place.name)?;
         self.uint(place.parent.0);
         self.name(&place.name)
+    }
+
+    fn placed(&mut self, slot: Slot, place: &Place) -> Coded<()> {
+        check_below(place.parent, slot)?;
+        self.uint(slot.0);
+        self.place(place)
     }
 
     fn object(&mut self, object: ObjectId) {
@@ -430,34 +413,42 @@ impl Writer<'_> {
     }
 
     fn undo(&mut self, undo: &Undo) -> Coded<()> {
+        let (tag, slot) = match undo {
+            Undo::Entry { dir, .. } => (0, dir),
+            Undo::Attr { slot, .. } => (1, slot),
+            Undo::Xattrs { slot, .. } => (2, slot),
+            Undo::Data { slot, .. } => (3, slot),
+            Undo::Home { slot, .. } => (4, slot),
+        };
+        self.byte(tag);
+        self.uint(slot.0);
+        if let Undo::Entry { name, .. } = undo {
+            self.name(name)?;
+        }
+        self.before(undo)
+    }
+
+    /// What the key held.
+    fn before(&mut self, undo: &Undo) -> Coded<()> {
         match undo {
             Undo::Entry { dir, name, before } => {
-                self.byte(0);
-                self.uint(dir.0);
-                self.name(name)?;
+                check_place(*dir, name)?;
                 self.option(before.as_ref(), |w, child| {
+                    check_below(*dir, child.slot)?;
                     w.uint(child.slot.0);
                     w.kind(child.kind);
                     Ok(())
                 })
             }
-            Undo::Attr { slot, before } => {
-                self.byte(1);
-                self.uint(slot.0);
+            Undo::Attr { before, .. } => {
                 self.stat(&before.stat)?;
                 self.option(before.target.as_ref(), |w, target| w.bytes(target, PATH_BYTES_MAX))
             }
-            Undo::Xattrs { slot, before } => {
-                self.byte(2);
-                self.uint(slot.0);
-                self.list(before, PAYLOAD_MAX, |w, (name, value)| {
-                    w.bytes(name, XATTR_NAME_MAX)?;
-                    w.bytes(value, PAYLOAD_MAX)
-                })
-            }
-            Undo::Data { slot, before } => {
-                self.byte(3);
-                self.uint(slot.0);
+            Undo::Xattrs { before, .. } => self.list(before, PAYLOAD_MAX, |w, (name, value)| {
+                w.bytes(name, XATTR_NAME_MAX)?;
+                w.bytes(value, PAYLOAD_MAX)
+            }),
+            Undo::Data { before, .. } => {
                 self.option(before.object.as_ref(), |w, object| {
                     w.object(*object);
                     Ok(())
@@ -467,8 +458,7 @@ impl Writer<'_> {
                 Ok(())
             }
             Undo::Home { slot, before } => {
-                self.byte(4);
-                self.uint(slot.0);
+                check_below(before.parent, *slot)?;
                 self.place(before)
             }
         }
@@ -494,6 +484,10 @@ impl Writer<'_> {
             Reason::Directory { name } => {
                 self.byte(2);
                 self.bytes(name.as_bytes(), TAG_MAX)?;
+            }
+            Reason::Imported { of_ns } => {
+                self.byte(4);
+                self.int(*of_ns);
             }
             Reason::Auto { trigger } => {
                 self.byte(3);
@@ -609,7 +603,15 @@ impl<'a> Reader<'a> {
     }
 
     fn place(&mut self) -> Coded<Place> {
-        Ok(Place { parent: Slot(self.uint()?), name: self.name()? })
+        let place = Place { parent: Slot(self.uint()?), name: self.name()? };
+        check_place(place.parent, &place.name)?;
+        Ok(place)
+    }
+
+    fn placed(&mut self) -> Coded<(Slot, Place)> {
+        let (slot, place) = (Slot(self.uint()?), self.place()?);
+        check_below(place.parent, slot)?;
+        Ok((slot, place))
     }
 
     fn object(&mut self) -> Coded<ObjectId> {
@@ -681,23 +683,45 @@ impl<'a> Reader<'a> {
     }
 
     fn undo(&mut self) -> Coded<Undo> {
-        Ok(match self.byte()? {
-            0 => Undo::Entry {
-                dir: Slot(self.uint()?),
-                name: self.name()?,
-                before: self.option(|r| Ok(Child { slot: Slot(r.uint()?), kind: r.kind()? }))?,
-            },
-            1 => Undo::Attr {
-                slot: Slot(self.uint()?),
-                before: AttrState { stat: self.stat()?, target: self.option(|r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? },
-            },
-            2 => Undo::Xattrs { slot: Slot(self.uint()?), before: self.xattrs()? },
-            3 => Undo::Data {
-                slot: Slot(self.uint()?),
-                before: DataState { object: self.option(Reader::object)?, size: self.uint()?, provisional: self.bool()? },
-            },
-            4 => Undo::Home { slot: Slot(self.uint()?), before: self.place()? },
+        let tag = self.byte()?;
+        let key = match tag {
+            0 => {
+                let Place { parent: dir, name } = self.place()?;
+                Key::Entry(dir, name)
+            }
+            1..=4 => {
+                let slot = Slot(self.uint()?);
+                [Key::Attr, Key::Xattrs, Key::Data, Key::Home].map(|of| of(slot)).into_iter().nth(usize::from(tag) - 1).ok_or(CodecError::Unknown)?
+            }
             _ => return Err(CodecError::Unknown),
+        };
+        self.before(key)
+    }
+
+    /// What a key held.
+    fn before(&mut self, key: Key) -> Coded<Undo> {
+        Ok(match key {
+            Key::Entry(dir, name) => {
+                let before = self.option(|r| {
+                    let child = Child { slot: Slot(r.uint()?), kind: r.kind()? };
+                    check_below(dir, child.slot).map(|()| child)
+                })?;
+                Undo::Entry { dir, name, before }
+            }
+            Key::Attr(slot) => {
+                let before = AttrState { stat: self.stat()?, target: self.option(|r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? };
+                Undo::Attr { slot, before }
+            }
+            Key::Xattrs(slot) => Undo::Xattrs { slot, before: self.xattrs()? },
+            Key::Data(slot) => {
+                let before = DataState { object: self.option(Reader::object)?, size: self.uint()?, provisional: self.bool()? };
+                Undo::Data { slot, before }
+            }
+            Key::Home(slot) => {
+                let before = self.place()?;
+                check_below(before.parent, slot)?;
+                Undo::Home { slot, before }
+            }
         })
     }
 
@@ -727,16 +751,22 @@ impl<'a> Reader<'a> {
                 1 => Reason::Guard { restored: CheckpointId(self.uint()?) },
                 2 => Reason::Directory { name: self.text(TAG_MAX)? },
                 3 => Reason::Auto { trigger: self.trigger()? },
+                4 => Reason::Imported { of_ns: self.int()? },
                 _ => return Err(CodecError::Unknown),
             },
         })
     }
 }
 
+#[path = "codec_index.rs"]
+mod index;
 mod operation;
-
 #[path = "codec_who.rs"]
 mod who;
+
+pub(in crate::store) use self::index::{
+    decode_before, decode_kept, decode_place, decode_uint, encode_before, encode_kept, encode_place, encode_uint,
+};
 
 #[cfg(test)]
 #[path = "codec_tests.rs"]

@@ -59,7 +59,7 @@ const KINDS: [Kind; 7] = [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind
 fn undos() -> Vec<Undo> {
     let mut undos = Vec::new();
     for kind in KINDS {
-        undos.push(Undo::Entry { dir: Slot::ROOT, name: Name::new(b"\xff\x01\n"), before: Some(Child { slot: Slot(0), kind }) });
+        undos.push(Undo::Entry { dir: Slot::ROOT, name: Name::new(b"\xff\x01\n"), before: Some(Child { slot: Slot(u64::MAX), kind }) });
         let target = (kind == Kind::Symlink).then(|| b"../x".to_vec());
         undos.push(Undo::Attr { slot: Slot(127), before: AttrState { stat: stat(kind), target } });
     }

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::codec::{self, NAME_MAX, NOTE_MAX, TAG_MAX};
 use super::frame::{self, HEADER, Header, Link, Seen};
+use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
 use crate::store::record::{
@@ -103,6 +104,7 @@ pub fn checkpoint() -> impl Strategy<Value = Checkpoint> {
     let reason = prop_oneof![
         Just(Reason::Asked),
         number().prop_map(|id| Reason::Guard { restored: CheckpointId(id) }),
+        any::<i64>().prop_map(|of_ns| Reason::Imported { of_ns }),
         text(TAG_MAX).prop_map(|name| Reason::Directory { name }),
         prop::sample::select(vec![Trigger::Tripwire, Trigger::Interval, Trigger::Quiet]).prop_map(|trigger| Reason::Auto { trigger }),
     ];
@@ -181,7 +183,13 @@ fn touch() -> impl Strategy<Value = Touch> {
     ]
 }
 
+/// Any that can be true by itself.
 fn record() -> impl Strategy<Value = Record> {
+    any_record()
+        .prop_filter("it cannot be true", |record| !matches!(codec::encode(record, &mut Vec::new()), Err(CodecError::Reserved | CodecError::Circle)))
+}
+
+fn any_record() -> impl Strategy<Value = Record> {
     let id = || number().prop_map(CheckpointId);
     let actor = (any::<u32>(), any::<u32>(), any::<u32>(), vec(any::<char>(), 0..4)).prop_map(|(uid, gid, pid, process)| Actor {
         uid,

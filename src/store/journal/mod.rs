@@ -9,7 +9,8 @@
 //! - behind the last frame there are only zeros, or the file ends;
 //! - what [`Journal::append`] returned survives a `kill -9`: it is in the kernel. It survives a power cut after [`Journal::sync`];
 //! - after a failed write or sync nothing is appended any more ("latched"): the kernel may have dropped pages and told so only once, so that trying
-//!   again proves nothing. The exceptions left nothing behind: no space for the next segment, and no space for a write that could be cut off again.
+//!   again proves nothing. The exceptions left nothing behind: no space for the next segment, and no space for a write that could be cut off again;
+//! - the last of the space that was allocated ahead is kept for records that mount, unmount and free ([`Record::has_last_room`]).
 //!
 //! **Torn or damaged.** Frames are written without waiting for the disk, so a power cut can lose the last of them, and because the kernel writes pages
 //! in any order, some lost ones may lie before some that were saved. That is no damage: nothing was promised. But a frame that was promised and is
@@ -44,6 +45,7 @@
 pub mod codec;
 mod frame;
 mod opening;
+mod order;
 mod scan;
 mod segment;
 mod tail;
@@ -68,6 +70,8 @@ pub use self::scan::Scan;
 
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: u32 = 8 << 20;
+/// Bytes of allocated space that only records get that mount and free: some hundred of them.
+const HEADROOM: u32 = 64 << 10;
 /// Segment files that are kept open for reading.
 const READERS_MAX: usize = 64;
 /// The encoding buffer is given back when an append made it larger than this.
@@ -148,6 +152,8 @@ struct Writer {
     /// The segment that is written; `None` if the store is read-only.
     file: Option<Arc<File>>,
     end: Address,
+    /// Up to which offset there is space for frames, as far as is known.
+    room: u32,
     link: Link,
     /// All frames up to this number are on disk.
     durable: u64,
@@ -195,7 +201,8 @@ impl Journal {
         let durable = if found.file.is_some() { found.link.seq } else { 0 };
         let (end, link) = (found.end, found.link);
         let tail = Tail::new(dir.try_clone().map_err(StoreError::io("open", "journal"))?, found.tails);
-        let writer = Writer { file: found.file, end, link, durable, unsynced: Vec::new(), buffer: Vec::new(), tail };
+        let room = found.file.as_ref().map_or(0, |file| segment::size(file));
+        let writer = Writer { file: found.file, end, room, link, durable, unsynced: Vec::new(), buffer: Vec::new(), tail };
         Ok(Journal {
             dir,
             identity,
@@ -233,6 +240,9 @@ impl Journal {
         let total = total.ok_or(StoreError::TooBig { bytes })?;
         if writer.end.offset.checked_add(total).is_none_or(|end| end > self.segment_bytes) {
             self.roll(writer)?;
+        }
+        if !records.iter().any(Record::has_last_room) {
+            self.keep_headroom(writer, total)?;
         }
         self.write(writer)?;
         let mut at = writer.end;
@@ -387,8 +397,29 @@ impl Journal {
         if writer.durable < writer.link.seq {
             writer.unsynced.push(old);
         }
+        writer.room = segment::size(&file);
         writer.file = Some(Arc::new(file));
         writer.end = Address { segment: next, offset: SEGMENT_HEADER };
+        Ok(())
+    }
+
+    /// Sees to it that behind `total` bytes more there is space left for records that mount and free, when there is none on the disk.
+    ///
+    /// Errors: `Io` with ENOSPC if there is not; nothing has changed then.
+    fn keep_headroom(&self, writer: &mut Writer, total: u32) -> StoreResult<()> {
+        let headroom = HEADROOM.min(self.segment_bytes / 64);
+        let wanted = writer.end.offset.saturating_add(total).saturating_add(headroom);
+        if wanted <= writer.room {
+            return Ok(());
+        }
+        if wanted > self.segment_bytes {
+            // Made for good: it is there when it is needed.
+            self.segment_for_writing(writer.end.segment.saturating_add(1))?;
+            writer.room = u32::MAX;
+            return Ok(());
+        }
+        let file = writer.file.as_ref().ok_or(StoreError::ReadOnly)?;
+        writer.room = segment::extend(file, wanted, self.segment_bytes).map_err(StoreError::io("make room in", "the journal"))?;
         Ok(())
     }
 

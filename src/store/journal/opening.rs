@@ -145,7 +145,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn window(&self, number: u32) -> StoreResult<Window> {
-        Ok(Window::new(Arc::new(segment::open(self.dir, self.identity, number, false)?), number))
+        Ok(Window::new(Arc::new(segment::open(self.dir, self.identity, number, false)?), number, u32::MAX))
     }
 
     /// The first frame of a segment, if there is one. A segment without a header has none: whether that is damage, the survey tells.

@@ -1,6 +1,7 @@
 //! Reading the journal in order.
 
 use super::frame::{Link, Seen};
+use super::order::Order;
 use super::segment::{SEGMENT_HEADER, Window};
 use super::{Address, Journal, codec};
 use crate::store::error::{StoreError, StoreResult};
@@ -13,11 +14,13 @@ pub struct Scan<'a> {
     to: Address,
     window: Option<Window>,
     link: Option<Link>,
+    order: Order,
 }
 
 impl<'a> Scan<'a> {
     pub(super) fn new(journal: &'a Journal, from: Address, to: Address) -> Scan<'a> {
-        Scan { journal, at: from, to, window: None, link: None }
+        let order = if from == journal.start() { Order::of_all() } else { Order::default() };
+        Scan { journal, at: from, to, window: None, link: None, order }
     }
 
     /// Where the record that was returned last ends: a scan from here returns the one after it.
@@ -30,7 +33,10 @@ impl<'a> Scan<'a> {
             let at = self.at;
             let mut window = match self.window.take().filter(|window| window.number() == at.segment) {
                 Some(window) => window,
-                None => Window::new(self.journal.segment_for_reading(at.segment)?, at.segment),
+                None => {
+                    let end = if at.segment == self.to.segment { self.to.offset } else { u32::MAX };
+                    Window::new(self.journal.segment_for_reading(at.segment)?, at.segment, end)
+                }
             };
             let damaged = StoreError::JournalDamaged { segment: at.segment, offset: at.offset };
             match window.look(at.offset, &self.journal.identity.key)? {
@@ -39,7 +45,8 @@ impl<'a> Scan<'a> {
                     if self.link.is_some_and(|link| link != before) {
                         return Err(damaged);
                     }
-                    let record = codec::decode(header.kind, payload).map_err(|source| StoreError::BadRecord { at, source })?;
+                    let record = codec::decode(header.kind, payload).and_then(|record| self.order.take(&record).map(|()| record));
+                    let record = record.map_err(|source| StoreError::BadRecord { at, source })?;
                     self.link = Some(Link { seq: header.seq, hash });
                     self.at = window.end_of(at.offset, &header);
                     self.window = Some(window);

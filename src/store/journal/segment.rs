@@ -74,6 +74,7 @@ pub(super) fn make(dir: impl AsFd, identity: &Identity, number: u32, bytes: u32)
     let (name, unfinished) = (file_name(number), format!("new-{number:08}"));
     let made = (|| -> io::Result<File> {
         let file = at::open_file(dir, &unfinished, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
+        sys::write_in_place(&file);
         preallocate(&file, bytes)?;
         sys::write_all_at(&file, &header(identity, number), 0)?;
         sys::fsync(&file)?;
@@ -103,6 +104,25 @@ fn preallocate(file: &File, bytes: u32) -> io::Result<()> {
     }
 }
 
+/// Bytes of a segment's file.
+pub(super) fn size(file: &File) -> u32 {
+    file.metadata().map_or(0, |metadata| u32::try_from(metadata.len()).unwrap_or(u32::MAX))
+}
+
+/// Takes more space, up to `wanted` or somewhat more, but not above `max`; says up to where there is some. Where the filesystem cannot, there is no end.
+pub(super) fn extend(file: &File, wanted: u32, max: u32) -> io::Result<u32> {
+    let generous = wanted.next_multiple_of(PREALLOCATED_MIN).min(max);
+    for upto in [generous, wanted] {
+        match sys::fallocate(file, 0, 0, u64::from(upto)) {
+            Ok(()) => return Ok(upto.max(size(file))),
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(u32::MAX),
+            Err(Errno::ENOSPC) if upto > wanted => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(size(file))
+}
+
 fn preallocate_all(file: &File, bytes: u32) -> io::Result<()> {
     match sys::fallocate(file, 0, 0, u64::from(bytes)) {
         // macOS takes the space and leaves the size.
@@ -122,12 +142,14 @@ pub(super) struct Window {
     file: Arc<File>,
     number: u32,
     begin: u32,
+    /// Nobody asks for what is behind this.
+    end: u32,
     bytes: Vec<u8>,
 }
 
 impl Window {
-    pub fn new(file: Arc<File>, number: u32) -> Window {
-        Window { file, number, begin: 0, bytes: Vec::new() }
+    pub fn new(file: Arc<File>, number: u32, end: u32) -> Window {
+        Window { file, number, begin: 0, end, bytes: Vec::new() }
     }
 
     /// Number of the segment.
@@ -148,7 +170,7 @@ impl Window {
         let from = match from {
             Some(from) if self.bytes.len().checked_sub(from).is_some_and(|have| have >= need) => from,
             _ => {
-                self.bytes.resize(need.max(BLOCK), 0);
+                self.bytes.resize(need.max(BLOCK.min(self.end.saturating_sub(offset) as usize)), 0);
                 let filled = read_up_to(&self.file, &mut self.bytes, u64::from(offset));
                 let filled = filled.map_err(StoreError::io("read the journal's segment", file_name(self.number)))?;
                 self.bytes.truncate(filled);

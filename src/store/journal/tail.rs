@@ -32,7 +32,7 @@ const APPEND_BYTES_MAX: usize = 256 * 1024;
 /// Attributes of one file: the kernel lists names of 64 KiB together, which are 2,259 of ours.
 const CHUNKS_MAX: usize = 1024;
 const FILE_PREFIX: &str = "tail-";
-const NAME_PREFIX: &[u8] = b"user.ckptfs.";
+const NAME_PREFIX: &[u8] = crate::store::layout::XATTR_PREFIX;
 
 /// The tail of an open journal.
 #[derive(Debug)]

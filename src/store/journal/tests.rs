@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::ids::{Epoch, Name, Slot};
 use crate::store::record::Undo;
 
 const SMALL: u32 = 8192;
@@ -56,7 +56,7 @@ impl Bench {
 }
 
 fn record(n: u64) -> Record {
-    Record::Deleted { id: CheckpointId(n) }
+    Record::Unmounted { at_ns: n.cast_signed() }
 }
 
 /// A record with a payload of about this size, without zeros.
@@ -483,7 +483,7 @@ fn many_threads_append_and_sync() {
     });
     let records = all(&journal);
     assert_eq!(records.len(), 800);
-    assert!(records.chunks(2).all(|pair| matches!(pair, [Record::Deleted { .. }, Record::Undo { .. }])), "one append stays together");
+    assert!(records.chunks(2).all(|pair| matches!(pair, [Record::Unmounted { .. }, Record::Undo { .. }])), "one append stays together");
     let end = journal.position();
     drop(journal);
     assert_eq!(bench.open().1, Opening { torn: false, end });

@@ -8,6 +8,7 @@ use super::super::args::{FsInfo, SetTime};
 use super::super::fault::Call;
 use super::super::name::{component, kind_of, make_device, mode_bits, permissions, retry};
 use super::super::types::{Errno, Kind, Stat, SysResult, Time};
+use super::asker::act_for;
 use super::open::proc_path;
 
 /// What to ask of statx(2): all of stat(2), and the birth time.
@@ -91,7 +92,9 @@ pub fn chmod_fd(fd: impl AsFd, mode: u32) -> SysResult<()> {
         return Err(Errno::EOPNOTSUPP);
     }
     let path = proc_path(&fd);
-    retry(Call::SetAttributes, || rustix::fs::chmodat(CWD, path.as_str(), permissions(mode), AtFlags::empty()))
+    let set = || retry(Call::SetAttributes, || rustix::fs::chmodat(CWD, path.as_str(), permissions(mode), AtFlags::empty()));
+    // Of a group that is not ours the bit needs CAP_FSETID, and is left out without a word.
+    if mode & 0o2000 != 0 { act_for(None, set) } else { set() }
 }
 
 /// Sets owner and group, each where given; also of a symbolic link (fchownat(2), `AT_EMPTY_PATH`).

@@ -24,6 +24,13 @@ pub fn clone_file(src: &File, dst: &File) -> SysResult<()> {
     }
 }
 
+/// Whether files can share their data on the filesystem of this one, which is open for writing: asked without anything being made or changed.
+///
+/// Of itself a file is no clone (EINVAL) where there are such, else there is no such call: do_clone_file_range in fs/remap_range.c.
+pub fn can_share(file: &File) -> bool {
+    matches!(rustix::fs::ioctl_ficlone(file, file), Ok(()) | Err(rustix::io::Errno::INVAL))
+}
+
 /// Makes the new file `name` in `dir`, mode 0600, share all of `src`'s data, and gives it open for reading and writing.
 ///
 /// EEXIST when the name is taken; other errors as [`clone_file`]. After a failure the name is not there.

@@ -1,12 +1,22 @@
 //! File data: space, copies by the kernel, write-back.
 
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::FallocateFlags;
 
-use super::super::fault::Call;
-use super::super::name::{check_retry, retry};
+use super::super::fault::{self, Call};
+use super::super::name::{check_retry, last_errno, retry};
 use super::super::types::{Errno, SysResult};
+use super::attr::stat_fd;
+
+/// Has an empty file written in place, where its filesystem would write elsewhere (btrfs: FS_NOCOW_FL of ioctl_iflags(2)): what is allocated can be written to
+/// without more space. Best effort.
+pub fn write_in_place(file: &File) {
+    if let Ok(flags) = rustix::fs::ioctl_getflags(file) {
+        let _ = rustix::fs::ioctl_setflags(file, flags | rustix::fs::IFlags::NOCOW);
+    }
+}
 
 /// Allocates, punches, zeroes or shifts `len` bytes at `offset`; `mode` has the bits of fallocate(2).
 pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult<()> {
@@ -20,6 +30,63 @@ pub fn fallocate(file: impl AsFd, mode: i32, offset: u64, len: u64) -> SysResult
 /// must do (copy_file_range(2)).
 pub fn copy_file_range(src: impl AsFd, src_offset: &mut u64, dst: impl AsFd, dst_offset: &mut u64, len: usize) -> SysResult<usize> {
     retry(Call::Copy, || rustix::fs::copy_file_range(&src, Some(&mut *src_offset), &dst, Some(&mut *dst_offset), len))
+}
+
+/// `RWF_NOWAIT` of linux/fs.h: EAGAIN instead of waiting for a lock or the disk.
+const NOWAIT: libc::c_int = 8;
+
+/// As [`read_full_at`](super::super::read_full_at), but without the lock that a write of somebody else holds, and on XFS a read: what is not to be had at once
+/// is read from the page cache as a mapping shows it, for which the kernel does not take that lock.
+///
+/// What is read while somebody writes may be of before and after, as with a mapping. Where the file becomes shorter meanwhile it ends there.
+pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
+    let fd = file.as_fd().as_raw_fd();
+    let mut filled = 0;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        let vector = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let at = libc::off_t::try_from(offset + filled as u64).map_err(|_| Errno::EINVAL)?;
+        fault::check(Call::Read)?;
+        // SAFETY: `vector` is one buffer that is borrowed for writing through the call, and so is the descriptor.
+        let read = unsafe { libc::preadv2(fd, &raw const vector, 1, at, NOWAIT) };
+        match if read < 0 { Err(last_errno()) } else { Ok(read) } {
+            Ok(0) => return Ok(filled),
+            Ok(read) => filled += read.unsigned_abs(),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+                return read_mapped_at(&file, rest, offset + filled as u64).map(|read| filled + read);
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(filled)
+}
+
+/// Reads through a mapping, which the kernel copies from: where the file has become shorter that is an error, and no signal.
+fn read_mapped_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
+    let left = stat_fd(&file)?.size.saturating_sub(offset);
+    let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+    if length == 0 {
+        return Ok(0);
+    }
+    let begin = offset % rustix::param::page_size() as u64;
+    let mapped = length + begin as usize;
+    let (read, shared) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+    // SAFETY: a new mapping, at a place that the kernel chooses, that nobody but this function knows and that no reference is ever made into.
+    let place = unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, read, shared, &file, offset - begin) }?;
+    let into = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: length };
+    let from = libc::iovec { iov_base: place.wrapping_byte_add(begin as usize), iov_len: length };
+    // SAFETY: `into` is a buffer that is borrowed for writing, with room for `length` bytes; `from` is in the mapping, and is read by the kernel.
+    let copied = unsafe { libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0) };
+    let copied = if copied < 0 { Err(last_errno()) } else { Ok(copied.unsigned_abs()) };
+    // SAFETY: it is the mapping made above, and nothing refers to it any more.
+    unsafe { rustix::mm::munmap(place, mapped) }?;
+    match copied {
+        Ok(copied) => Ok(copied),
+        // The file ends before: it was cut since.
+        Err(Errno::EFAULT) if stat_fd(&file)?.size <= offset => Ok(0),
+        Err(Errno::EFAULT) => Err(Errno::EIO),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Makes the whole filesystem durable that holds `fd` (syncfs(2)); an error since the last call on `fd` is reported once.

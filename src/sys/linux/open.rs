@@ -11,6 +11,9 @@ use super::super::name::{component, permissions, retry};
 use super::super::path::{DIR_FLAGS, walk_beneath};
 use super::super::types::{Errno, SysResult};
 
+/// What makes a rename leave a whiteout (`RENAME_WHITEOUT` of renameat2(2)).
+pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> = Some(rustix::fs::RenameFlags::WHITEOUT);
+
 /// Flags of a descriptor that only names an inode.
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use rustix::thread::{CapabilitySet, CapabilitySets};
+use rustix::thread::CapabilitySet;
 
 use super::super::name::check;
 use super::super::types::{Errno, OwnMemory, ProcessFacts, SysResult};
@@ -50,32 +50,18 @@ pub fn has_sys_admin() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Calls `f` with CAP_FSETID taken from the calling thread, so that the kernel clears set-id bits as it does for an
-/// ordinary user (inode(7)); best effort, and nothing at all when the thread does not have it.
-pub fn drop_cap_fsetid_for<T>(f: impl FnOnce() -> T) -> T {
-    let _restore = without_fsetid();
-    f()
-}
-
-/// Takes the capability away until the result is dropped; `None` when there is nothing to give back.
-fn without_fsetid() -> Option<RestoreCaps> {
-    let sets = rustix::thread::capabilities(None).ok()?;
-    if !sets.effective.contains(CapabilitySet::FSETID) {
-        return None;
-    }
-    let fewer = CapabilitySets { effective: sets.effective.difference(CapabilitySet::FSETID), ..sets };
-    rustix::thread::set_capabilities(None, fewer).ok()?;
-    Some(RestoreCaps(sets))
-}
-
-/// Gives a thread its capabilities back when dropped, also when the call between panics.
-struct RestoreCaps(CapabilitySets);
-
-impl Drop for RestoreCaps {
-    fn drop(&mut self) {
-        // Raising what the permitted set still holds cannot fail (capset(2)).
-        let _ = rustix::thread::set_capabilities(None, self.0);
-    }
+/// Whether a thread is in the user namespace of this process and has CAP_SYS_ADMIN if this process does (proc_pid_status(5), user_namespaces(7)). What
+/// cannot be told is no.
+pub fn has_our_rights(thread: u32) -> bool {
+    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
+    let is_admin = |of: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{of}/status")).ok()?;
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+        Some(CapabilitySet::from_bits_retain(u64::from_str_radix(effective.trim(), 16).ok()?).contains(CapabilitySet::SYS_ADMIN))
+    };
+    let thread = thread.to_string();
+    let same = namespace("self").is_some_and(|ours| namespace(&thread) == Some(ours));
+    same && is_admin(&thread).is_some_and(|theirs| theirs || !has_sys_admin())
 }
 
 /// When process `pid` started, in clock ticks since boot: with the number, it names one process for good (proc_pid_stat(5)).
@@ -152,6 +138,13 @@ pub fn waits_of_thread() -> Option<u64> {
     u64::try_from(usage?.ru_nvcsw).ok()
 }
 
+/// How often a thread of this process has been put on a CPU: one that waits for a lock is not, one that waits for the disk is, whenever that has done
+/// something (the third number of `schedstat`, Documentation/scheduler/sched-stats.rst). `None`: it has ended, or the kernel does not count.
+pub fn runs_of_thread(thread: i32) -> Option<u64> {
+    let counts = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+    counts.split_ascii_whitespace().nth(2)?.parse().ok()
+}
+
 /// Memory and threads of this process (`VmRSS` and `Threads` of proc_pid_status(5)).
 pub fn own_memory() -> SysResult<OwnMemory> {
     parse_memory(&std::fs::read_to_string("/proc/self/status")?).ok_or(Errno::EIO)
@@ -210,6 +203,14 @@ mod tests {
         let before = waits_of_thread();
         std::thread::sleep(std::time::Duration::from_millis(1));
         assert!(before.is_some() && waits_of_thread() > before);
+        let runs = runs_of_thread(own_thread());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(runs.is_some() && runs_of_thread(own_thread()) > runs);
+    }
+
+    #[test]
+    fn this_process_has_its_own_rights() {
+        assert!(has_our_rights(own_thread() as u32) && !has_our_rights(0) && !has_our_rights(u32::MAX));
     }
 
     #[test]
@@ -226,14 +227,6 @@ mod tests {
         let pid = std::process::id() as i32;
         assert_eq!(process_starttime(pid), process_starttime(pid));
         assert_eq!(process_starttime(i32::MAX), Err(Errno::ENOENT));
-    }
-
-    #[test]
-    fn fsetid_is_gone_inside_and_back_after() {
-        let has = || rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::FSETID));
-        let before = has();
-        assert!(!drop_cap_fsetid_for(has));
-        assert_eq!(has(), before);
     }
 
     #[test]

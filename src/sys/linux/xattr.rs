@@ -6,15 +6,12 @@ use rustix::fs::XattrFlags;
 
 use super::super::args::XattrMode;
 use super::super::fault::Call;
-use super::super::name::retry;
+use super::super::name::{XATTR_LEN_MAX, component, retry};
 use super::super::types::{Errno, SysResult, Xattrs};
 use super::open::proc_path;
 
 /// Bytes tried first: nearly all values and lists fit.
 const FIRST_LEN: usize = 512;
-
-/// Largest value and longest list that the kernel handles (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
-const LEN_MAX: usize = 65_536;
 
 /// The value of attribute `name`; [`Errno::NO_XATTR`] when there is none.
 pub fn getxattr(fd: impl AsFd, name: &[u8]) -> SysResult<Vec<u8>> {
@@ -52,20 +49,37 @@ pub fn remove_file_xattr(file: &std::fs::File, name: &[u8]) -> SysResult<()> {
 /// The names of the attributes that this process may see (`trusted.` ones need CAP_SYS_ADMIN), in the filesystem's order.
 pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     let path = proc_path(&fd);
-    let list = read_growing(|buffer| rustix::fs::listxattr(path.as_str(), buffer))?;
-    Ok(list.split(|&byte| byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
+    read_growing(|buffer| rustix::fs::listxattr(path.as_str(), buffer)).map(|list| split_list(&list))
+}
+
+fn split_list(list: &[u8]) -> Vec<Vec<u8>> {
+    list.split(|&byte| byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect()
+}
+
+/// As [`all_xattrs`], of what a name in a directory leads to, and no further: without opening it.
+pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
+    let name = component(name)?;
+    let path = [proc_path(&dir).as_bytes(), b"/", name].concat();
+    collect(
+        || read_growing(|buffer| rustix::fs::llistxattr(path.as_slice(), buffer)).map(|list| split_list(&list)),
+        |name| read_growing(|buffer| rustix::fs::lgetxattr(path.as_slice(), name, buffer)),
+    )
 }
 
 /// All attributes with their values, sorted by name; none where the filesystem has no attributes.
 /// One that is removed meanwhile is left out; one that may not be read is an error.
 pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {
-    let names = match listxattr(&fd) {
+    collect(|| listxattr(&fd), |name| getxattr(&fd, name))
+}
+
+fn collect(list: impl FnOnce() -> SysResult<Vec<Vec<u8>>>, get: impl Fn(&[u8]) -> SysResult<Vec<u8>>) -> SysResult<Xattrs> {
+    let names = match list() {
         Err(Errno::EOPNOTSUPP) => return Ok(Vec::new()),
         names => names?,
     };
     let mut xattrs = Vec::with_capacity(names.len());
     for name in names {
-        match getxattr(&fd, &name) {
+        match get(&name) {
             Ok(value) => xattrs.push((name, value)),
             Err(Errno::NO_XATTR | Errno::EOPNOTSUPP) => {}
             Err(errno) => return Err(errno),
@@ -80,7 +94,7 @@ fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) ->
     let mut buffer = vec![0; FIRST_LEN];
     let mut result = retry(Call::GetXattr, || read(&mut buffer));
     if result == Err(Errno::ERANGE) {
-        buffer.resize(LEN_MAX, 0);
+        buffer.resize(XATTR_LEN_MAX, 0);
         result = retry(Call::GetXattr, || read(&mut buffer));
     }
     buffer.truncate(result?);

@@ -56,6 +56,11 @@ pub fn copy_file_range(_src: impl AsFd, _src_offset: &mut u64, _dst: impl AsFd, 
     Err(Errno::ENOSYS)
 }
 
+/// As [`read_full_at`](super::super::read_full_at): nobody else can hold a lock that it waits for, for the kernel does no I/O of others here.
+pub fn read_unlocked_at(file: impl AsFd, buffer: &mut [u8], offset: u64) -> SysResult<usize> {
+    super::super::read_full_at(file, buffer, offset)
+}
+
 /// Makes everything durable that was written before, on all filesystems, down to the drive's platter (`F_FULLFSYNC`).
 pub fn syncfs(fd: impl AsFd) -> SysResult<()> {
     rustix::fs::sync();
@@ -73,6 +78,14 @@ pub fn start_writeback(_file: impl AsFd) -> SysResult<()> {
 /// ENOSYS: as [`start_writeback`].
 pub fn finish_writeback(_file: impl AsFd) -> SysResult<()> {
     Err(Errno::ENOSYS)
+}
+
+/// There is no such thing here.
+pub fn write_in_place(_file: &File) {}
+
+/// Not to be told without making something.
+pub fn can_share(_file: &File) -> bool {
+    false
 }
 
 /// EOPNOTSUPP: APFS clones into new names only; see [`clone_to`].

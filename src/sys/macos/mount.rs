@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, OsString};
 use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,7 +26,7 @@ pub fn mounts() -> SysResult<Vec<MountPoint>> {
     let filled = usize::try_from(filled).map_err(|_| Errno::EIO)?.min(capacity);
     // SAFETY: the kernel has filled so many records, and there is room for them.
     unsafe { list.set_len(filled) };
-    Ok(list.iter().zip(0..).map(|(info, id)| mount_of(info, id)).collect())
+    Ok(list.iter().zip(0..).map(|(info, id)| point_of(info, id)).collect())
 }
 
 /// The mounts that `wanted` takes: all processes have one table.
@@ -34,7 +35,7 @@ pub fn mounts_of_all(wanted: impl Fn(&MountPoint) -> bool) -> SysResult<Vec<(u32
 }
 
 /// Our record of the kernel's.
-fn mount_of(info: &libc::statfs, id: u64) -> MountPoint {
+fn point_of(info: &libc::statfs, id: u64) -> MountPoint {
     MountPoint {
         id,
         dev: u64::from(device_of(&info.f_fsid)),
@@ -43,7 +44,20 @@ fn mount_of(info: &libc::statfs, id: u64) -> MountPoint {
         read_only: info.f_flags & libc::MNT_RDONLY as u32 != 0,
         fs_type: String::from_utf8_lossy(&text(&info.f_fstypename)).into_owned(),
         source: String::from_utf8_lossy(&text(&info.f_mntfromname)).into_owned(),
+        owner: text(&info.f_fstypename).windows(4).any(|part| part == b"fuse").then_some(info.f_owner),
     }
+}
+
+/// The mount that the inode of `fd` is on, and whether it is its root (fstatfs(2), `F_GETPATH`).
+pub fn mount_of(fd: impl AsFd) -> SysResult<(MountPoint, bool)> {
+    // SAFETY: all bytes zero is a value of this record of integers and byte fields.
+    let mut info: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is borrowed, and the record may be written to, through the call.
+    check_retry(|| unsafe { libc::fstatfs(fd.as_fd().as_raw_fd(), &raw mut info) })?;
+    let mount = point_of(&info, 0);
+    let path = rustix::fs::getpath(&fd)?;
+    let is_root = path.as_bytes() == mount.at.as_os_str().as_bytes();
+    Ok((mount, is_root))
 }
 
 /// The device of a filesystem id: its first word (statfs(2)).

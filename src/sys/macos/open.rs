@@ -12,6 +12,9 @@ use super::super::path::walk_beneath;
 use super::super::types::{Errno, SysResult};
 use super::attr::stat_fd;
 
+/// What makes a rename leave a whiteout (`RENAME_WHITEOUT` of renameat2(2)). There is none here.
+pub(in crate::sys) const WHITEOUT: Option<rustix::fs::RenameFlags> = None;
+
 /// Flags of a descriptor that only names an inode, a symbolic link included.
 const PATH_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::SYMLINK).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 

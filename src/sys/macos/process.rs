@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
 use super::super::name::{check, last_errno};
-use super::super::types::{Errno, OwnMemory, ProcessFacts, SysResult};
+use super::super::types::{Asker, Errno, OwnMemory, ProcessFacts, SysResult};
 
 /// Lets the calling thread run in the background only, for processor and disk (`PRIO_DARWIN_BG` of setpriority(2)).
 pub fn set_thread_idle() -> SysResult<()> {
@@ -33,9 +33,17 @@ pub fn has_sys_admin() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Calls `f`: there is no capability to drop here.
-pub fn drop_cap_fsetid_for<T>(f: impl FnOnce() -> T) -> T {
-    f()
+/// Nothing: there is no capability to give up.
+pub fn give_up_set_id() {}
+
+/// Calls `act`: there is no capability to drop, and the kernel clears the bits for whoever is not root.
+pub fn act_for<T>(_asker: Option<Asker>, act: impl FnOnce() -> T) -> T {
+    act()
+}
+
+/// Whether whoever asks is root: attributes have no kinds here.
+pub fn may_administer(asker: Asker) -> bool {
+    asker.uid == 0
 }
 
 /// The session of a process (getsid(2)).
@@ -86,8 +94,18 @@ pub fn process_facts(pid: u32) -> SysResult<ProcessFacts> {
     facts_of(pid)
 }
 
+/// There are neither user namespaces nor capabilities: who has our user has our rights.
+pub fn has_our_rights(_pid: u32) -> bool {
+    true
+}
+
 /// Not told here for one thread.
 pub fn waits_of_thread() -> Option<u64> {
+    None
+}
+
+/// Nothing: it is not told here.
+pub fn runs_of_thread(_thread: i32) -> Option<u64> {
     None
 }
 

@@ -51,6 +51,11 @@ pub fn listxattr(fd: impl AsFd) -> SysResult<Vec<Vec<u8>>> {
     Ok(list.split(|&byte| byte == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect())
 }
 
+/// As [`all_xattrs`], of what a name in a directory leads to, and no further.
+pub fn all_xattrs_at(dir: impl AsFd, name: &[u8]) -> SysResult<Xattrs> {
+    all_xattrs(super::open_path_at(dir, name)?)
+}
+
 /// All attributes with their values, sorted by name; none where the filesystem has no attributes.
 /// One that is removed meanwhile is left out; one that may not be read is an error.
 pub fn all_xattrs(fd: impl AsFd) -> SysResult<Xattrs> {

@@ -40,6 +40,8 @@ pub struct Brought {
 /// One import under way.
 pub struct Bring<'a> {
     source: &'a OwnedFd,
+    /// See [`ExportEntry::of_stranger`].
+    stranger: bool,
     writer: &'a Writer,
     left: Mutex<Vec<Left>>,
     seen: Mutex<HashMap<Vec<u8>, Seen>>,
@@ -48,9 +50,9 @@ pub struct Bring<'a> {
 }
 
 impl<'a> Bring<'a> {
-    /// From `source`, open for reading, through a writer. `progress` is told how many paths were made.
-    pub fn new(source: &'a OwnedFd, writer: &'a Writer, progress: &'a (dyn Fn(u64) + Sync)) -> Bring<'a> {
-        Bring { source, writer, left: Mutex::default(), seen: Mutex::default(), done: AtomicU64::new(0), progress }
+    /// From `source`, open for reading, through a writer. `stranger`: somebody else answers for what is there. `progress` is told how many paths were made.
+    pub fn new(source: &'a OwnedFd, stranger: bool, writer: &'a Writer, progress: &'a (dyn Fn(u64) + Sync)) -> Bring<'a> {
+        Bring { source, stranger, writer, left: Mutex::default(), seen: Mutex::default(), done: AtomicU64::new(0), progress }
     }
 
     /// Removes and makes; what is left is [`Bring::finish`].
@@ -110,14 +112,18 @@ impl<'a> Bring<'a> {
     fn dir(&self, path: &[u8], stat: &Stat) -> SysResult<()> {
         let fd = open_below(self.source, path, OpenKind::Path)?;
         let entry = ExportEntry::new(path.to_vec(), stat, stat.ino, None, sys::all_xattrs(&fd)?);
-        self.writer.put(&mut Parent::default(), entry, None)
+        self.writer.put(&mut Parent::default(), self.believed(entry)?, None)
+    }
+
+    fn believed(&self, entry: ExportEntry) -> SysResult<ExportEntry> {
+        if self.stranger { entry.of_stranger() } else { Ok(entry) }
     }
 
     fn one(&self, from: &mut Parent, to: &mut Parent, path: &[u8], planned: &Stat) -> Result<(), Why> {
         let (above, name) = split(path).ok_or(Why::Error(Errno::EINVAL))?;
         let dir = from.existing(self.source, above).map_err(Why::of)?;
         if planned.kind != Kind::File {
-            let entry = read_other(dir, name, path, planned).map_err(Why::of)?;
+            let entry = read_other(dir, name, path, planned).and_then(|entry| self.believed(entry)).map_err(Why::of)?;
             return self.writer.put(to, entry, None).map_err(Why::of);
         }
         for copy in 0..COPIES_MAX {
@@ -127,7 +133,8 @@ impl<'a> Bring<'a> {
                 return Err(Why::Changing);
             }
             // By its inode in the source it is found which names are one file.
-            let mut entry = ExportEntry::new(path.to_vec(), &stat, stat.ino, None, sys::file_xattrs(&file).map_err(Why::of)?);
+            let entry = ExportEntry::new(path.to_vec(), &stat, stat.ino, None, sys::file_xattrs(&file).map_err(Why::of)?);
+            let mut entry = self.believed(entry).map_err(Why::of)?;
             entry.data = if stat.size > 0 { ExportData::File } else { ExportData::None };
             entry.again = copy > 0;
             self.writer.put(to, entry, Some(&file).filter(|_| stat.size > 0)).map_err(Why::of)?;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::record::{CHECKPOINT_NAME, DAEMON_NAME, RECORD_NAME, Record};
 use crate::store::ids::CheckpointId;
-use crate::store::layout::Layout;
+use crate::store::layout::{Layout, STORE_NAME};
 use crate::sys::{self, Errno, Open, RenameMode, SysResult};
 
 /// A record larger than this is none of ours.
@@ -94,6 +94,43 @@ fn write_whole(store: impl AsFd, name: &[u8], bytes: &[u8]) -> SysResult<()> {
     sys::write_all_at(&file, bytes, 0)?;
     sys::fdatasync(&file)?;
     sys::rename_at(&store, &new, &store, name, RenameMode::Replace)
+}
+
+/// In a store: what is in the directory is not the whole of what is imported. It holds the path of that, for people.
+const UNFINISHED_NAME: &[u8] = b"importing";
+
+/// Notes in the store of a directory, which is made if it is not there, that it is about to be made by an import; durable on return. Who may write to the
+/// directory may not write there.
+///
+/// # Errors
+/// EPERM: the store is somebody else's. Those of making it.
+pub fn begin(root: &OwnedFd, source: &[u8]) -> SysResult<()> {
+    let name = STORE_NAME.as_bytes();
+    match sys::mkdir_at(root, name, 0o700) {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    let store = sys::open_dir_at(root, name)?;
+    if sys::stat_fd(&store)?.uid != sys::ids().0 {
+        return Err(Errno::EPERM);
+    }
+    write_whole(&store, UNFINISHED_NAME, source)
+}
+
+/// Whether an import has begun and not come to its end, as the store notes it.
+pub fn is_unfinished(store: impl AsFd) -> bool {
+    sys::stat_at(store, UNFINISHED_NAME).is_ok()
+}
+
+/// Everything is there.
+///
+/// # Errors
+/// Those of unlinkat(2).
+pub fn end(root: &OwnedFd) -> SysResult<()> {
+    match sys::unlink_at(sys::open_dir_at(root, STORE_NAME.as_bytes())?, UNFINISHED_NAME) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Makes the store of a directory that is to be a tree, if there is none.

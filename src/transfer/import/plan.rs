@@ -9,8 +9,9 @@ use super::left::Left;
 use super::record::{Known, Record, Trace};
 use super::scan::{Found, Listing, Scan, join};
 use crate::history::diff::same_bytes;
+use crate::store::layout::is_own_xattr;
 use crate::sys::{self, Kind, Open, OpenKind, Stat, SysResult, Time, Xattrs};
-use crate::transfer::mark::is_mark;
+use crate::transfer::inode::mode_for;
 use crate::transfer::place::{open_below, split};
 
 /// A path, and what stat(2) said of it in the source.
@@ -197,7 +198,7 @@ impl Sides<'_> {
     /// Two inodes of one kind are the same in everything but their last access.
     fn is_same(&self, path: &[u8], one: &Stat, other: &Stat) -> SysResult<bool> {
         let owners = sys::ids().0 != 0 || (one.uid, one.gid) == (other.uid, other.gid);
-        let mode = one.kind == Kind::Symlink || one.mode == other.mode;
+        let mode = one.kind == Kind::Symlink || mode_for((other.uid, other.gid), one.kind, one.mode, (one.uid, one.gid)) == other.mode;
         let device = !matches!(one.kind, Kind::CharDev | Kind::BlockDev) || one.rdev == other.rdev;
         let size = one.kind != Kind::File || one.size == other.size;
         if !owners || !mode || !device || !size || one.mtime != other.mtime {
@@ -217,7 +218,7 @@ impl Sides<'_> {
 }
 
 fn kept(mut xattrs: Xattrs) -> Xattrs {
-    xattrs.retain(|(name, _)| !is_mark(name));
+    xattrs.retain(|(name, _)| !is_own_xattr(name));
     xattrs
 }
 

@@ -13,6 +13,9 @@ use crate::transfer::place::open_below;
 /// Where the views of the past are, in the root of a tree that is served.
 const VIEWS_NAME: &[u8] = b".snapshots";
 
+/// Set-user-id and set-group-id (inode(7)).
+const SET_ID: u32 = 0o6000;
+
 /// A name in a directory, and what it leads to.
 #[derive(Clone, Debug)]
 pub struct Found {
@@ -57,6 +60,16 @@ impl Scan {
     /// Directories that could not be listed: they stay as they are in the tree, with what is in them.
     pub fn unread(&self) -> HashSet<&[u8]> {
         self.left.iter().filter(|left| left.why.is_missed()).map(|left| left.path.0.as_slice()).collect()
+    }
+
+    /// Takes owners and set-id bits away, as [`ExportEntry::of_stranger`](crate::engine::export::parts::ExportEntry::of_stranger) does.
+    pub fn of_stranger(mut self) -> Scan {
+        let (uid, gid) = sys::ids();
+        let stats = self.dirs.iter_mut().flat_map(|dir| &mut dir.names).map(|found| &mut found.stat);
+        for stat in stats.chain([&mut self.root]) {
+            (stat.uid, stat.gid, stat.mode) = (uid, gid, stat.mode & !SET_ID);
+        }
+        self
     }
 
     /// How much of what there is.

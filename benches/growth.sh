@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# What a long history costs: the same tree with 10 checkpoints and with many, with some files changed before each.
+#
+#   growth.sh [CHECKPOINTS] [CHANGES] [FILES]      10000, 60, 36000; FS="xfs btrfs", BIN=target/release/ckptfs, CKPTFS_BENCH_DIR=/var/tmp
+#
+# Prints a table in Markdown for each filesystem: sizes on disk, memory of the daemon, and medians of nine in milliseconds.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export LC_ALL=C
+
+COUNT=${1:-10000}
+CHANGES=${2:-60}
+FILES=${3:-36000}
+ROUNDS=9
+BIN=$(realpath "${BIN:-target/release/ckptfs}")
+WORK=$(mktemp -d "${CKPTFS_BENCH_DIR:-/var/tmp}/ckptfs-growth-XXXXXX")
+
+clean() {
+    set +e
+    cd /
+    "$BIN" umount "$WORK/mnt/tree" >/dev/null 2>&1
+    umount "$WORK/mnt" 2>/dev/null
+    rm -rf "$WORK"
+}
+trap clean EXIT
+
+make_image() {
+    truncate -s 16G "$WORK/image"
+    case $1 in
+        xfs) mkfs.xfs -q -m reflink=1 "$WORK/image" ;;
+        btrfs) mkfs.btrfs -q "$WORK/image" ;;
+    esac
+    mkdir -p "$WORK/mnt"
+    mount -o loop "$WORK/image" "$WORK/mnt"
+}
+
+make_tree() {
+    local n dir
+    mkdir "$TREE"
+    for ((n = 0; n < FILES; n += 50)); do
+        dir=$TREE/d$((n / 1000))/s$((n / 50 % 20))
+        mkdir -p "$dir"
+        for ((m = n; m < n + 50 && m < FILES; m++)); do echo "file $m" >"$dir/f$m"; done
+    done
+}
+
+# Changes CHANGES files, other ones each time, and makes a checkpoint.
+step() {
+    local n number
+    for ((n = 0; n < CHANGES; n++)); do
+        number=$(((STEPS * CHANGES + n) * 7919 % FILES))
+        echo more >>"$TREE/d$((number / 1000))/s$((number / 50 % 20))/f$number"
+    done
+    STEPS=$((STEPS + 1))
+    "$BIN" -C "$TREE" checkpoint >/dev/null
+}
+
+median() { printf '%s\n' "$@" | sort -n | sed -n "$((($# + 1) / 2))p"; }
+
+# Median of the milliseconds that a command takes.
+took() {
+    local begun round all=()
+    for ((round = 0; round < ROUNDS; round++)); do
+        begun=${EPOCHREALTIME/./}
+        "$@" >/dev/null
+        all+=($((${EPOCHREALTIME/./} - begun)))
+    done
+    awk -v us="$(median "${all[@]}")" 'BEGIN { printf "%.1f", us / 1000 }'
+}
+
+verb() { "$BIN" -C "$TREE" "$@"; }
+old_view() { ls -l "$TREE/.snapshots/1/d0/s0"; }
+every_view() { for id in $(seq 1 "$((STEPS / 200 + 1))" "$STEPS"); do ls -l "$TREE/.snapshots/$id/d1/s1" >/dev/null; done; }
+mounted() {
+    local begun round all=()
+    for ((round = 0; round < ROUNDS; round++)); do
+        "$BIN" umount "$TREE" >/dev/null 2>&1
+        begun=${EPOCHREALTIME/./}
+        "$BIN" mount "$TREE" >/dev/null 2>&1
+        all+=($((${EPOCHREALTIME/./} - begun)))
+    done
+    awk -v us="$(median "${all[@]}")" 'BEGIN { printf "%.1f", us / 1000 }'
+}
+first_write() {
+    local begun round all=()
+    for ((round = 0; round < ROUNDS; round++)); do
+        verb checkpoint >/dev/null
+        begun=${EPOCHREALTIME/./}
+        echo x >>"$TREE/d0/s$round/f$((round * 50))"
+        all+=($((${EPOCHREALTIME/./} - begun)))
+    done
+    awk -v us="$(median "${all[@]}")" 'BEGIN { printf "%.2f", us / 1000 }'
+}
+memory() { awk '/^VmRSS/ { printf "%.0f", $2 / 1024 }' "/proc/$(verb status --json | grep -o '"pid":[0-9]*' | head -1 | cut -d: -f2)/status"; }
+megabytes() { du -sk "$TREE/.ckptfs/$1" | awk '{ printf "%.1f", $1 / 1024 }'; }
+
+# Prints the values of the rows, a line each.
+look() {
+    sleep 3
+    local last=$STEPS
+    "$BIN" umount "$TREE" >/dev/null 2>&1
+    megabytes index && echo
+    megabytes journal && echo
+    "$BIN" mount "$TREE" >/dev/null 2>&1
+    mounted && echo
+    memory && echo
+    took old_view && echo
+    took verb diff "$((last - 1))" "$last" && echo
+    took verb log && echo
+    every_view
+    memory && echo
+    took verb checkpoint && echo
+    first_write && echo
+}
+
+ROWS=("index, MB" "journal, MB" "mount, ms" "memory after it, MiB" "\`ls -l\` of 50 names in the oldest view, ms" "\`diff\` of the newest two, ms" "first page of \`log\`, ms"
+    "memory after a look at 200 views, MiB" "the process \`checkpoint\`, ms" "first write after it, ms")
+
+for fs in ${FS:-xfs btrfs}; do
+    STEPS=0
+    TREE=$WORK/mnt/tree
+    make_image "$fs"
+    make_tree
+    "$BIN" mount "$TREE" >/dev/null 2>&1
+    while ((STEPS < 10)); do step; done
+    mapfile -t few < <(look)
+    while ((STEPS < COUNT)); do step; done
+    mapfile -t many < <(look)
+    printf '\n%s: %s files, %s changes before each checkpoint\n\n| | 10 checkpoints | %s | ratio |\n|---|---|---|---|\n' "$fs" "$FILES" "$CHANGES" "$COUNT"
+    for row in "${!ROWS[@]}"; do
+        printf '| %s | %s | %s | %s |\n' "${ROWS[row]}" "${few[row]}" "${many[row]}" "$(awk -v a="${few[row]}" -v b="${many[row]}" 'BEGIN { printf "%.2f", a ? b / a : 0 }')"
+    done
+    "$BIN" umount "$TREE" >/dev/null 2>&1
+    umount "$WORK/mnt"
+    rm "$WORK/image"
+done

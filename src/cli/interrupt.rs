@@ -1,0 +1,67 @@
+//! Ctrl-C, and whatever else asks this program to end, while the daemon restores something: the daemon is told, and its answer says what became of it.
+//!
+//! What has changed nothing yet is given up. What has begun to change the tree is finished: half of it is nobody's wish, and `ckptfs undo` takes it back.
+//! A second signal ends this program at once; the daemon notices that nobody waits any more, and does the same.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use super::error::{Failure, Outcome, io_error};
+use super::output::Out;
+use crate::control::Client;
+use crate::engine::api::VerbResult;
+use crate::engine::asker::CANCELLED;
+use crate::sys;
+
+/// Added to the number of a signal; the status of a program that died of one, in a shell.
+const SIGNAL_STATUS: i32 = 128;
+
+/// See the module.
+pub struct Interrupt(Arc<AtomicI32>);
+
+impl Interrupt {
+    /// From now on a signal gives up what is asked of the daemon. Call it before a thread is started.
+    pub fn gives_up(client: &Client) -> VerbResult<Interrupt> {
+        let failed = |cause| io_error("waiting for signals", cause);
+        let canceller = client.canceller().map_err(|cause| io_error("the connection", cause))?;
+        let came = Arc::new(AtomicI32::new(0));
+        let ours = Interrupt(Arc::clone(&came));
+        let tell = move |signal| {
+            came.store(signal, Ordering::SeqCst);
+            // It is gone: then there is an answer, or nobody to ask.
+            let _ = canceller.cancel();
+            if let Ok(signal) = sys::wait_terminate() {
+                std::process::exit(SIGNAL_STATUS + signal);
+            }
+        };
+        sys::on_terminate(tell).map(drop).map_err(failed)?;
+        Ok(ours)
+    }
+
+    fn status(&self) -> Option<u8> {
+        let signal = self.0.load(Ordering::SeqCst);
+        (signal > 0).then(|| u8::try_from(SIGNAL_STATUS + signal).unwrap_or(u8::MAX))
+    }
+
+    /// The daemon's answer; one that says that it gave up ends this program.
+    pub fn answer<T>(&self, answer: VerbResult<T>, out: &Out) -> Result<T, Failure> {
+        match (answer, self.status()) {
+            (Err(why), Some(status)) if why.code == CANCELLED => {
+                out.talk("cancelled: nothing was changed");
+                Err(Failure::Status(status))
+            }
+            (answer, _) => Ok(answer?),
+        }
+    }
+
+    /// What was done is told; whether that came too late to be given up.
+    pub fn end(&self, out: &Out) -> Outcome {
+        match self.status() {
+            Some(status) => {
+                out.talk("it had begun to change the tree when it was to be cancelled, and was finished; to take it back: ckptfs undo");
+                Err(Failure::Status(status))
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! How many checkpoints mkdir(2) in `.snapshots` may make, and how fast: whoever may write to the root directory can, also from a container, and each
+//! takes memory, a freeze, and what it keeps of later changes.
+//!
+//! Who could have the daemon do it with a verb is not limited: the daemon's own user, in its user namespace, with CAP_SYS_ADMIN if the daemon has it.
+//! So root in a container is, unless the container is privileged. What was deleted can be brought back, and counts by itself: the oldest is freed for
+//! good where there is too much of it.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::Engine;
+use super::request::Caller;
+use super::settings::Settings;
+use crate::store::ids::CheckpointId;
+use crate::store::record::Kept;
+use crate::sys::{self, Errno, SysResult};
+
+/// Checkpoints that mkdir(2) of one user may have made (`snapdir.per-user`).
+pub const PER_USER_MAX: u64 = 4096;
+/// Checkpoints that one user may make in a minute, at once or one after the other (`snapdir.per-minute`).
+pub const PER_MINUTE_MAX: u64 = 60;
+/// All users together have so many times as much: one user can be many, with the numbers of a user namespace.
+const USERS: u64 = 4;
+
+/// What the configuration says, or what it is without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    per_user: u64,
+    per_minute: u64,
+}
+
+impl Limits {
+    pub(super) fn of(settings: &Settings) -> Limits {
+        Limits {
+            per_user: settings.number("snapdir.per-user").unwrap_or(PER_USER_MAX),
+            per_minute: settings.number("snapdir.per-minute").unwrap_or(PER_MINUTE_MAX),
+        }
+    }
+}
+
+/// How much each user may do at once still.
+#[derive(Default)]
+pub(super) struct Pace(HashMap<Option<u32>, Left>);
+
+/// What was left when it was looked at last.
+#[derive(Clone, Copy)]
+struct Left {
+    count: f64,
+    at: Instant,
+}
+
+impl Pace {
+    /// Takes one for a user, and one of what all have together; `false`: there is none.
+    fn take(&mut self, uid: u32, per_minute: u64, now: Instant) -> bool {
+        let users = &mut self.0;
+        let whole = |user: Option<u32>| if user.is_some() { per_minute } else { per_minute.saturating_mul(USERS) } as f64;
+        let left = |user: Option<u32>, known: Option<&Left>| {
+            let grown = |left: &Left| left.count + whole(user) * now.saturating_duration_since(left.at).as_secs_f64() / 60.0;
+            known.map_or(whole(user), grown).min(whole(user))
+        };
+        // Who has all again is like one who never asked.
+        users.retain(|user, known| left(*user, Some(known)) < whole(*user));
+        let asked = [Some(uid), None].map(|user| (user, left(user, users.get(&user))));
+        let there = asked.iter().all(|(_, count)| *count >= 1.0);
+        for (user, count) in asked.into_iter().filter(|_| there) {
+            users.insert(user, Left { count: count - 1.0, at: now });
+        }
+        there
+    }
+}
+
+impl Engine {
+    /// One more checkpoint is asked for with mkdir(2).
+    ///
+    /// # Errors
+    /// EDQUOT: there are as many as may be. EAGAIN: too many of late.
+    pub(super) fn check_quota(&self, caller: Caller, pace: &mut Pace) -> SysResult<()> {
+        if caller.uid == sys::ids().0 && sys::has_our_rights(caller.pid) {
+            return Ok(());
+        }
+        let limits = Limits::of(&self.settings());
+        if !pace.take(caller.uid, limits.per_minute, Instant::now()) {
+            return Err(Errno::EAGAIN);
+        }
+        let all = usize::try_from(limits.per_user.saturating_mul(USERS)).unwrap_or(usize::MAX);
+        let per_user = usize::try_from(limits.per_user).unwrap_or(usize::MAX);
+        let made = self.timeline().made_by_mkdir(caller.uid);
+        if made.theirs >= per_user || made.all >= all {
+            tracing::warn!(uid = caller.uid, theirs = made.theirs, all = made.all, "mkdir(2) may make no more checkpoints: see snapdir.per-user");
+            return Err(Errno::EDQUOT);
+        }
+        if made.hidden_theirs >= per_user || made.hidden >= all {
+            // Their own first: who deletes much makes nobody else's go.
+            made.oldest_hidden_theirs.or(made.oldest_hidden).into_iter().for_each(|id| self.free_hidden(caller, id));
+        }
+        Ok(())
+    }
+
+    /// Best effort: the next one tries again.
+    fn free_hidden(&self, caller: Caller, id: CheckpointId) {
+        let _one_at_a_time = self.checkpointing.lock();
+        let Some(kept) = self.timeline().hidden_checkpoint(id).filter(|kept: &Kept| kept.pinned.is_none()) else { return };
+        let freed = self.timeline().unneeded_without(id).and_then(|unneeded| {
+            self.timeline().free(&caller.actor(), id)?;
+            self.remove_unneeded(&kept, &unneeded);
+            Ok(())
+        });
+        if let Err(errno) = freed {
+            tracing::warn!(%errno, %id, "a checkpoint that was deleted cannot be freed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_minute_s_worth_at_once_and_then_at_that_pace() {
+        let (mut pace, began) = (Pace::default(), Instant::now());
+        let mut taken = |uid: u32, after_s: u64| (0..1000).take_while(|_| pace.take(uid, 60, began + Duration::from_secs(after_s))).count();
+        assert_eq!((taken(1, 0), taken(1, 0), taken(2, 0)), (60, 0, 60));
+        assert_eq!((taken(1, 1), taken(1, 1), taken(1, 31)), (1, 0, 30));
+        // What all have together, however many they are.
+        assert_eq!((taken(3, 31), taken(4, 31), taken(5, 31), taken(6, 31)), (60, 60, 60, 30));
+        assert_eq!((7..100).map(|uid| taken(uid, 31)).sum::<usize>(), 0);
+        assert_eq!(taken(7, 100_000), 60);
+        assert!(pace.0.len() <= 2, "who waited long enough is forgotten");
+        assert!(!pace.take(7, 0, began + Duration::from_secs(200_000)));
+    }
+}

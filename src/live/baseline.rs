@@ -1,0 +1,326 @@
+//! What was changed while nothing was mounted, told by the baseline: the tree as it was when it was last served.
+//!
+//! When a daemon has ended in an orderly way it writes the baseline ([`crate::store::baseline`]). The next one compares, before it serves: from the root
+//! down by the directories of the baseline, with a stat of each inode. What differs gets the undo records of a change of ours, made in the open epoch: names,
+//! attributes, extended attributes and places are known. Of a file's content nothing is known but that it may be another, unless a copy was kept: then its
+//! record has a size and no object, and views give EIO for it. A directory whose names are accounted for gets a ctime of now, so that it is not taken
+//! for one that was changed unseen.
+//!
+//! An inode is the one that it was if slot, kind and time of birth are. One that is at its name no more is looked for among the names that are new.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Live;
+use super::ahead::is_same;
+use super::kept::Keeper;
+use super::nodes::generation_of;
+use crate::history::ahead::AheadNode;
+use crate::history::present::Trail;
+use crate::store::baseline::{self, Baseline, Node, ROOT, Writer};
+use crate::store::error::StoreError;
+use crate::store::ids::{Name, Slot};
+use crate::store::layout::STORE_NAME;
+use crate::store::record::{AttrState, Child, DataState, Key, Place, Record, Undo};
+use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
+
+/// A tree that takes longer to be looked at, but for what is kept, has no baseline. A mount waits a little longer for who is at it.
+const WRITE_MAX: Duration = Duration::from_secs(15);
+
+fn errno(error: StoreError) -> Errno {
+    error.errno()
+}
+
+/// Names of a directory that are part of the tree, sorted.
+fn names_of(slot: Slot, fd: &OwnedFd) -> SysResult<Vec<Name>> {
+    let names = sys::list_dir(fd)?.into_iter().map(|entry| entry.name);
+    let mut names: Vec<Name> = names.filter(|name| slot != Slot::ROOT || name != STORE_NAME.as_bytes()).map(|name| Name::new(&name)).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+impl Live {
+    /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and no layer has, for as long as `keep` says. Nothing may be served
+    /// any more. Says how many files are not kept for want of time or space.
+    ///
+    /// # Errors
+    /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
+    pub fn write_baseline(&self, keep: Duration) -> SysResult<u64> {
+        let layout = &self.timeline.store().layout;
+        Baseline::remove(layout).map_err(errno)?;
+        self.write_whole_baseline(keep).inspect_err(|_| {
+            if let Err(error) = Baseline::remove(layout) {
+                tracing::debug!(%error, "what there is of a baseline stays");
+            }
+        })
+    }
+
+    fn write_whole_baseline(&self, keep: Duration) -> SysResult<u64> {
+        let store = self.timeline.store();
+        // What no checkpoint shows needs no past.
+        if self.timeline.stored_ids().is_empty() {
+            return self.drop_kept().map(|()| 0);
+        }
+        let keeper = if keep.is_zero() { self.drop_kept().map(|()| None)? } else { self.keeper(keep)? };
+        let began = Instant::now();
+        let mut writer = Writer::new(&store.layout, store.journal.position()).map_err(errno)?;
+        let root = Node {
+            child: Child { slot: Slot::ROOT, kind: Kind::Dir },
+            attr: AttrState { stat: sys::stat_fd(&self.root)?, target: None },
+            xattrs: sys::all_xattrs(&self.root)?,
+            number: ROOT,
+        };
+        writer.add(0, b"", &root).map_err(errno)?;
+        let mut open = VecDeque::from([(ROOT, Trail::root(), root.attr.stat)]);
+        let mut last = ROOT;
+        while let Some((number, trail, was)) = open.pop_front() {
+            let fd = self.dir(&trail)?;
+            for name in names_of(trail.slot, &fd)? {
+                let mut node = match self.node_at(&fd, &name) {
+                    // Another filesystem is no part of the tree.
+                    Err(Errno::EXDEV) => continue,
+                    node => node?,
+                };
+                if !baseline::fits(&node.xattrs) {
+                    return Err(Errno::E2BIG);
+                }
+                if let Some(keeper) = &keeper {
+                    keeper.keep(&fd, &name, &node);
+                }
+                if node.child.kind == Kind::Dir {
+                    last += 1;
+                    node.number = last;
+                    open.push_back((last, trail.step(&name, node.child.slot), node.attr.stat));
+                }
+                writer.add(number, name.as_bytes(), &node).map_err(errno)?;
+            }
+            if !is_same(&sys::stat_fd(&fd)?, &was) {
+                return Err(Errno::EBUSY);
+            }
+            if began.elapsed() > WRITE_MAX.saturating_add(keep) {
+                return Err(Errno::ETIMEDOUT);
+            }
+        }
+        writer.finish().map_err(errno)?;
+        keeper.map_or(Ok(0), Keeper::finish)
+    }
+
+    fn node_at(&self, dir: &OwnedFd, name: &Name) -> SysResult<Node> {
+        let stat = sys::stat_at(dir, name.as_bytes())?;
+        let child = Child { slot: self.slot_of(&stat)?, kind: stat.kind };
+        let target = if stat.kind == Kind::Symlink { Some(sys::readlink_at(dir, name.as_bytes())?) } else { None };
+        let xattrs = sys::all_xattrs_at(dir, name.as_bytes())?;
+        Ok(Node { child, attr: AttrState { stat, target }, xattrs, number: 0 })
+    }
+
+    /// Records what differs from the baseline. Nothing may be served yet.
+    ///
+    /// # Errors
+    /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views.
+    pub fn record_absence(&self, baseline: &Baseline) -> SysResult<()> {
+        let root = baseline.root().map_err(errno)?;
+        let ahead = self.timeline.ahead()?;
+        let mut compared =
+            Compared { live: self, baseline, ahead, open: Vec::new(), away: HashMap::new(), new: HashMap::new(), unlisted: Vec::new() };
+        compared.open.push(Directory { now: Trail::root(), was: Trail::root(), node: root });
+        compared.all()
+    }
+}
+
+/// A directory that is there still.
+struct Directory {
+    /// Where it is.
+    now: Arc<Trail>,
+    /// Where it was.
+    was: Arc<Trail>,
+    /// What it was.
+    node: Node,
+}
+
+struct Compared<'a> {
+    live: &'a Live,
+    baseline: &'a Baseline,
+    ahead: HashMap<Slot, AheadNode>,
+    /// Still to be compared.
+    open: Vec<Directory>,
+    /// What is not where it was, and where that was.
+    away: HashMap<Slot, (Node, Arc<Trail>)>,
+    /// What is at a name that is new: the directory, the name, and what it is.
+    new: HashMap<Slot, (Arc<Trail>, Name, Stat)>,
+    /// New directories whose names were not looked at.
+    unlisted: Vec<Arc<Trail>>,
+}
+
+/// It is the inode that it was.
+fn is_it(live: &Live, stat: &Stat, node: &Node) -> bool {
+    let was = &node.attr.stat;
+    live.slot_of(stat) == Ok(node.child.slot) && stat.kind == was.kind && generation_of(stat) == generation_of(was)
+}
+
+fn place_of(trail: &Trail) -> Option<Place> {
+    trail.up.as_ref().map(|up| Place { parent: up.slot, name: trail.name.clone() })
+}
+
+impl Compared<'_> {
+    fn all(&mut self) -> SysResult<()> {
+        loop {
+            while let Some(directory) = self.open.pop() {
+                self.compare(&directory)?;
+            }
+            if self.away.is_empty() {
+                return Ok(());
+            }
+            self.list_new()?;
+            if !self.find_moved()? {
+                self.record_gone()?;
+            }
+        }
+    }
+
+    /// Compares a directory, and what is at its names.
+    fn compare(&mut self, directory: &Directory) -> SysResult<()> {
+        let Directory { now, was, node } = directory;
+        let fd = self.live.dir(now)?;
+        let stat = sys::stat_fd(&fd)?;
+        let names = self.baseline.names(node.number).map_err(errno)?;
+        let mut undo = Vec::new();
+        let (dir, changed) = (now.slot, !is_same(&stat, &node.attr.stat));
+        let mut known = HashSet::new();
+        for (name, child) in names {
+            match sys::stat_at(&fd, name.as_bytes()) {
+                Ok(stat) if is_it(self.live, &stat, &child) => self.compare_child(&stat, (now, was), &name, child.clone())?,
+                Ok(_) | Err(Errno::ENOENT) if changed => {
+                    undo.push(Undo::Entry { dir, name: name.clone(), before: Some(child.child) });
+                    self.away.entry(child.child.slot).or_insert_with(|| (child.clone(), was.step(&name, child.child.slot)));
+                    // What is there instead is new.
+                    continue;
+                }
+                // Something is mounted there.
+                Ok(_) => {}
+                Err(errno) => return Err(errno),
+            }
+            known.insert(name);
+        }
+        if !changed {
+            return Ok(());
+        }
+        let gone: HashSet<Name> =
+            undo.iter().filter_map(|item| if let Undo::Entry { name, .. } = item { Some(name.clone()) } else { None }).collect();
+        for name in names_of(dir, &fd)?.into_iter().filter(|name| !known.contains(name)) {
+            if self.note_new(&fd, now, &name)? && !gone.contains(&name) {
+                undo.push(Undo::Entry { dir, name, before: None });
+            }
+        }
+        self.record(node, was, undo, None)?;
+        sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(stat.mtime))
+    }
+
+    fn compare_child(&mut self, stat: &Stat, (now, was): (&Arc<Trail>, &Arc<Trail>), name: &Name, node: Node) -> SysResult<()> {
+        let slot = node.child.slot;
+        if node.child.kind == Kind::Dir {
+            self.open.push(Directory { now: now.step(name, slot), was: was.step(name, slot), node });
+            Ok(())
+        } else if is_same(stat, &node.attr.stat) {
+            Ok(())
+        } else {
+            self.record(&node, &was.step(name, slot), Vec::new(), None)
+        }
+    }
+
+    /// Notes what is at a name; `false`: nothing is, or another filesystem, which is no part of the tree.
+    fn note_new(&mut self, fd: &OwnedFd, dir: &Arc<Trail>, name: &Name) -> SysResult<bool> {
+        let stat = match sys::stat_at(fd, name.as_bytes()) {
+            Err(Errno::ENOENT) => return Ok(false),
+            stat => stat?,
+        };
+        let Ok(slot) = self.live.slot_of(&stat) else { return Ok(false) };
+        if stat.kind == Kind::Dir {
+            self.unlisted.push(dir.step(name, slot));
+        }
+        self.new.insert(slot, (Arc::clone(dir), name.clone(), stat));
+        Ok(true)
+    }
+
+    /// Looks at the names in new directories. One that was only moved is compared later; to have looked at it changes nothing.
+    fn list_new(&mut self) -> SysResult<()> {
+        while let Some(trail) = self.unlisted.pop() {
+            let fd = self.live.dir(&trail)?;
+            for name in names_of(trail.slot, &fd)? {
+                self.note_new(&fd, &trail, &name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records what is at another place; `false`: nothing is.
+    fn find_moved(&mut self) -> SysResult<bool> {
+        let is_there = |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| self.new.get(slot).is_some_and(|(_, _, stat)| is_it(self.live, stat, node));
+        let moved: Vec<Slot> = self.away.iter().filter(|entry| is_there(*entry)).map(|(slot, _)| *slot).collect();
+        for slot in &moved {
+            let (Some((node, was)), Some((dir, name, _))) = (self.away.remove(slot), self.new.remove(slot)) else { continue };
+            self.record(&node, &was, Vec::new(), Some(Place { parent: dir.slot, name: name.clone() }))?;
+            if node.child.kind == Kind::Dir {
+                self.open.push(Directory { now: dir.step(&name, *slot), was, node });
+            }
+        }
+        Ok(!moved.is_empty())
+    }
+
+    /// Records what is nowhere any more. What was in a directory of these may be elsewhere.
+    fn record_gone(&mut self) -> SysResult<()> {
+        for (slot, (node, was)) in std::mem::take(&mut self.away) {
+            let mut undo = Vec::new();
+            if node.child.kind == Kind::Dir {
+                let names = self.baseline.names(node.number).map_err(errno)?;
+                // Another directory may have its number.
+                if let Some((dir, name, Stat { kind: Kind::Dir, .. })) = self.new.get(&slot) {
+                    let fd = self.live.dir(&dir.step(name, slot))?;
+                    let there = names_of(slot, &fd)?;
+                    let others = there.into_iter().filter(|name| names.binary_search_by(|(known, _)| known.cmp(name)).is_err());
+                    undo.extend(others.map(|name| Undo::Entry { dir: slot, name, before: None }));
+                }
+                for (name, child) in names {
+                    undo.push(Undo::Entry { dir: slot, name: name.clone(), before: Some(child.child) });
+                    let was = was.step(&name, child.child.slot);
+                    self.away.entry(child.child.slot).or_insert((child, was));
+                }
+            }
+            self.record(&node, &was, undo, None)?;
+        }
+        Ok(())
+    }
+
+    /// Records what an inode was; `now`: where it is.
+    fn record(&self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
+        let (slot, timeline) = (node.child.slot, &self.live.timeline);
+        let news = timeline.needs(&Key::Attr(slot));
+        let mut undo = vec![Undo::Attr { slot, before: node.attr.clone() }, Undo::Xattrs { slot, before: node.xattrs.clone() }];
+        if node.child.kind == Kind::File {
+            undo.push(Undo::Data { slot, before: self.content(node) });
+        }
+        let mut at = was;
+        while let (Some(place), true) = (place_of(at), timeline.needs(&Key::Home(at.slot))) {
+            undo.push(Undo::Home { slot: at.slot, before: place });
+            let Some(up) = &at.up else { break };
+            at = up;
+        }
+        undo.extend(names);
+        let more = now.map(|place| Record::Moved { places: vec![(slot, place)] });
+        timeline.record(undo, more.into_iter().collect())?;
+        timeline.count(i64::from(news && slot != Slot::ROOT));
+        Ok(())
+    }
+
+    /// What is known of a file's content: nothing, unless it was kept, or captured ahead, or is empty.
+    fn content(&self, node: &Node) -> DataState {
+        let kept = self.live.take_kept(node).inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
+        if let Ok(object @ Some(_)) = kept {
+            return DataState { object, size: node.attr.stat.size, provisional: false };
+        }
+        let size = node.attr.stat.size;
+        let kept = self.ahead.get(&node.child.slot).filter(|ahead| ahead.attr.as_ref().is_some_and(|attr| is_same(&attr.stat, &node.attr.stat)));
+        kept.and_then(|ahead| ahead.data).unwrap_or(DataState { object: None, size, provisional: false })
+    }
+}

@@ -1,0 +1,59 @@
+//! A Bloom filter: which keys are not in a run, told without reading it (Bloom, 1970; the two hashes are those of Kirsch and Mitzenmacher, 2006).
+
+/// Bits for each key: with seven probes one look-up in a hundred is made in vain.
+const BITS_A_KEY: usize = 10;
+const PROBES: u64 = 7;
+
+/// What a filter is asked about.
+#[derive(Clone, Copy, Debug)]
+pub struct Probe(u64, u64);
+
+impl Probe {
+    pub fn of(key: &[u8]) -> Probe {
+        let mut hash = [0; 16];
+        blake3::Hasher::new().update(key).finalize_xof().fill(&mut hash);
+        let (one, two) = hash.split_at(8);
+        let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        Probe(number(one), number(two) | 1)
+    }
+}
+
+/// The bits.
+#[derive(Debug, Default)]
+pub struct Filter(Vec<u8>);
+
+impl Filter {
+    /// For this many keys.
+    pub fn new(keys: usize) -> Filter {
+        Filter(vec![0; (keys.saturating_mul(BITS_A_KEY) / 8).max(8)])
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Filter {
+        Filter(bytes.to_vec())
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub fn add(&mut self, probe: Probe) {
+        for (byte, mask) in places(probe, self.0.len()) {
+            if let Some(byte) = self.0.get_mut(byte) {
+                *byte |= mask;
+            }
+        }
+    }
+
+    /// `false`: the key was never added.
+    pub fn may_have(&self, probe: Probe) -> bool {
+        places(probe, self.0.len()).all(|(byte, mask)| self.0.get(byte).is_none_or(|byte| byte & mask != 0))
+    }
+}
+
+fn places(Probe(one, two): Probe, bytes: usize) -> impl Iterator<Item = (usize, u8)> {
+    let bits = (bytes as u64).saturating_mul(8).max(1);
+    (0..PROBES).map(move |n| {
+        let bit = one.wrapping_add(n.wrapping_mul(two)) % bits;
+        ((bit / 8) as usize, 1 << (bit % 8))
+    })
+}

@@ -1,0 +1,75 @@
+//! Which runs are merged, and the records of several in one order.
+
+use std::ops::Range;
+
+use super::run::Cursor;
+use super::{FAN, Listed, Struck, is_struck};
+use crate::store::error::StoreResult;
+use crate::store::ids::Epoch;
+
+/// The newest neighbours of one level that are as many as are merged.
+pub fn due(runs: &[Listed]) -> Option<Range<usize>> {
+    let mut end = runs.len();
+    while let Some(level) = end.checked_sub(1).and_then(|last| runs.get(last)).map(|listed| listed.level) {
+        let start = runs.iter().take(end).rposition(|listed| listed.level != level).map_or(0, |before| before + 1);
+        if end - start >= FAN {
+            return Some(start..end);
+        }
+        end = start;
+    }
+    None
+}
+
+/// A record: its key, its epoch, what it says.
+pub type Item<'a> = (&'a [u8], Epoch, &'a [u8]);
+
+/// The records of several runs, the oldest first, in the order of keys and epochs: of the same the oldest run's, and none that is struck.
+pub struct Merged<'a> {
+    struck: &'a Struck,
+    /// Those that have a next entry, which they stand at.
+    cursors: Vec<(Cursor<'a>, &'a Listed)>,
+    /// What was given last.
+    key: Vec<u8>,
+    epoch: Epoch,
+    value: Vec<u8>,
+    begun: bool,
+}
+
+impl<'a> Merged<'a> {
+    pub fn new(runs: &'a [Listed], struck: &'a Struck) -> StoreResult<Merged<'a>> {
+        let mut cursors = Vec::with_capacity(runs.len());
+        for listed in runs {
+            let mut cursor = Cursor::new(&listed.run, None);
+            if cursor.next()? {
+                cursors.push((cursor, listed));
+            }
+        }
+        Ok(Merged { struck, cursors, key: Vec::new(), epoch: Epoch(0), value: Vec::new(), begun: false })
+    }
+
+    /// The next record.
+    pub fn next(&mut self) -> StoreResult<Option<Item<'_>>> {
+        loop {
+            let least = self.cursors.iter().enumerate().min_by(|(_, (a, _)), (_, (b, _))| (&a.key, a.epoch).cmp(&(&b.key, b.epoch)));
+            let Some((at, (cursor, listed))) = least else { return Ok(None) };
+            let known = self.begun && (&cursor.key, cursor.epoch) == (&self.key, self.epoch);
+            let skip = known || is_struck(self.struck, listed, &cursor.key, cursor.epoch);
+            if !skip {
+                (self.epoch, self.begun) = (cursor.epoch, true);
+                self.key.clone_from(&cursor.key);
+                self.value.clear();
+                self.value.extend_from_slice(cursor.value());
+            }
+            let ended = match self.cursors.get_mut(at) {
+                Some((cursor, _)) => !cursor.next()?,
+                None => false,
+            };
+            if ended {
+                self.cursors.remove(at);
+            }
+            if !skip {
+                return Ok(Some((&self.key, self.epoch, &self.value)));
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! The undo records of closed epochs: sorted files that never change, the oldest first, and few of them.
+//!
+//! Whoever closes an epoch makes a run of its records; four neighbours of one level are merged into one of the next, so that a look-up asks few. What
+//! is listed is a run that is whole; the list is in the index's database, changed in one batch with the place up to which the journal is applied.
+//!
+//! Invariants:
+//! - a run holds the first record of each key in each of its epochs; where two hold the same, the older one's counts;
+//! - a data record that was taken back later is struck: in the list, and for the runs that were there then. A merge leaves it out;
+//! - a file is synced before it is listed, and what it replaces is removed when the list was synced: after a power cut every one that is listed is there.
+//!   One that is not, or is not whole, is damage, and the index is made anew.
+
+mod filter;
+mod merge;
+pub mod run;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::{Range, RangeInclusive};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+
+use self::filter::Probe;
+use self::merge::{Item, Merged};
+use self::run::{Builder, Bytes, Cache, Cursor, Out, Run, Weigh};
+use super::keys;
+use crate::store::at;
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::ids::{Epoch, Name, Slot};
+use crate::store::journal::{Address, codec};
+use crate::store::record::{Key, Undo};
+use crate::sys::lock::{Mutex, RwLock};
+
+/// The directory of the files, in that of the index.
+pub const NAME: &str = "runs";
+/// Bytes of blocks that are kept in memory.
+const CACHE_BYTES: u64 = 64 << 20;
+/// Blocks that are, about.
+const CACHE_BLOCKS: usize = (CACHE_BYTES / 1024) as usize;
+/// Neighbours of one level that are merged.
+const FAN: usize = 4;
+/// Entries of one name that are passed over before the next name is looked up instead.
+const SKIPS_MAX: u32 = 16;
+/// Bytes of files that were replaced, and removed when everything was synced next: with so many that is at once.
+const REPLACED_BYTES_MAX: u64 = 16 << 20;
+
+/// A run as it is listed.
+#[derive(Clone)]
+pub struct Listed {
+    /// What is in it.
+    pub run: Arc<Run>,
+    /// Where in the journal its records begin.
+    pub from: Address,
+    /// How often it was merged.
+    pub level: u8,
+}
+
+/// How a run is listed: what opens it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub from: Address,
+    pub number: u64,
+    pub level: u8,
+}
+
+impl Listed {
+    pub fn line(&self) -> Line {
+        Line { from: self.from, number: self.run.number, level: self.level }
+    }
+}
+
+/// What is listed. Whoever looks something up keeps the list of its beginning.
+#[derive(Clone, Default)]
+struct List {
+    /// The oldest first.
+    runs: Vec<Listed>,
+    /// Data records that were taken back, each for the runs that begin before the place.
+    struck: Struck,
+}
+
+impl List {
+    /// What becomes of what is struck when these runs are merged: the one that is made has nothing of it, and begins where the oldest does.
+    fn clean(&self, due: Range<usize>, epochs: &RangeInclusive<Epoch>) -> Vec<((Epoch, Slot), Address, Option<Address>)> {
+        let place = |at: usize| self.runs.get(at).map_or(Address::START, |listed| listed.from);
+        let (oldest, newest) = (place(due.start), place(due.end.saturating_sub(1)));
+        let others = || self.runs.iter().enumerate().filter(|(at, _)| !due.contains(at)).map(|(_, listed)| listed);
+        let needed = |epoch: Epoch, upto: Address| others().any(|listed| listed.run.covers(epoch) && listed.from < upto);
+        let mut clean = Vec::new();
+        for (key, upto) in self.struck.iter().filter(|((epoch, _), upto)| epochs.contains(epoch) && **upto > oldest) {
+            if *upto > newest {
+                if !needed(key.0, *upto) {
+                    clean.push((*key, *upto, None));
+                }
+            } else {
+                // What came after is in these, and counts.
+                clean.push((*key, *upto, Some(oldest).filter(|oldest| needed(key.0, *oldest))));
+            }
+        }
+        clean
+    }
+}
+
+/// Data records that were taken back, each for the runs that begin before the place.
+pub type Struck = BTreeMap<(Epoch, Slot), Address>;
+
+/// The open runs of an index. Shared by reference between threads; who changes the list is one at a time.
+pub struct Runs {
+    /// `None`: they are in memory.
+    dir: Option<OwnedFd>,
+    list: RwLock<Arc<List>>,
+    cache: Cache,
+    /// The number of the next, the files that were replaced, and their bytes.
+    files: Mutex<(u64, Vec<u64>, u64)>,
+}
+
+/// What was made of some runs, and is not listed yet.
+pub struct Merge {
+    pub made: Listed,
+    /// Which of the list it replaces, ...
+    due: Range<usize>,
+    /// ... and what these are.
+    pub old: Vec<Listed>,
+    /// What is struck in these, up to where; and what becomes of that: nothing, or it counts for runs that begin before another place alone.
+    pub clean: Vec<((Epoch, Slot), Address, Option<Address>)>,
+}
+
+fn failed(what: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+    StoreError::io(what, "index/runs")
+}
+
+impl Runs {
+    /// In memory.
+    pub fn in_memory() -> Runs {
+        Runs::with(None)
+    }
+
+    fn with(dir: Option<OwnedFd>) -> Runs {
+        let cache = Cache::with_weighter(CACHE_BLOCKS, CACHE_BYTES, Weigh);
+        Runs { dir, list: RwLock::default(), cache, files: Mutex::new((1, Vec::new(), 0)) }
+    }
+
+    /// Opens those that are listed, in the order of their places, in a directory. Files that are not listed go, unless it is only to be `looked` at.
+    ///
+    /// Errors: `Io`; `IndexDamaged`: one is not there or not whole.
+    pub fn open(dir: OwnedFd, lines: &[Line], struck: Struck, looked: bool) -> StoreResult<Runs> {
+        let mut list = List { runs: Vec::with_capacity(lines.len()), struck };
+        for Line { from, number, level } in lines.iter().copied() {
+            let file = match at::open_file(&dir, &number.to_string(), OFlags::RDONLY) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(StoreError::IndexDamaged),
+                file => file.map_err(failed("open"))?,
+            };
+            list.runs.push(Listed { run: Arc::new(Run::open(number, Bytes::File(file))?), from, level });
+        }
+        let known: Vec<u64> = list.runs.iter().map(|listed| listed.run.number).collect();
+        let runs = Runs::with(Some(dir));
+        *runs.list.write() = Arc::new(list);
+        if !looked {
+            runs.remove_others(&known)?;
+        }
+        Ok(runs)
+    }
+
+    /// Removes files that are not of these numbers.
+    fn remove_others(&self, known: &[u64]) -> StoreResult<()> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let mut next = known.iter().max().map_or(1, |last| last + 1);
+        for name in at::names(dir).map_err(failed("list"))? {
+            let number = std::str::from_utf8(&name).ok().and_then(|name| name.parse::<u64>().ok());
+            if number.is_none_or(|number| !known.contains(&number)) {
+                at::remove_tree(dir, &name).map_err(failed("remove an old file of"))?;
+            }
+            next = next.max(number.map_or(0, |number| number.saturating_add(1)));
+        }
+        self.files.lock().0 = next;
+        Ok(())
+    }
+
+    fn list(&self) -> Arc<List> {
+        Arc::clone(&self.list.read())
+    }
+
+    /// Makes a run of records that are sorted, and lists nothing. Durable on return.
+    ///
+    /// Errors: `Io`; then there is none.
+    fn make(&self, epochs: RangeInclusive<Epoch>, keys: usize, fill: impl FnOnce(&mut Builder) -> StoreResult<()>) -> StoreResult<Arc<Run>> {
+        let number = {
+            let mut files = self.files.lock();
+            files.0 += 1;
+            files.0 - 1
+        };
+        let name = number.to_string();
+        let out = match &self.dir {
+            Some(dir) => Out::File(at::open_file(dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC).map_err(failed("make a file of"))?),
+            None => Out::Memory(Vec::new()),
+        };
+        let mut builder = Builder::new(out, *epochs.start(), *epochs.end(), keys);
+        let made = fill(&mut builder).and_then(|()| {
+            let run = builder.finish(number).map_err(failed("write"))?;
+            run.sync().and_then(|()| self.dir.as_ref().map_or(Ok(()), at::sync_dir)).map_err(failed("sync"))?;
+            Ok(run)
+        });
+        if let (Err(_), Some(dir)) = (&made, &self.dir) {
+            let _ = at::remove_tree(dir, name.as_bytes());
+        }
+        made.map(Arc::new)
+    }
+
+    /// Makes a run of these records, sorted by key and epoch. `None`: there are none. It is listed by [`Runs::put`].
+    ///
+    /// Errors: `Io`.
+    pub fn prepare<'a>(&self, entries: &[Item<'a>], from: Address) -> StoreResult<Option<Listed>> {
+        let epochs = || entries.iter().map(|(_, epoch, _)| *epoch);
+        let (Some(first), Some(last)) = (epochs().min(), epochs().max()) else { return Ok(None) };
+        let run = self.make(first..=last, entries.len().saturating_mul(2), |builder| {
+            entries.iter().try_for_each(|(key, epoch, value)| builder.add(key, *epoch, value)).map_err(failed("write"))
+        })?;
+        Ok(Some(Listed { run, from, level: 0 }))
+    }
+
+    /// Whether a record of this epoch could be in a run that is listed.
+    pub fn covers(&self, epoch: Epoch) -> bool {
+        self.list().runs.iter().any(|listed| listed.run.covers(epoch))
+    }
+
+    /// Lists a run, in place of one that begins where it does and of all behind that, and strikes what was taken back.
+    pub fn put(&self, made: Option<Listed>, struck: impl IntoIterator<Item = ((Epoch, Slot), Address)>) {
+        let mut guard = self.list.write();
+        let mut list = List::clone(&guard);
+        list.struck.extend(struck);
+        if let Some(made) = made {
+            list.runs.retain(|listed| listed.from < made.from);
+            list.runs.push(made);
+        }
+        *guard = Arc::new(list);
+    }
+
+    /// Merges what is due, and lists nothing; `None`: nothing is, or `stop` says so. Durable on return.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
+        let list = self.list();
+        let Some(due) = merge::due(&list.runs) else { return Ok(None) };
+        let Some(old) = list.runs.get(due.clone()) else { return Ok(None) };
+        let Some(oldest) = old.first() else { return Ok(None) };
+        let runs: Vec<&Run> = old.iter().map(|listed| &*listed.run).collect();
+        let epochs = runs.iter().fold(oldest.run.first..=oldest.run.last, |epochs, run| run.first.min(*epochs.start())..=run.last.max(*epochs.end()));
+        let keys = runs.iter().map(|run| run.keys).fold(0, u64::saturating_add);
+        let mut stopped = false;
+        let run = self.make(epochs.clone(), usize::try_from(keys).unwrap_or(usize::MAX), |builder| {
+            let mut merged = Merged::new(old, &list.struck)?;
+            let mut count = 0u32;
+            while let Some((key, epoch, value)) = merged.next()? {
+                builder.add(key, epoch, value).map_err(failed("write"))?;
+                count = count.wrapping_add(1);
+                if count.is_multiple_of(4096) && stop() {
+                    stopped = true;
+                    return Err(StoreError::IndexClosed);
+                }
+            }
+            Ok(())
+        });
+        if stopped {
+            return Ok(None);
+        }
+        let run = run?;
+        let clean = list.clean(due.clone(), &epochs);
+        let made = Listed { run, from: oldest.from, level: oldest.level.saturating_add(1) };
+        Ok(Some(Merge { made, due, old: old.to_vec(), clean }))
+    }
+
+    /// Whether what was merged is still listed, and what of it is struck still as it was then. If not, these runs are of another index by now, and so is
+    /// what has the number of the one that was made.
+    pub fn settle(&self, merge: &mut Merge) -> bool {
+        let list = self.list();
+        merge.clean.retain(|(key, upto, _)| list.struck.get(key) == Some(upto));
+        let now = list.runs.get(merge.due.clone()).unwrap_or_default();
+        now.len() == merge.old.len() && now.iter().zip(&merge.old).all(|(now, old)| Arc::ptr_eq(&now.run, &old.run))
+    }
+
+    /// Lists what was merged and settled; `true`: so much was replaced that everything should be synced now, and [`Runs::remove_replaced`] called.
+    pub fn put_merged(&self, merge: Merge) -> bool {
+        let mut guard = self.list.write();
+        let mut list = List::clone(&guard);
+        list.runs.splice(merge.due, [merge.made]);
+        for (key, _, upto) in merge.clean {
+            match upto {
+                Some(upto) => list.struck.insert(key, upto),
+                None => list.struck.remove(&key),
+            };
+        }
+        *guard = Arc::new(list);
+        drop(guard);
+        let mut files = self.files.lock();
+        for listed in merge.old {
+            files.1.push(listed.run.number);
+            files.2 = files.2.saturating_add(listed.run.bytes);
+        }
+        files.2 > REPLACED_BYTES_MAX
+    }
+
+    /// Removes files that were replaced, after the list was synced.
+    ///
+    /// Errors: `Io`.
+    pub fn remove_replaced(&self) -> StoreResult<()> {
+        let replaced = {
+            let mut files = self.files.lock();
+            files.2 = 0;
+            std::mem::take(&mut files.1)
+        };
+        let Some(dir) = &self.dir else { return Ok(()) };
+        replaced.iter().try_for_each(|number| at::remove_tree(dir, number.to_string().as_bytes())).map_err(failed("remove an old file of"))
+    }
+
+    /// The first record of a key from an epoch on.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn first_from(&self, key: &Key, first: Epoch) -> StoreResult<Option<(Epoch, Undo)>> {
+        let bytes = keys::undo_prefix(key);
+        let probe = Probe::of(&bytes);
+        let list = self.list();
+        for listed in list.runs.iter().filter(|listed| listed.run.last >= first && listed.run.may_have(probe)) {
+            let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
+            let mut found = cursor.seek(&bytes, first)?;
+            while found && cursor.key == bytes {
+                if !is_struck(&list.struck, listed, &cursor.key, cursor.epoch) {
+                    let undo = codec::decode_before(key.clone(), cursor.value()).map_err(|_| StoreError::IndexDamaged)?;
+                    return Ok(Some((cursor.epoch, undo)));
+                }
+                found = cursor.next()?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// For each name in a directory that has a record from an epoch on, the first of them; in order of the names.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn entries_from(&self, dir: Slot, first: Epoch) -> StoreResult<BTreeMap<Name, (Epoch, Undo)>> {
+        let prefix = keys::entries_prefix(dir);
+        let probe = Probe::of(&prefix);
+        let mut all = BTreeMap::new();
+        for listed in self.list().runs.iter().filter(|listed| listed.run.last >= first && listed.run.may_have(probe)) {
+            let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
+            let mut more = cursor.seek(&prefix, Epoch(0))?;
+            // The name that was found last, as it stands in the key.
+            let mut done: Option<Vec<u8>> = None;
+            let mut skips = 0;
+            while more && cursor.key.starts_with(&prefix) {
+                let again = done.as_deref() == Some(cursor.key.as_slice());
+                if cursor.epoch >= first && !again {
+                    let name = keys::entry_name(&cursor.key).ok_or(StoreError::IndexDamaged)?;
+                    if let std::collections::btree_map::Entry::Vacant(place) = all.entry(name.clone()) {
+                        let undo = codec::decode_before(Key::Entry(dir, name), cursor.value()).map_err(|_| StoreError::IndexDamaged)?;
+                        place.insert((cursor.epoch, undo));
+                    }
+                    done = Some(cursor.key.clone());
+                    skips = 0;
+                } else {
+                    skips += 1;
+                }
+                more = if skips > SKIPS_MAX {
+                    // Many epochs of one name: one look-up leads past them.
+                    skips = 0;
+                    let key = cursor.key.clone();
+                    cursor.seek(&key, if again { Epoch(u64::MAX) } else { first })?
+                } else {
+                    cursor.next()?
+                };
+            }
+        }
+        Ok(all)
+    }
+
+    /// Every record that counts, in the order of keys and epochs.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn each(&self, mut call: impl FnMut(&[u8], Epoch, &[u8])) -> StoreResult<()> {
+        let list = self.list();
+        let mut merged = Merged::new(&list.runs, &list.struck)?;
+        while let Some((key, epoch, value)) = merged.next()? {
+            call(key, epoch, value);
+        }
+        Ok(())
+    }
+}
+
+/// A record of a run was taken back after the run was made.
+fn is_struck(struck: &Struck, listed: &Listed, key: &[u8], epoch: Epoch) -> bool {
+    let slot = keys::data_slot(key);
+    !struck.is_empty() && slot.and_then(|slot| struck.get(&(epoch, slot))).is_some_and(|upto| listed.from < *upto)
+}

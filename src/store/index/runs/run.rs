@@ -1,0 +1,407 @@
+//! A run: the undo records of some epochs as one file, sorted by key and epoch, and never changed.
+//!
+//! ```text
+//! file     blocks, contents, tail
+//! block    entries, then the first 8 B of the BLAKE3 of them
+//! entry    uint: bytes that its key shares with that of the entry before (0 for the first of a block), uint: bytes of its key behind those,
+//!          uint epoch - first, uint: bytes of the value, these bytes of the key, the value
+//! contents uint first epoch, uint last epoch, uint entries, uint keys, list of blocks, list of bytes: the filter
+//!          a block: uint length of its file's part, uint length of its first key, uint epoch of that - first, the key
+//! tail     "ckptruns", u64 offset of the contents, 32 B BLAKE3 of everything from there to here
+//! ```
+//! A key is that of `keys` without the epoch, a value what `codec::encode_before` makes.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::filter::{Filter, Probe};
+use crate::store::error::{StoreError, StoreResult};
+use crate::store::ids::Epoch;
+use crate::store::journal::codec::{decode_uint, encode_uint};
+use crate::sys::fault::{self, Call};
+
+/// A block ends with the entry that makes it so large.
+const BLOCK_BYTES: usize = 1024;
+const SUM: usize = 8;
+const MAGIC: &[u8; 8] = b"ckptruns";
+const TAIL: usize = 48;
+/// Written to the file at once.
+const WRITE_BYTES: usize = 1 << 18;
+/// Bytes of keys of entries that tell of their directory.
+const DIR_KEY: usize = 9;
+
+/// Where the bytes of a run are.
+pub enum Bytes {
+    File(File),
+    Memory(Arc<Vec<u8>>),
+}
+
+impl Bytes {
+    fn len(&self) -> io::Result<u64> {
+        match self {
+            Bytes::File(file) => Ok(file.metadata()?.len()),
+            Bytes::Memory(bytes) => Ok(bytes.len() as u64),
+        }
+    }
+
+    fn read(&self, at: u64, length: usize) -> io::Result<Vec<u8>> {
+        match self {
+            Bytes::File(file) => {
+                fault::check(Call::Read)?;
+                let mut bytes = vec![0; length];
+                file.read_exact_at(&mut bytes, at)?;
+                Ok(bytes)
+            }
+            Bytes::Memory(bytes) => {
+                let from = usize::try_from(at).unwrap_or(usize::MAX);
+                let part = bytes.get(from..from.saturating_add(length)).ok_or(io::ErrorKind::UnexpectedEof)?;
+                Ok(part.to_vec())
+            }
+        }
+    }
+}
+
+struct Block {
+    key: Vec<u8>,
+    epoch: Epoch,
+    at: u64,
+    length: usize,
+}
+
+/// An open run.
+pub struct Run {
+    pub number: u64,
+    pub first: Epoch,
+    pub last: Epoch,
+    /// Distinct keys and directories, or some more.
+    pub keys: u64,
+    pub bytes: u64,
+    source: Bytes,
+    blocks: Vec<Block>,
+    filter: Filter,
+}
+
+/// The directory of an entry's key, as the filter has it.
+fn dir_of(key: &[u8]) -> Option<&[u8]> {
+    (key.first() == Some(&b'E') && key.len() > DIR_KEY).then(|| key.split_at(DIR_KEY).0)
+}
+
+fn sum(bytes: &[u8]) -> [u8; SUM] {
+    let mut sum = [0; SUM];
+    blake3::Hasher::new().update(bytes).finalize_xof().fill(&mut sum);
+    sum
+}
+
+/// Where a run is written.
+pub enum Out {
+    File(File),
+    Memory(Vec<u8>),
+}
+
+/// Writes a run.
+pub struct Builder {
+    out: Out,
+    buffer: Vec<u8>,
+    first: Epoch,
+    last: Epoch,
+    entries: u64,
+    keys: u64,
+    blocks: Vec<Block>,
+    filter: Filter,
+    block: Vec<u8>,
+    /// Of the last entry.
+    key: Vec<u8>,
+    written: u64,
+}
+
+impl Builder {
+    /// Of records of these epochs with `keys` different keys at most.
+    pub fn new(out: Out, first: Epoch, last: Epoch, keys: usize) -> Builder {
+        let filter = Filter::new(keys);
+        Builder {
+            out,
+            buffer: Vec::new(),
+            first,
+            last,
+            entries: 0,
+            keys: 0,
+            blocks: Vec::new(),
+            filter,
+            block: Vec::new(),
+            key: Vec::new(),
+            written: 0,
+        }
+    }
+
+    /// Adds an entry behind all others.
+    pub fn add(&mut self, key: &[u8], epoch: Epoch, value: &[u8]) -> io::Result<()> {
+        let same = self.entries > 0 && self.key == key;
+        if !same {
+            let dir = dir_of(key);
+            if dir.is_some() && dir_of(&self.key) != dir {
+                dir.into_iter().for_each(|dir| self.filter.add(Probe::of(dir)));
+                self.keys += 1;
+            }
+            self.filter.add(Probe::of(key));
+            self.keys += 1;
+        }
+        let shared = if self.block.is_empty() {
+            self.blocks.push(Block { key: key.to_vec(), epoch, at: self.written + self.buffer.len() as u64, length: 0 });
+            0
+        } else {
+            self.key.iter().zip(key).take_while(|(a, b)| a == b).count()
+        };
+        let rest = key.get(shared..).unwrap_or_default();
+        for number in [shared as u64, rest.len() as u64, epoch.0 - self.first.0, value.len() as u64] {
+            encode_uint(number, &mut self.block);
+        }
+        self.block.extend_from_slice(rest);
+        self.block.extend_from_slice(value);
+        self.key.truncate(shared);
+        self.key.extend_from_slice(rest);
+        self.entries += 1;
+        if self.block.len() >= BLOCK_BYTES { self.end_block() } else { Ok(()) }
+    }
+
+    fn end_block(&mut self) -> io::Result<()> {
+        if self.block.is_empty() {
+            return Ok(());
+        }
+        if let Some(block) = self.blocks.last_mut() {
+            block.length = self.block.len() + SUM;
+        }
+        self.buffer.extend_from_slice(&self.block);
+        self.buffer.extend_from_slice(&sum(&self.block));
+        self.block.clear();
+        if self.buffer.len() >= WRITE_BYTES { self.write() } else { Ok(()) }
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        match &mut self.out {
+            Out::File(file) => {
+                fault::check(Call::Write)?;
+                file.write_all(&self.buffer)?;
+            }
+            Out::Memory(bytes) => bytes.extend_from_slice(&self.buffer),
+        }
+        self.written += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Writes the rest. Not durable on return.
+    pub fn finish(mut self, number: u64) -> io::Result<Run> {
+        self.end_block()?;
+        let at = self.written + self.buffer.len() as u64;
+        let mut contents = Vec::new();
+        for number in [self.first.0, self.last.0, self.entries, self.keys, self.blocks.len() as u64] {
+            encode_uint(number, &mut contents);
+        }
+        for block in &self.blocks {
+            for number in [block.length as u64, block.key.len() as u64, block.epoch.0 - self.first.0] {
+                encode_uint(number, &mut contents);
+            }
+            contents.extend_from_slice(&block.key);
+        }
+        encode_uint(self.filter.bytes().len() as u64, &mut contents);
+        contents.extend_from_slice(self.filter.bytes());
+        contents.extend_from_slice(MAGIC);
+        contents.extend_from_slice(&at.to_le_bytes());
+        let hash = blake3::hash(&contents);
+        self.buffer.extend_from_slice(&contents);
+        self.buffer.extend_from_slice(hash.as_bytes());
+        self.write()?;
+        let source = match self.out {
+            Out::File(file) => Bytes::File(file),
+            Out::Memory(bytes) => Bytes::Memory(Arc::new(bytes)),
+        };
+        let Builder { first, last, keys, blocks, filter, written: bytes, .. } = self;
+        Ok(Run { number, first, last, keys, bytes, source, blocks, filter })
+    }
+}
+
+fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
+    let (taken, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
+    *bytes = rest;
+    Some(taken)
+}
+
+fn uint(bytes: &mut &[u8]) -> Option<u64> {
+    decode_uint(bytes).ok()
+}
+
+impl Run {
+    /// Opens what [`Builder::finish`] wrote.
+    ///
+    /// Errors: `Io`; `IndexDamaged`: it is something else, or not whole.
+    pub fn open(number: u64, source: Bytes) -> StoreResult<Run> {
+        let failed = |error| StoreError::io("read", "index/runs")(error);
+        let bytes = source.len().map_err(failed)?;
+        let tail_at = bytes.checked_sub(TAIL as u64).ok_or(StoreError::IndexDamaged)?;
+        let tail = source.read(tail_at, TAIL).map_err(failed)?;
+        let at = tail.strip_prefix(MAGIC).and_then(|rest| rest.first_chunk::<8>()).map(|at| u64::from_le_bytes(*at));
+        let at = at.filter(|at| *at <= tail_at).ok_or(StoreError::IndexDamaged)?;
+        let length = usize::try_from(bytes - at).map_err(|_| StoreError::IndexDamaged)?;
+        let contents = source.read(at, length).map_err(failed)?;
+        let (contents, hash) = contents.split_last_chunk::<32>().ok_or(StoreError::IndexDamaged)?;
+        if blake3::hash(contents).as_bytes() != hash {
+            return Err(StoreError::IndexDamaged);
+        }
+        Run::parse(number, contents, at, bytes).map(|run| Run { source, ..run }).ok_or(StoreError::IndexDamaged)
+    }
+
+    fn parse(number: u64, mut rest: &[u8], end: u64, bytes: u64) -> Option<Run> {
+        let rest = &mut rest;
+        let (first, last, _entries, keys, count) = (uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?);
+        let (mut blocks, mut at) = (Vec::new(), 0u64);
+        for _ in 0..count {
+            let (length, key, epoch) = (uint(rest)?, uint(rest)?, uint(rest)?);
+            let key = take(rest, key)?.to_vec();
+            blocks.push(Block { key, epoch: Epoch(first.checked_add(epoch)?), at, length: usize::try_from(length).ok()? });
+            at = at.checked_add(length).filter(|at| *at <= end)?;
+        }
+        let length = uint(rest)?;
+        let filter = Filter::from_bytes(take(rest, length)?);
+        (first <= last && at == end).then_some(())?;
+        let source = Bytes::Memory(Arc::default());
+        Some(Run { number, first: Epoch(first), last: Epoch(last), keys, bytes, source, blocks, filter })
+    }
+
+    /// A record of this epoch could be in it.
+    pub fn covers(&self, epoch: Epoch) -> bool {
+        (self.first..=self.last).contains(&epoch)
+    }
+
+    /// `false`: no entry has this key, or one that begins with it if it is that of a directory.
+    pub fn may_have(&self, probe: Probe) -> bool {
+        self.filter.may_have(probe)
+    }
+
+    /// Makes what was written durable.
+    pub fn sync(&self) -> io::Result<()> {
+        match &self.source {
+            Bytes::File(file) => Ok(crate::sys::fdatasync(file)?),
+            Bytes::Memory(_) => Ok(()),
+        }
+    }
+
+    /// Reads a block, without its checksum.
+    fn read(&self, number: usize) -> StoreResult<Vec<u8>> {
+        let block = self.blocks.get(number).ok_or(StoreError::IndexDamaged)?;
+        let mut bytes = self.source.read(block.at, block.length).map_err(StoreError::io("read", "index/runs"))?;
+        let length = bytes.len().checked_sub(SUM).ok_or(StoreError::IndexDamaged)?;
+        let found = bytes.split_off(length);
+        if sum(&bytes) != found.as_slice() { Err(StoreError::IndexDamaged) } else { Ok(bytes) }
+    }
+
+    /// Reads all of it and compares the checksums.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    #[cfg(test)]
+    pub fn check(&self) -> StoreResult<()> {
+        (0..self.blocks.len()).try_for_each(|number| self.read(number).map(drop))
+    }
+}
+
+/// Blocks that were read lately, by the number of their run and their own.
+pub type Cache = quick_cache::sync::Cache<(u64, usize), Arc<Vec<u8>>, Weigh>;
+
+/// What a block costs in the cache.
+#[derive(Clone)]
+pub struct Weigh;
+
+impl quick_cache::Weighter<(u64, usize), Arc<Vec<u8>>> for Weigh {
+    fn weight(&self, _: &(u64, usize), block: &Arc<Vec<u8>>) -> u64 {
+        block.len() as u64 + 64
+    }
+}
+
+/// Goes through the entries of a run in their order.
+pub struct Cursor<'a> {
+    run: &'a Run,
+    /// Where what is read is kept; nowhere, if all of it is read once.
+    cache: Option<&'a Cache>,
+    block: Arc<Vec<u8>>,
+    /// In the block, of the next entry.
+    at: usize,
+    next_block: usize,
+    /// The key of the last entry that was read, ...
+    pub key: Vec<u8>,
+    /// ... its epoch, ...
+    pub epoch: Epoch,
+    /// ... and its value's place in the block.
+    value: std::ops::Range<usize>,
+}
+
+impl<'a> Cursor<'a> {
+    /// Before the first entry.
+    pub fn new(run: &'a Run, cache: Option<&'a Cache>) -> Cursor<'a> {
+        Cursor { run, cache, block: Arc::default(), at: 0, next_block: 0, key: Vec::new(), epoch: run.first, value: 0..0 }
+    }
+
+    /// The value of the entry.
+    pub fn value(&self) -> &[u8] {
+        self.block.get(self.value.clone()).unwrap_or_default()
+    }
+
+    /// To the first entry of this key and epoch, or behind where it would be; `false`: there is none.
+    pub fn seek(&mut self, key: &[u8], epoch: Epoch) -> StoreResult<bool> {
+        let after = self.run.blocks.partition_point(|block| (block.key.as_slice(), block.epoch) <= (key, epoch));
+        self.enter(after.saturating_sub(1))?;
+        while self.next()? {
+            if (self.key.as_slice(), self.epoch) >= (key, epoch) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn enter(&mut self, number: usize) -> StoreResult<()> {
+        let known = self.cache.and_then(|cache| cache.get(&(self.run.number, number)));
+        self.block = match known {
+            Some(block) => block,
+            None if number >= self.run.blocks.len() => Arc::default(),
+            None => {
+                let block = Arc::new(self.run.read(number)?);
+                if let Some(cache) = self.cache {
+                    cache.insert((self.run.number, number), Arc::clone(&block));
+                }
+                block
+            }
+        };
+        (self.at, self.next_block) = (0, number + 1);
+        self.key.clear();
+        Ok(())
+    }
+
+    /// To the next entry; `false`: there is none.
+    pub fn next(&mut self) -> StoreResult<bool> {
+        if self.at >= self.block.len() {
+            if self.next_block >= self.run.blocks.len() {
+                return Ok(false);
+            }
+            self.enter(self.next_block)?;
+        }
+        let block = std::mem::take(&mut self.block);
+        let parsed = self.parse(&block);
+        self.block = block;
+        parsed.map(|()| true).ok_or(StoreError::IndexDamaged)
+    }
+
+    fn parse(&mut self, block: &[u8]) -> Option<()> {
+        let mut rest = block.get(self.at..)?;
+        let before = rest.len();
+        let (shared, unshared, epoch, length) = (uint(&mut rest)?, uint(&mut rest)?, uint(&mut rest)?, uint(&mut rest)?);
+        let shared = usize::try_from(shared).ok().filter(|shared| *shared <= self.key.len())?;
+        self.key.truncate(shared);
+        self.key.extend_from_slice(take(&mut rest, unshared)?);
+        self.epoch = Epoch(self.run.first.0.checked_add(epoch)?);
+        let value_at = self.at + (before - rest.len());
+        take(&mut rest, length)?;
+        self.at += before - rest.len();
+        self.value = value_at..self.at;
+        Some(())
+    }
+}

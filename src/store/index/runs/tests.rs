@@ -1,0 +1,282 @@
+//! Runs beside a model that has every record in one map; merging, striking, reopening, damage.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::super::tests::Bench;
+use super::super::{Batch, Difference, Doubt, Index, Opening};
+use super::*;
+use crate::store::ids::CheckpointId;
+use crate::store::record::{Checkpoint, Child, DataState, Place, Reason, Record};
+use crate::sys::Kind;
+use crate::sys::fuzz::config;
+
+impl Bench {
+    /// The files of the runs that are listed, the oldest first, and those that are there.
+    fn runs(&self, index: &Index) -> (Vec<u64>, usize) {
+        let parts = index.db.read();
+        let list = parts.as_ref().unwrap().runs.list();
+        let there = fs::read_dir(self.dir.path().join(".ckptfs/index/runs")).unwrap().count();
+        (list.runs.iter().map(|listed| listed.run.number).collect(), there)
+    }
+
+    /// Writes records to the journal and applies them in one batch.
+    fn take(&self, index: &Index, records: &[Record]) {
+        let mut batch = Batch::new();
+        for (record, at) in records.iter().zip(self.journal.append(records).unwrap()) {
+            batch.add(at, record).unwrap();
+        }
+        index.apply(&mut batch).unwrap();
+    }
+}
+
+fn entry(dir: u64, name: u8, to: u64) -> Undo {
+    Undo::Entry { dir: Slot(dir), name: Name::new(&[name]), before: Some(Child { slot: Slot(100 + to), kind: Kind::File }) }
+}
+
+fn data(slot: u64, size: u64) -> Undo {
+    Undo::Data { slot: Slot(slot), before: DataState { object: None, size, provisional: true } }
+}
+
+fn home(slot: u64, name: u8) -> Undo {
+    Undo::Home { slot: Slot(slot), before: Place { parent: Slot(1), name: Name::new(&[name]) } }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Undo(Vec<Undo>),
+    /// A data record of the open epoch, or of so many before, is taken back.
+    Void(u64, u64),
+    /// The next epoch.
+    Close,
+    /// What was recorded since goes into the index.
+    Apply,
+    Merge,
+    Reopen,
+    /// The file of the nth run is not whole.
+    Tear(usize),
+}
+
+fn undo() -> impl Strategy<Value = Undo> {
+    prop_oneof![
+        (2..5_u64, b'a'..b'f', 0..9_u64).prop_map(|(dir, name, to)| entry(dir, name, to)),
+        (10..16_u64, 0..1000_u64).prop_map(|(slot, size)| data(slot, size)),
+        (10..16_u64, b'a'..=b'z').prop_map(|(slot, name)| home(slot, name)),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => vec(undo(), 1..6).prop_map(Step::Undo),
+        3 => (10..16_u64, 0..3_u64).prop_map(|(slot, back)| Step::Void(slot, back)),
+        4 => Just(Step::Close),
+        5 => Just(Step::Apply),
+        2 => Just(Step::Merge),
+        1 => Just(Step::Reopen),
+        1 => any::<usize>().prop_map(Step::Tear),
+    ]
+}
+
+/// What every key held before it first changed in each epoch.
+#[derive(Default)]
+struct Model(BTreeMap<(Key, Epoch), Undo>);
+
+impl Model {
+    fn first(&self, key: &Key, first: Epoch) -> Option<(Epoch, Undo)> {
+        self.0.range((key.clone(), first)..=(key.clone(), Epoch(u64::MAX))).next().map(|((_, epoch), undo)| (*epoch, undo.clone()))
+    }
+
+    fn compare(&self, index: &Index, last: u64) -> Result<(), TestCaseError> {
+        let keys = (10..16).flat_map(|slot| [Key::Data(Slot(slot)), Key::Home(Slot(slot)), Key::Attr(Slot(slot))]);
+        let names = (2..5).flat_map(|dir| (b'a'..b'f').map(move |name| Key::Entry(Slot(dir), Name::new(&[name]))));
+        for key in keys.chain(names) {
+            for n in 0..=last {
+                prop_assert_eq!(index.first_after(&key, CheckpointId(n)).unwrap(), self.first(&key, Epoch(n + 1)), "{:?} after {}", &key, n);
+            }
+        }
+        for dir in 2..5 {
+            for n in 0..=last {
+                let mut expected = BTreeMap::new();
+                for name in (b'a'..b'f').map(|name| Name::new(&[name])) {
+                    expected.extend(self.first(&Key::Entry(Slot(dir), name.clone()), Epoch(n + 1)).map(|found| (name, found)));
+                }
+                prop_assert_eq!(index.entries_after(Slot(dir), CheckpointId(n)).unwrap(), expected, "directory {} after {}", dir, n);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn run(steps: &[Step]) -> Result<(), TestCaseError> {
+    let bench = Bench::new();
+    let (mut index, _) = bench.index();
+    // A tree is never without an index: what is torn later is told from what never was.
+    let mut model = Model::default();
+    let (mut epoch, mut pending) = (1u64, Vec::new());
+    for step in steps {
+        match step {
+            Step::Undo(undo) => {
+                for undo in undo {
+                    model.0.entry((undo.key(), Epoch(epoch))).or_insert_with(|| undo.clone());
+                }
+                pending.push(Record::Undo { epoch: Epoch(epoch), undo: undo.clone() });
+            }
+            Step::Void(slot, back) => {
+                let of = Epoch(epoch.saturating_sub(*back).max(1));
+                model.0.remove(&(Key::Data(Slot(*slot)), of));
+                pending.push(Record::Void { epoch: of, slot: Slot(*slot) });
+            }
+            Step::Close => {
+                let (id, note) = (CheckpointId(epoch), String::new());
+                pending.push(Record::Checkpoint(Checkpoint { id, tags: vec![], note, created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked }));
+                epoch += 1;
+            }
+            Step::Apply => bench.take(&index, &std::mem::take(&mut pending)),
+            Step::Merge => index.merge(&|| false).unwrap(),
+            Step::Reopen | Step::Tear(_) => {
+                bench.take(&index, &std::mem::take(&mut pending));
+                index.flush_durable().unwrap();
+                let (listed, _) = bench.runs(&index);
+                drop(index);
+                if let (Step::Tear(nth), false) = (step, listed.is_empty()) {
+                    let path = bench.dir.path().join(format!(".ckptfs/index/runs/{}", listed[nth % listed.len()]));
+                    let length = fs::metadata(&path).unwrap().len();
+                    File::options().write(true).open(&path).unwrap().set_len(length * (*nth as u64 % 7) / 7).unwrap();
+                }
+                let opening;
+                (index, opening) = bench.index();
+                match (opening, step) {
+                    (Opening::Ready, _) => {}
+                    (Opening::Rebuild(Doubt::Damaged), Step::Tear(_)) => index.rebuild(&bench.journal, None).unwrap(),
+                    (other, _) => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+    bench.take(&index, &pending);
+    model.compare(&index, epoch)?;
+    prop_assert_eq!(index.compare(&bench.journal).unwrap(), Difference::default());
+    index.merge(&|| false).unwrap();
+    model.compare(&index, epoch)?;
+    let grown = index.dump().unwrap();
+    index.rebuild(&bench.journal, None).unwrap();
+    prop_assert!(grown == index.dump().unwrap());
+    index.rebuild_in_memory(&bench.journal, None).unwrap();
+    model.compare(&index, epoch)
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn runs_say_what_a_map_of_every_record_says(steps in vec(step(), 0..60)) {
+        run(&steps)?;
+    }
+}
+
+/// Few files, whatever the history; and none that is not listed after a flush.
+#[test]
+fn runs_are_merged_and_what_they_replace_is_removed() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    for epoch in 1..=300 {
+        bench.take(&index, &[Record::Undo { epoch: Epoch(epoch), undo: vec![data(10 + epoch % 7, epoch), entry(2, b'a', 0)] }]);
+        index.merge(&|| false).unwrap();
+    }
+    let (listed, there) = bench.runs(&index);
+    // 300 = 1 * 4^4 + 0 * 4^3 + 2 * 4^2 + 3 * 4 + 0
+    assert_eq!(listed.len(), 1 + 2 + 3);
+    assert!(there > listed.len());
+    index.flush_durable().unwrap();
+    assert_eq!(bench.runs(&index).1, listed.len());
+    assert_eq!(index.first_after(&Key::Data(Slot(10)), CheckpointId(290)).unwrap(), Some((Epoch(294), data(10, 294))));
+}
+
+/// A merge that is told to end leaves everything as it was.
+#[test]
+fn a_merge_can_be_stopped() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    for epoch in 1..=4 {
+        let undo = (0..5000).map(|slot| data(10 + slot, epoch)).collect();
+        bench.take(&index, &[Record::Undo { epoch: Epoch(epoch), undo }]);
+    }
+    let before = (bench.runs(&index), index.dump().unwrap());
+    index.merge(&|| true).unwrap();
+    assert!(before == (bench.runs(&index), index.dump().unwrap()));
+    index.merge(&|| false).unwrap();
+    assert_eq!(bench.runs(&index).0.len(), 1);
+    assert!(before.1 == index.dump().unwrap());
+}
+
+/// Where in a file it is makes no difference: it is found, nothing else is said, and nothing panics.
+#[test]
+fn a_changed_byte_is_found_when_it_is_read() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    let undo: Vec<_> = (0..200).flat_map(|n| [data(10 + n, n), entry(2 + n % 3, n as u8 | 0x80, n)]).collect();
+    bench.take(&index, &[Record::Undo { epoch: Epoch(1), undo }]);
+    index.flush_durable().unwrap();
+    let right = index.dump().unwrap();
+    let (listed, _) = bench.runs(&index);
+    drop(index);
+    let path = bench.dir.path().join(format!(".ckptfs/index/runs/{}", listed[0]));
+    let whole = fs::read(&path).unwrap();
+    let mut found = 0;
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        match Run::open(1, Bytes::Memory(Arc::new(bytes))).and_then(|run| run.check()) {
+            Ok(()) => panic!("byte {at}"),
+            Err(StoreError::IndexDamaged | StoreError::Io { .. }) => found += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!(found, whole.len());
+    // In a block, which nobody reads at the opening of an index that was closed well.
+    let mut bytes = whole;
+    bytes[100] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let (index, opening) = bench.index();
+    assert_eq!(opening, Opening::Ready);
+    assert!(matches!(index.dump(), Err(StoreError::IndexDamaged)));
+    assert!((0..200).any(|n| matches!(index.first_after(&Key::Data(Slot(10 + n)), CheckpointId(0)), Err(StoreError::IndexDamaged))));
+    index.rebuild(&bench.journal, None).unwrap();
+    assert!(right == index.dump().unwrap());
+}
+
+/// While a merge is made, others go on: what they take back stays so, and of an index that is another by then nothing is replaced.
+#[test]
+fn what_happens_during_a_merge_counts() {
+    for rebuilt in [false, true] {
+        let bench = Bench::new();
+        let (index, _) = bench.index();
+        let epoch = |epoch: u64| {
+            let note = String::new();
+            let closed = Checkpoint { id: CheckpointId(epoch), tags: vec![], note, created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked };
+            bench.take(&index, &[Record::Undo { epoch: Epoch(epoch), undo: vec![data(10, epoch)] }, Record::Checkpoint(closed)]);
+        };
+        (1..=4).for_each(epoch);
+        let merge = index.with_parts("merge", |parts| parts.runs.merge(&|| false)).unwrap().expect("four are due");
+        bench.take(&index, &[Record::Void { epoch: Epoch(2), slot: Slot(10) }]);
+        if rebuilt {
+            index.rebuild(&bench.journal, None).unwrap();
+        }
+        // Files of these numbers are another's by now, if it was made anew.
+        (5..=11).for_each(epoch);
+        let before = (bench.runs(&index).0, index.dump().unwrap());
+        assert!(!index.with_parts("list", |parts| super::super::put_merged(parts, merge)).unwrap());
+        assert_eq!(rebuilt, bench.runs(&index).0 == before.0);
+        bench.runs(&index).0.iter().for_each(|number| assert!(bench.dir.path().join(format!(".ckptfs/index/runs/{number}")).exists(), "{number}"));
+        assert!(before.1 == index.dump().unwrap());
+        assert_eq!(index.first_after(&Key::Data(Slot(10)), CheckpointId(1)).unwrap(), Some((Epoch(3), data(10, 3))));
+        index.merge(&|| false).unwrap();
+        assert!(before.1 == index.dump().unwrap() && index.compare(&bench.journal).unwrap().is_none());
+        index.flush_durable().unwrap();
+        drop(index);
+        assert_eq!(bench.index().1, Opening::Ready);
+    }
+}

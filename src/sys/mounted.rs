@@ -1,0 +1,108 @@
+//! Our mounts among all mounts, and whom a mount may be believed.
+//!
+//! Anybody may mount a FUSE filesystem that calls itself what it likes, and say of the files in it what they like. What nobody can say for another is
+//! who mounted it: the kernel has that from whoever called mount(2), or fusermount3, and shows it in its table (`user_id=`).
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::args::MountPoint;
+
+/// How the source of our mounts begins; the backing directory's path follows.
+const SOURCE_PREFIX: &str = "ckptfs#";
+
+/// Type of our mounts in the kernel's table.
+#[cfg(target_os = "linux")]
+const FS_TYPE: &str = "fuse.ckptfs";
+
+/// What `/proc/mounts` shows as the source of a mount that serves `backing`.
+///
+/// It passes unharmed through every way to mount: fusermount takes its options joined by commas. Comma, backslash, percent, control characters and
+/// bytes that are not UTF-8 become `%2C` and the like; no two sources become one.
+pub fn mount_source(backing: &Path) -> String {
+    let path = backing.as_os_str().as_bytes();
+    let mut source = String::with_capacity(SOURCE_PREFIX.len() + path.len());
+    source.push_str(SOURCE_PREFIX);
+    for chunk in path.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if matches!(character, ',' | '\\' | '%') || character.is_ascii_control() {
+                source.push_str(&format!("%{:02X}", u32::from(character)));
+            } else {
+                source.push(character);
+            }
+        }
+        for byte in chunk.invalid() {
+            source.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    source
+}
+
+/// Whether what belongs to this user is believed: it is the caller's own, or root's.
+pub fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == super::process::ids().0
+}
+
+impl MountPoint {
+    /// Whether it says that ckptfs made it. Anybody can make one that does.
+    pub fn says_ours(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        let of_type = self.fs_type == FS_TYPE;
+        #[cfg(not(target_os = "linux"))]
+        let of_type = self.fs_type.contains("fuse");
+        of_type && self.source.starts_with(SOURCE_PREFIX)
+    }
+
+    /// Whether ckptfs made it, as the caller or root.
+    pub fn is_ours(&self) -> bool {
+        self.says_ours() && self.owner.is_some_and(is_trusted)
+    }
+
+    /// Whether it is a mount of ours that serves `backing`.
+    pub fn serves(&self, backing: &Path) -> bool {
+        self.is_ours() && self.source == mount_source(backing)
+    }
+
+    /// Whether somebody who is neither the caller nor root answers for what is in it: attributes and owners there are what they say.
+    pub fn is_foreign(&self) -> bool {
+        self.owner.is_some_and(|owner| !is_trusted(owner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn a_source_cannot_carry_an_option() {
+        let source = |path: &[u8]| mount_source(Path::new(OsStr::from_bytes(path)));
+        assert_eq!(source(b"/srv/a,dev,100%\n"), "ckptfs#/srv/a%2Cdev%2C100%25%0A");
+        assert_eq!(source("/home/é x".as_bytes()), "ckptfs#/home/é x");
+        assert_eq!(source(b"/\xff\xc3"), "ckptfs#/%FF%C3");
+    }
+
+    #[test]
+    fn who_mounted_it_says_whose_it_is_and_its_name_does_not() {
+        let mount = |fs_type: &str, source: &str, owner| MountPoint {
+            id: 1,
+            dev: 1,
+            root: "/".into(),
+            at: "/m".into(),
+            read_only: false,
+            fs_type: fs_type.into(),
+            source: source.into(),
+            owner,
+        };
+        let own = super::super::process::ids().0;
+        for owner in [0, own] {
+            let ours = mount("fuse.ckptfs", "ckptfs#/p", Some(owner));
+            assert!(ours.is_ours() && ours.serves(Path::new("/p")) && !ours.serves(Path::new("/p/q")) && !ours.is_foreign());
+        }
+        let forged = mount("fuse.ckptfs", "ckptfs#/p", Some(own + 1));
+        assert!(forged.says_ours() && forged.is_foreign() && !forged.is_ours() && !forged.serves(Path::new("/p")));
+        assert!(!mount("fuse.ckptfs", "ckptfs-like", Some(0)).is_ours());
+        assert!(!mount("xfs", "ckptfs#/p", None).is_ours() && !mount("xfs", "/dev/a", None).is_foreign());
+    }
+}

@@ -1,0 +1,50 @@
+//! Calls made as somebody else, in a thread of its own.
+
+use rustix::process::{Gid, Uid};
+use rustix::thread::CapabilitySet;
+
+/// Who makes a call: the credentials of a thread (credentials(7)).
+#[derive(Clone, Copy)]
+pub struct Caller {
+    /// How it is told.
+    pub name: &'static str,
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: &'static [u32],
+    /// Has CAP_FSETID.
+    pub keeps: bool,
+}
+
+/// See [`Caller`].
+pub const fn caller(name: &'static str, uid: u32, gid: u32, groups: &'static [u32], keeps: bool) -> Caller {
+    Caller { name, uid, gid, groups, keeps }
+}
+
+impl Caller {
+    /// Does something as this caller, in a thread of its own: credentials are the thread's.
+    pub fn does<T: Send>(self, act: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                self.become_it().expect("root may be anybody");
+                act()
+            });
+            thread.join().expect("no panic")
+        })
+    }
+
+    fn become_it(self) -> rustix::io::Result<()> {
+        let groups: Vec<Gid> = self.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        rustix::thread::set_thread_groups(&groups)?;
+        rustix::thread::set_thread_res_gid(Some(gid), Some(gid), Some(gid))?;
+        rustix::thread::set_keep_capabilities(true)?;
+        rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))?;
+        let all = rustix::thread::capabilities(None)?;
+        let mut effective = if self.uid == 0 { all.effective } else { CapabilitySet::empty() };
+        effective.set(CapabilitySet::FSETID, self.keeps);
+        rustix::thread::set_capabilities(None, rustix::thread::CapabilitySets { effective, ..all })
+    }
+}

@@ -1,0 +1,292 @@
+//! The README's story ends with `umount`, "an ordinary directory again": whatever is done to it then is a change like any other at the next mount, and takes
+//! nothing from an older checkpoint. One `sed -i` after an unmount had made whole directories of every view EIO.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use super::common::command::sh;
+use super::common::{Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, tree_of};
+use super::story::{Random, check};
+
+for_each_variant! { reflink => all_that_was_there_is_kept, what_is_kept_goes_with_its_checkpoints }
+for_each_variant! { all => names_and_attributes_are_always_known, an_inode_number_that_is_given_away_takes_nothing_along }
+for_each_variant! { one => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline }
+
+/// Every kind of change to what is there, and to what came before it.
+fn change(root: &Path, round: usize) {
+    sh(
+        root,
+        &format!(
+            "echo edited {round} >> src/edited; sed -i s/replaced/{round}/ src/replaced; chmod 600 src/mode; rm src/gone; mv src/moved src/deep/moved{round}
+        mv dir elsewhere{round}; rm -r lost; mkdir -p new{round}/er; echo n > new{round}/er/file; mv src/away new{round}/er/; ln src/linked src/link{round}
+        rm src/twice1; ln -sf somewhere src/symbolic; setfattr -n user.a -v {round} src/attributes; : > src/emptied; rm src/fifo; touch -d 2001-01-01 src/touched
+        rmdir empty; echo f > empty; rm changes; mkdir changes; mv swapped1 s; mv swapped2 swapped1; mv s swapped2"
+        ),
+    );
+}
+
+fn fill(root: &Path) {
+    for dir in ["src/deep/er", "dir/below/it", "lost/sub/sub", "empty", "untouched/x", "swapped1", "swapped2"] {
+        fs::create_dir_all(root.join(dir)).unwrap();
+    }
+    for name in ["edited", "replaced", "mode", "gone", "moved", "away", "linked", "twice1", "attributes", "emptied", "touched", "deep/er/f", "kept"] {
+        fs::write(root.join("src").join(name), format!("{name}: replaced\n").repeat(500)).unwrap();
+    }
+    for name in ["dir/a", "dir/below/it/b", "lost/c", "lost/sub/sub/d", "untouched/x/e", "changes", "swapped1/one", "swapped2/two"] {
+        fs::write(root.join(name), name).unwrap();
+    }
+    fs::hard_link(root.join("src/twice1"), root.join("src/twice2")).unwrap();
+    symlink("edited", root.join("src/symbolic")).unwrap();
+    fs::set_permissions(root.join("src/kept"), PermissionsExt::from_mode(0o640)).unwrap();
+    sh(root, "mkfifo src/fifo; setfattr -n user.a -v before src/attributes; setfattr -n user.d -v dir dir");
+}
+
+/// Checkpoints, and plain copies of what they show.
+type Copies = BTreeMap<u64, PathBuf>;
+
+fn keep(rig: &Rig, copies: &mut Copies) {
+    let id = rig.mount.checkpoint();
+    let copy = rig.image.path().join(format!("copy-{id}"));
+    copy_tree(rig.path(), &copy);
+    copies.insert(id, copy);
+}
+
+/// A tree with two checkpoints and changes after them, unmounted.
+fn story(v: Variant, keep_time: &str) -> (Rig, Copies) {
+    let mut rig = v.start_with(MountOpts::new(v.io), fill);
+    if !keep_time.is_empty() {
+        rig.mount.ok(&["config", "set", "umount.keep", keep_time]);
+    }
+    let mut copies = Copies::new();
+    keep(&rig, &mut copies);
+    sh(rig.path(), "echo changed > src/deep/er/f; mv dir/a dir/renamed; mkdir dir/made; echo x > dir/made/x");
+    keep(&rig, &mut copies);
+    sh(rig.path(), "echo dirty > untouched/x/e; echo new > dir/made/y");
+    rig.mount.umount();
+    (rig, copies)
+}
+
+fn assert_all(rig: &Rig, copies: &Copies) {
+    for (id, copy) in copies {
+        assert_same_tree(&rig.view(*id), copy, &TreeOpts::default());
+    }
+}
+
+fn all_that_was_there_is_kept(v: Variant) {
+    let (mut rig, mut copies) = story(v, "");
+    let root = rig.path().to_owned();
+    for round in 0..3 {
+        change(&root, round);
+        rig.mount.remount();
+        assert_all(&rig, &copies);
+        let (status, report) = check(&root, &["verify", "--deep"]);
+        assert_eq!(status, 0, "{report}");
+        let dirty = rig.mount.dirty();
+        for path in ["src/edited", "src/gone", "src/mode", "new0/er/file", "lost/c"].iter().filter(|_| round == 0) {
+            assert!(dirty.iter().any(|dirty| dirty == path), "{path} in {dirty:?}");
+        }
+        // And so it stays: with changes of ours, a checkpoint, a kill, a restore.
+        sh(&root, &format!("echo {round} > src/edited; echo {round} > src/kept; rm -rf src/deep"));
+        keep(&rig, &mut copies);
+        rig.mount.kill();
+        rig.mount.remount();
+        assert_all(&rig, &copies);
+        rig.mount.restore(1);
+        assert_same_tree(&root, &copies[&1], &TreeOpts { dir_mtime: false, ..TreeOpts::default() });
+        keep(&rig, &mut copies);
+        rig.mount.umount();
+    }
+    // What was there is an ordinary directory, and nothing is left over.
+    assert_eq!(sh(&root, "find .ckptfs -maxdepth 1 -name '*.new' -o -path '.ckptfs/tmp/*' ! -name restore").trim(), "");
+}
+
+/// Content that is lost: changed, replaced, renamed, linked, or removed, and nothing more.
+const LOST: [&str; 14] = [
+    "changes",
+    "lost/c",
+    "lost/sub/sub/d",
+    "src/attributes",
+    "src/away",
+    "src/edited",
+    "src/emptied",
+    "src/gone",
+    "src/linked",
+    "src/mode",
+    "src/moved",
+    "src/replaced",
+    "src/touched",
+    "src/twice1",
+];
+
+fn assert_known(rig: &Rig, copies: &Copies) {
+    for (id, copy) in copies {
+        let mut lost = Vec::new();
+        let (was, is) = (tree_of(copy), described(&rig.view(*id)));
+        let (lines, is): (BTreeSet<String>, BTreeSet<String>) = (described(copy), is);
+        let differ: Vec<_> = lines.symmetric_difference(&is).collect();
+        assert!(differ.is_empty(), "checkpoint {id}: {differ:#?}");
+        for path in was.keys() {
+            let path = path.to_str().expect("names of tests are text").to_owned();
+            let file = rig.view(*id).join(&path);
+            if !fs::symlink_metadata(&file).expect("it is there").is_file() {
+                continue;
+            }
+            match fs::read(&file) {
+                Ok(content) => assert_eq!(content, fs::read(copy.join(&path)).unwrap(), "{path} in {id}"),
+                Err(error) => {
+                    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{path} in {id}");
+                    lost.push(path);
+                }
+            }
+        }
+        lost.retain(|path| path != "src/twice2");
+        assert_eq!(lost, LOST, "in {id}");
+    }
+}
+
+/// Names, and what stat(2), readlink(2) and getxattr(2) say.
+fn described(root: &Path) -> BTreeSet<String> {
+    let said = sh(
+        root,
+        "find . -mindepth 1 -not -path './.ckptfs*' -not -path './.snapshots*' -printf '%p %y %m %n %U %G %s %T@ %l\\n' | sed 's/\\(^[^ ]* d [^ ]*\\) [^ ]* \\([^ ]* [^ ]*\\) [^ ]*/\\1 \\2/' | sort
+        getfattr -R -d . 2>/dev/null | grep -v '^# file: .snapshots' || true",
+    );
+    said.lines().map(str::to_owned).collect()
+}
+
+fn names_and_attributes_are_always_known(v: Variant) {
+    let (mut rig, copies) = story(v, "none");
+    let root = rig.path().to_owned();
+    change(&root, 0);
+    for _ in 0..2 {
+        rig.mount.remount();
+        assert_known(&rig, &copies);
+        assert_eq!(check(&root, &["verify", "1"]).0, 4, "lost content is named");
+        // A record of a later change does not make it the past.
+        sh(&root, "for f in edited replaced mode; do echo later >> src/$f; done");
+        assert_known(&rig, &copies);
+        rig.mount.umount();
+    }
+}
+
+fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
+    let (mut rig, copies) = story(v, "");
+    let root = rig.path().to_owned();
+    let kept = || fs::read_dir(root.join(".ckptfs/kept")).map_or(0, Iterator::count);
+    let all = kept();
+    assert!(all > 10, "{all} files are kept");
+    // What has not changed is not cloned again.
+    let inodes = || sh(&root, "ls -i .ckptfs/kept").lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let before = inodes();
+    rig.mount.remount();
+    rig.mount.umount();
+    assert!(inodes().is_superset(&before), "{before:?} {:?}", inodes());
+    rig.mount.remount();
+    rig.mount.ok(&["gc", "--keep-last", "1"]);
+    assert_eq!(kept(), 0, "they may have what was freed");
+    rig.mount.ok(&["umount", "--keep", "none"]);
+    assert_eq!(kept(), 0);
+    rig.mount.remount();
+    rig.mount.ok(&["umount", "--keep=all"]);
+    assert!(kept() >= all);
+    // Nor is what was kept before.
+    rig.mount.remount();
+    rig.mount.ok(&["umount", "--keep=none"]);
+    assert_eq!(kept(), 0);
+    rig.mount.remount();
+    assert_all(&rig, &copies.into_iter().skip(1).collect());
+    rig.mount.ok(&["delete", "--now", "--yes", "2"]);
+    rig.mount.umount();
+    assert_eq!((kept(), root.join(".ckptfs/baseline").exists()), (0, false), "without a checkpoint there is no past");
+}
+
+/// A store can be brought back from a copy, and a disk can flip bits.
+fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
+    let (mut rig, copies) = story(v, "");
+    let root = rig.path().to_owned();
+    let (baseline, old) = (root.join(".ckptfs/baseline"), rig.image.path().join("old"));
+    fs::copy(&baseline, &old).unwrap();
+    rig.mount.remount();
+    sh(&root, "echo seen >> src/edited; rm src/gone; mkdir src/seen");
+    rig.mount.umount();
+    let good = fs::read(&baseline).unwrap();
+    let mut random = Random::new("flips");
+    for round in 0..12 {
+        let mut bytes = good.clone();
+        match round {
+            0 => bytes = fs::read(&old).unwrap(),
+            1 => bytes.truncate(good.len() / 2),
+            2 => bytes.clear(),
+            _ => {
+                let at = random.below(bytes.len());
+                bytes[at] ^= 1 << random.below(8);
+            }
+        }
+        fs::write(&baseline, bytes).unwrap();
+        sh(&root, &format!("echo unseen{round} > src/new{round}; echo {round} >> src/kept; mv untouched/x untouched/y; mv untouched/y untouched/x"));
+        rig.mount.remount();
+        for (id, copy) in &copies {
+            for path in ["src/edited", "src/gone", "src/kept", "untouched/x/e", "dir/below/it/b", "src/deep/er/f"] {
+                match fs::read(rig.view(*id).join(path)) {
+                    Ok(content) => assert_eq!(content, fs::read(copy.join(path)).unwrap(), "{path} in {id}, round {round}"),
+                    Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{path} in {id}, round {round}"),
+                }
+            }
+            let unseen = fs::metadata(rig.view(*id).join(format!("src/new{round}"))).expect_err("it was not there");
+            assert!(unseen.kind() == ErrorKind::NotFound || unseen.raw_os_error() == Some(libc::EIO), "{unseen}");
+        }
+        rig.mount.umount();
+        assert_ne!(fs::read(&baseline).unwrap(), good);
+    }
+}
+
+/// What is removed while nothing is mounted gives its number to the next inode, and what is recorded of that one is no part of what was removed.
+fn an_inode_number_that_is_given_away_takes_nothing_along(v: Variant) {
+    const DIRS: usize = 30;
+    let each = |root: &Path, command: &str| sh(root, &format!("for i in $(seq {DIRS}); do {command}; done"));
+    let mut rig = v.start_with(MountOpts::new(v.io), |dir| drop(each(dir, "mkdir d$i; echo $i > d$i/was")));
+    let root = rig.path().to_owned();
+    let mut copies = Copies::new();
+    keep(&rig, &mut copies);
+    let numbers = |name: &str| each(&root, &format!("stat -c %i {name}$i")).lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let before = numbers("d");
+    rig.mount.umount();
+    sh(&root, "rm -r d*");
+    each(&root, "mkdir e$i; echo $i > e$i/other");
+    rig.mount.remount();
+    if v.fs == Fs::Ext4 {
+        assert!(!before.is_disjoint(&numbers("e")), "no number was given away");
+    }
+    let names = |copies: &Copies| {
+        for (id, copy) in copies {
+            let names = |root: &Path| sh(root, "find . -mindepth 1 -not -path './.ckptfs*' | sort");
+            assert_eq!(names(&rig.view(*id)), names(copy), "in {id}");
+        }
+    };
+    names(&copies);
+    for round in 0..3 {
+        keep(&rig, &mut copies);
+        names(&copies);
+        each(&root, &format!("rm e$i/*; echo {round} > e$i/later{round}; mkdir e$i/dir{round}; rmdir e$i/dir{round}"));
+        names(&copies);
+    }
+}
+
+/// Whoever may set attributes of one file could see to it that there was no baseline for anybody: more than 1 MiB of them was too much for it.
+fn no_attributes_are_too_many_for_a_baseline(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io), fill);
+    let root = rig.path().to_owned();
+    let value = vec![b'x'; 60_000];
+    let set = |number: u32| rustix::fs::setxattr(root.join("src/kept"), format!("user.{number}"), &value, rustix::fs::XattrFlags::empty());
+    let many = (0..100).take_while(|number| set(*number).is_ok()).count();
+    assert!((20..100).contains(&many), "{many}: the mount has a limit, and it is above 1 MiB");
+    let mut copies = Copies::new();
+    keep(&rig, &mut copies);
+    rig.mount.umount();
+    change(&root, 0);
+    rig.mount.remount();
+    assert_all(&rig, &copies);
+}
