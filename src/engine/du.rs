@@ -71,7 +71,7 @@ impl Engine {
         let mut measuring = match options.run {
             Some(run) => self.du_runs.take(run)?,
             None => {
-                let census = self.timeline().census(true).map_err(|errno| error::failed("the history cannot be read", errno))?;
+                let census = self.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Box::new(Measuring::new(census))
             }
         };

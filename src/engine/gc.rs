@@ -217,7 +217,7 @@ impl Engine {
             None => {
                 let mut checkpoints = self.timeline().checkpoints();
                 checkpoints.extend(self.timeline().hidden());
-                let census = self.timeline().census(true).map_err(|errno| error::failed("the history cannot be read", errno))?;
+                let census = self.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Run::Measuring(Box::new(Measuring::new(census)), checkpoints)
             }
         };
@@ -265,7 +265,7 @@ impl Engine {
                         more = self.free_next(by, &mut plan)?;
                     }
                     if !more {
-                        self.end_gc(&plan.epochs);
+                        self.end_gc(&plan);
                         break GcReport { finished: true, ..plan.report };
                     }
                     let report = GcReport { kept: Vec::new(), gone: Vec::new(), freeing: true, ..plan.report.clone() };
@@ -341,17 +341,22 @@ impl Engine {
         }
     }
 
-    /// Removes the directories that are empty now, and sees to it that the space is free when somebody asks for it.
-    fn end_gc(&self, epochs: &BTreeSet<Epoch>) {
+    /// Removes the directories that are empty now, and sees to it that the space is free when somebody asks for it; the index follows in idle time.
+    fn end_gc(&self, Plan { epochs, report, .. }: &Plan) {
         self.snapdir_changed();
-        if epochs.is_empty() {
+        if epochs.is_empty() && report.gone.is_empty() {
             return;
         }
-        self.drop_kept();
-        self.remove_empty_layers(epochs);
+        if !epochs.is_empty() {
+            self.drop_kept();
+            self.remove_empty_layers(epochs);
+        }
+        let kept = self.timeline().retained().into_iter().map(|(id, _)| id).collect();
+        let upto = self.timeline().store().journal.position();
         // Filesystems free what was removed when they write it down.
-        if let Err(errno) = sys::syncfs(&self.store_dir) {
-            tracing::debug!(%errno, "the filesystem was not synced after a gc");
+        match sys::syncfs(&self.store_dir) {
+            Ok(()) => self.timeline().compact_soon(kept, upto),
+            Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
         }
     }
 

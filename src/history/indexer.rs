@@ -11,7 +11,7 @@ use super::table::Table;
 use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch};
 use crate::store::record::Kept;
-use crate::store::{Address, Batch, StoreError};
+use crate::store::{Address, Batch, Needs, StoreError};
 use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
 
@@ -338,7 +338,25 @@ impl Timeline {
                 self.wake.stopping()
             })?;
         }
-        Ok(())
+        self.compact()
+    }
+
+    /// What only deleted checkpoints needed may be left out of the index, some time: `kept` were kept when the journal ended at `upto`, and
+    /// everything before is on the disk, objects and removals too.
+    pub fn compact_soon(&self, kept: Vec<CheckpointId>, upto: Address) {
+        *self.compact.lock() = Some((kept, upto));
+        self.wake.sealed();
+    }
+
+    fn compact(&self) -> Result<(), StoreError> {
+        let Some((kept, upto)) = self.compact.lock().take() else { return Ok(()) };
+        let is_gone = |object| matches!(self.store.layers.stat(object), Ok(None));
+        let stop = || {
+            self.wake.calls(Some(Instant::now()));
+            self.wake.stopping()
+        };
+        self.store.index.compact(&Needs { kept: &kept, is_gone: &is_gone, upto }, &stop)?;
+        if stop() { Ok(()) } else { self.store.index.shrink() }
     }
 
     /// Takes the tables of epochs up to this one out of memory.

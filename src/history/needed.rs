@@ -4,7 +4,7 @@
 //! first record after it; but not by those that are older than the file. Nothing that is captured later is needed by them, and nothing that they need is
 //! captured later: so what nobody needs once stays so, whatever is done meanwhile.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::timeline::{Timeline, asked, fault};
@@ -34,7 +34,7 @@ impl Captured {
     }
 }
 
-/// All captured versions that the journal tells of.
+/// All captured versions that are on record.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
     /// The checkpoints that something is kept for, oldest first.
@@ -45,34 +45,35 @@ pub struct Census {
     pub versions: Vec<Captured>,
 }
 
-/// What is read of the journal.
+/// Records of content, and of attributes, by inode and epoch.
 #[derive(Default)]
 pub(super) struct Reading {
-    pub(super) data: HashMap<(Slot, Epoch), DataState>,
-    born: HashMap<(Slot, Epoch), Option<i64>>,
+    pub(super) data: BTreeMap<(Slot, Epoch), DataState>,
+    born: BTreeMap<(Slot, Epoch), Option<i64>>,
 }
 
 impl Reading {
-    /// When the inode was made that a record of this epoch is of, nanoseconds since 1970.
+    /// When the inode was made that a record of content from this epoch is of, nanoseconds since 1970: the attributes of what reads it changed then or
+    /// before, and after every other inode of that number had gone.
     pub(super) fn born_ns(&self, slot: Slot, epoch: Epoch) -> Option<i64> {
-        self.born.get(&(slot, epoch)).copied().flatten()
+        self.born.range((slot, Epoch(0))..=(slot, epoch)).next_back().and_then(|(_, born_ns)| *born_ns)
+    }
+
+    fn take_undo(&mut self, epoch: Epoch, undo: Undo) {
+        match undo {
+            Undo::Data { slot, before } => {
+                self.data.entry((slot, epoch)).or_insert(before);
+            }
+            Undo::Attr { slot, before } => {
+                self.born.entry((slot, epoch)).or_insert(before.stat.btime.map(nanoseconds));
+            }
+            _ => {}
+        }
     }
 
     pub(super) fn take(&mut self, record: Record) {
         match record {
-            Record::Undo { epoch, undo } => {
-                for item in undo {
-                    match item {
-                        Undo::Data { slot, before } => {
-                            self.data.entry((slot, epoch)).or_insert(before);
-                        }
-                        Undo::Attr { slot, before } => {
-                            self.born.entry((slot, epoch)).or_insert(before.stat.btime.map(nanoseconds));
-                        }
-                        _ => {}
-                    }
-                }
-            }
+            Record::Undo { epoch, undo } => undo.into_iter().for_each(|undo| self.take_undo(epoch, undo)),
             Record::Void { epoch, slot } => {
                 self.data.remove(&(slot, epoch));
             }
@@ -98,40 +99,47 @@ fn nanoseconds(time: Time) -> i64 {
 }
 
 impl Timeline {
-    /// Every captured version. `all`: also those before the oldest checkpoint, which nobody needs. Reads the journal from there on.
+    /// Every captured version that is on record. Reads the records of content and attributes in the index, and the end of the journal.
     ///
     /// Of a file that is younger than a checkpoint that would need it, it is not yet looked whether it was there: [`Timeline::narrow`] does.
     ///
     /// # Errors
-    /// EIO if the journal cannot be read.
-    pub fn census(&self, all: bool) -> SysResult<Census> {
+    /// EIO if neither the index nor the journal can be read.
+    pub fn census(&self) -> SysResult<Census> {
         let open = self.epoch();
         let retained = self.retained();
-        let start = self.store.journal.start();
-        let from = if all { start } else { retained.first().and_then(|(id, _)| self.address(*id)).unwrap_or(start) };
-        let mut reading = Reading::default();
-        for frame in self.store.journal.scan(from, None) {
-            reading.take(frame.map_err(fault)?.1);
-        }
-        let mut by_slot: HashMap<Slot, BTreeMap<Epoch, DataState>> = HashMap::new();
-        for ((slot, epoch), data) in &reading.data {
-            by_slot.entry(*slot).or_default().insert(*epoch, *data);
-        }
+        let reading = self.captures()?;
         let Census { kept, made_ns, .. } = Census::of(&retained);
         let number = |epoch: Epoch| kept.partition_point(|id| *id < CheckpointId(epoch.0));
         let mut versions = Vec::new();
-        for (slot, records) in by_slot {
-            let mut before = Epoch(0);
-            for (epoch, data) in records {
-                if let Some(object) = data.object {
-                    let born_ns = reading.born_ns(slot, epoch);
-                    versions.push(Captured { slot, by: number(before)..number(epoch), born_ns, open: epoch >= open, ..Captured::new(object) });
-                }
-                before = epoch;
+        let mut last = (Slot(0), Epoch(0));
+        for ((slot, epoch), data) in &reading.data {
+            let before = if last.0 == *slot { last.1 } else { Epoch(0) };
+            if let Some(object) = data.object {
+                let born_ns = reading.born_ns(*slot, *epoch);
+                versions.push(Captured { slot: *slot, by: number(before)..number(*epoch), born_ns, open: *epoch >= open, ..Captured::new(object) });
             }
+            last = (*slot, *epoch);
         }
         versions.sort_by_key(|version| (!version.by.is_empty(), version.object));
         Ok(Census { made_ns, kept, versions })
+    }
+
+    /// All records of content and of attributes.
+    fn captures(&self) -> SysResult<Reading> {
+        let index = &self.store.index;
+        let mut reading = Reading::default();
+        // What is applied meanwhile is read twice, to the same effect.
+        let indexed = index.applied().and_then(|end| index.each_capture(|epoch, undo| reading.take_undo(epoch, undo)).map(|()| end));
+        let from = indexed.unwrap_or_else(|error| {
+            self.index_fault(error);
+            reading = Reading::default();
+            self.store.journal.start()
+        });
+        for frame in self.store.journal.scan(from, None) {
+            reading.take(frame.map_err(fault)?.1);
+        }
+        Ok(reading)
     }
 
     /// Deletes a checkpoint, hidden or not, for good, as the rules of retention say: nobody's operation, and no way back. What only it needed can be

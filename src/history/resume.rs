@@ -76,6 +76,7 @@ impl Timeline {
             inner: RwLock::ranked(Rank::Timeline, inner),
             owed,
             wake,
+            compact: Mutex::default(),
             numbers: Mutex::default(),
             distrusted: Mutex::default(),
             met: Mutex::default(),

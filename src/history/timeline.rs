@@ -214,6 +214,8 @@ pub struct Timeline {
     /// Records that could not be appended when what they tell happened: they go before the next ones. A crash before that is found by recovery.
     pub(super) owed: Mutex<Vec<Record>>,
     pub(super) wake: super::indexer::Wake,
+    /// The checkpoints that the index may go down to, and up to where.
+    pub(super) compact: Mutex<Option<(Vec<CheckpointId>, Address)>>,
     /// A leaf.
     pub(super) numbers: Mutex<who::Numbers>,
     /// Objects that were found to hold something else than was captured. A leaf.

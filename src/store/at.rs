@@ -81,6 +81,12 @@ pub(super) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
     Ok(rustix::fs::renameat(&dir, from, &dir, to)?)
 }
 
+/// Moves what has this name into another directory.
+pub(super) fn move_to(dir: impl AsFd, name: &str, to: impl AsFd) -> io::Result<()> {
+    fault::check(Call::Rename)?;
+    Ok(rustix::fs::renameat(dir, name, to, name)?)
+}
+
 /// Makes the names in a directory durable.
 pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
     fault::check(Call::Sync)?;

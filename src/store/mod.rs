@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use self::error::{StoreError, StoreResult};
-pub use self::index::Batch;
+pub use self::index::{Batch, Needs};
 use self::index::{Doubt, Index};
 pub use self::journal::Address;
 use self::journal::Journal;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeBounds;
 
 use super::keys;
-use crate::store::error::{CodecError, StoreResult};
+use crate::store::error::{CodecError, StoreError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;
@@ -258,6 +258,25 @@ impl Image {
 
     pub fn range(&self, range: impl RangeBounds<Vec<u8>>) -> impl DoubleEndedIterator<Item = (&Vec<u8>, &Vec<u8>)> {
         self.0.range(range)
+    }
+
+    /// The checkpoints that were not deleted for good, oldest first.
+    pub fn kept(&self) -> StoreResult<Vec<CheckpointId>> {
+        let prefix = keys::checkpoints_prefix();
+        let mut kept = Vec::new();
+        for (key, value) in self.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(&prefix)) {
+            let known = keys::unseal(key, value).and_then(super::KnownCheckpoint::parse).ok_or(StoreError::IndexDamaged)?;
+            let id = keys::parse_checkpoint(key).ok_or(StoreError::IndexDamaged)?;
+            kept.extend(Some(id).filter(|_| !known.deleted));
+        }
+        Ok(kept)
+    }
+
+    /// The epoch of the last record of a key before that of `epoch`; 0: there is none.
+    pub fn before(&self, undo: &[u8], epoch: Epoch) -> Epoch {
+        let of = |epoch| keys::with_epoch(undo.to_vec(), epoch);
+        let last = self.0.range(of(Epoch(0))..of(epoch)).next_back();
+        last.and_then(|(key, _)| keys::split_undo(key)).map_or(Epoch(0), |(_, before)| before)
     }
 
     /// Sets a key to a value, which is not sealed yet.

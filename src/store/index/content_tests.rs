@@ -3,10 +3,12 @@
 use std::fs::File;
 
 use super::seen::Look;
+use super::tests::Bench;
 use super::*;
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{Record, Sealed};
-use crate::sys::Time;
+use crate::sys::fault::{self, Plan};
+use crate::sys::{Errno, Time};
 
 fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> Sealed {
     let object = ObjectId { epoch: Epoch(epoch), slot: Slot(slot), serial: 1, origin: ObjectOrigin::Cloned };
@@ -69,4 +71,78 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
     assert!(index.compare(&journal).unwrap().is_none());
     index.rebuild(&journal, None).unwrap();
     assert_eq!(index.seen(Slot(5), &look).unwrap(), None);
+}
+
+/// Contents of so many objects, all but the first of which were forgotten.
+fn with_forgotten(bench: &Bench, index: &Index, count: u64) {
+    let mut slot = 0;
+    while slot < count {
+        let objects: Vec<_> =
+            (slot..slot + 1000).map(|slot| Sealed { hash: *blake3::hash(&slot.to_le_bytes()).as_bytes(), ..sealed(0, slot, 1, 0) }).collect();
+        let record = Record::Sealed { epoch: Epoch(0), objects, whole: false };
+        let mut batch = Batch::new();
+        batch.add(bench.journal.append(std::slice::from_ref(&record)).unwrap()[0], &record).unwrap();
+        index.apply(&mut batch).unwrap();
+        let Record::Sealed { objects, .. } = record else { unreachable!() };
+        index.apply(&mut Batch::forget(&objects[usize::from(slot == 0)..])).unwrap();
+        slot += 1000;
+    }
+    index.flush_durable().unwrap();
+}
+
+fn disk_bytes(index: &Index) -> u64 {
+    index.with("measure", |db| Ok(db.disk().unwrap().size_on_disk()?)).unwrap()
+}
+
+#[test]
+fn files_that_hold_little_are_written_anew() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    let look = Look { size: 4, mtime: Time { sec: 1, nsec: 0 }, ctime: Time { sec: 2, nsec: 0 } };
+    index.note_seen(&[(Slot(5), look, [3; 32])]).unwrap();
+    with_forgotten(&bench, &index, 100_000);
+    let (before, held) = (disk_bytes(&index), index.dump().unwrap());
+    assert!(before > SHRINK_BYTES, "{before}");
+    index.shrink().unwrap();
+    assert!(disk_bytes(&index) < 1 << 20, "{} of {before}", disk_bytes(&index));
+    assert!(index.dump().unwrap() == held && index.seen(Slot(5), &look).unwrap() == Some([3; 32]));
+    drop(index);
+    let (index, opening) = bench.index();
+    assert_eq!(opening, Opening::Ready);
+    assert!(index.dump().unwrap() == held);
+    // Now there is nothing to do.
+    let before = disk_bytes(&index);
+    index.shrink().unwrap();
+    assert_eq!(disk_bytes(&index), before);
+}
+
+/// Whatever fails, the index says the same afterwards, or is made anew.
+#[test]
+fn writing_it_anew_can_fail_at_every_call() {
+    let bench = Bench::new();
+    let (mut index, _) = bench.index();
+    with_forgotten(&bench, &index, 60_000);
+    let first = (ObjectId { slot: Slot(0), ..sealed(0, 0, 1, 0).object }, 1);
+    let hash = *blake3::hash(&0u64.to_le_bytes()).as_bytes();
+    let mut failures = 0;
+    for nth in 1.. {
+        fault::arm_thread(Plan::nth(nth, Errno::EIO));
+        let shrunk = index.shrink();
+        fault::disarm_thread();
+        if shrunk.is_ok() {
+            break;
+        }
+        failures += 1;
+        drop(index);
+        let opening;
+        (index, opening) = bench.index();
+        if opening != Opening::Ready {
+            index.rebuild(&bench.journal, None).unwrap();
+        }
+        assert_eq!(index.contents(&hash, 16).unwrap(), [first]);
+        if opening != Opening::Ready {
+            with_forgotten(&bench, &index, 60_000);
+        }
+    }
+    assert!(failures > 5, "{failures}");
 }

@@ -18,6 +18,8 @@ use crate::sys::fault::{self, Call};
 
 const NAME: &str = "index";
 const ASIDE: &str = "index.bad-";
+/// One that is being made to take the place of the index; left over, it is deleted as any that was set aside.
+const NEW: &str = "index.bad-new";
 /// Bytes that sled may cache; it is no bound on its memory.
 const CACHE_BYTES: u64 = 16 << 20;
 /// How often, and how long apart, opening is tried while the last user of the files in this process lets go of them.
@@ -105,6 +107,25 @@ impl Home {
             at::names(&below)?.iter().try_for_each(|name| call(&below, name))?;
         }
         Ok(())
+    }
+
+    /// Writes another database that holds what this one does. It is closed.
+    pub fn copy(&self, db: &sled::Db) -> StoreResult<()> {
+        at::remove_tree(&self.dir, NEW.as_bytes()).map_err(StoreError::io("remove an old", NAME))?;
+        let new = self.config().path(self.path.join(NEW)).open()?;
+        new.import(db.export());
+        new.flush()?;
+        drop(new);
+        let sync = || sync_files(&at::open_dir(&self.dir, NEW)?);
+        sync().map_err(StoreError::io("sync", NAME))
+    }
+
+    /// The copy takes the place of the index, with its runs. Both are closed. Not durable on return.
+    pub fn replace(&self) -> StoreResult<()> {
+        let runs = || at::move_to(at::open_dir(&self.dir, NAME)?, super::runs::NAME, at::open_dir(&self.dir, NEW)?);
+        runs().map_err(StoreError::io("move the runs of", NAME))?;
+        self.set_aside()?;
+        at::rename(self.dir.as_fd(), NEW, NAME).map_err(StoreError::io("replace", NAME))
     }
 
     /// Removes one that was begun and for which there was no room after all.

@@ -9,7 +9,7 @@ use crate::store::journal::Address;
 use crate::store::record::Key;
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -32,6 +32,9 @@ const TAG_RUN: u8 = b'R';
 const TAG_SEAL: u8 = b'S';
 const TAG_STRUCK: u8 = b'V';
 const TAG_XATTRS: u8 = b'X';
+
+/// What the keys begin with of records of an inode's data and of its attributes.
+pub(super) const CAPTURES: [u8; 2] = [TAG_ATTR, TAG_DATA];
 
 /// Bytes of the checksum at the end of each value.
 const SUM: usize = 4;
@@ -275,6 +278,24 @@ pub(super) fn entry_name(key: &[u8]) -> Option<Name> {
 pub(super) fn data_slot(key: &[u8]) -> Option<Slot> {
     let (tag, slot) = key.split_first()?;
     (*tag == TAG_DATA).then(|| slot.try_into().ok()).flatten().map(|slot| Slot(u64::from_be_bytes(slot)))
+}
+
+/// Of which inode's data or attributes the key of a record is.
+pub(super) fn capture(key: &[u8]) -> Option<Key> {
+    let (tag, slot) = key.split_first()?;
+    let slot = Slot(u64::from_be_bytes(slot.try_into().ok()?));
+    match *tag {
+        TAG_ATTR => Some(Key::Attr(slot)),
+        TAG_DATA => Some(Key::Data(slot)),
+        _ => None,
+    }
+}
+
+/// The key of an undo record and its epoch, from both in one; `None`: it is another key.
+pub(super) fn split_undo(key: &[u8]) -> Option<(&[u8], Epoch)> {
+    let (prefix, epoch) = key.split_last_chunk::<8>()?;
+    let undo = matches!(key.first(), Some(&(TAG_ENTRY | TAG_ATTR | TAG_XATTRS | TAG_DATA | TAG_HOME)));
+    undo.then_some((prefix, Epoch(u64::from_be_bytes(*epoch))))
 }
 
 /// The key of a run in the list, by where its records begin.

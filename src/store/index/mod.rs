@@ -20,7 +20,7 @@
 //! index.bad-N/     set aside
 //!
 //! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
-//! "ms"                                           u32 version = 5, 16 B store id
+//! "ms"                                           u32 version = 6, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
 //! 'R' begin: u32 segment, u32 offset             u64 N, u8 level          a run: its file, how often it was merged
 //! 'V' epoch, slot                                address                  a data record that was taken back, in runs that begin before
@@ -58,6 +58,7 @@ use self::db::Db;
 use self::files::{Home, guarded};
 use self::parts::{Parts, apply, apply_on_disk, begin, fill, filled_in_memory, in_memory, listed, put_merged};
 use self::runs::Runs;
+use self::runs::needs::is_read;
 use super::error::{StoreError, StoreResult};
 use super::hash::Hash;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
@@ -69,8 +70,12 @@ use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 
 pub use self::batch::Batch;
+pub use self::runs::needs::Needs;
 pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
 
+/// sled's files take some three times what is in them; with more than so many times that, and so many bytes, they are written anew.
+const SHRINK_FACTOR: u64 = 8;
+const SHRINK_BYTES: u64 = 4 << 20;
 /// Records, or keys of them, that a rebuild applies at once.
 const REBUILD_BATCH: usize = 32_768;
 
@@ -291,6 +296,60 @@ impl Index {
         Ok(())
     }
 
+    /// Leaves out of the runs what `needs` says, if that is a twentieth of what they hold or more. It takes its time: for a helper thread. It is durable
+    /// on return.
+    ///
+    /// Errors: as [`Index::merge`].
+    pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<()> {
+        let end = self.applied()?;
+        let Some(merge) = self.with_parts("compact", |parts| parts.runs.compact(needs, end, stop))? else { return Ok(()) };
+        let _applying = self.applying.lock();
+        self.with_parts("list", |parts| put_merged(parts, merge))?;
+        self.flush_durable()
+    }
+
+    /// Writes the database anew if its files are much larger than what it holds: sled gives nothing back. Readers wait while one takes the place of the
+    /// other. It takes its time: for a helper thread. It is durable on return.
+    ///
+    /// Errors: `Io`, `Index`, `IndexPanic`. If the place cannot be taken the index is closed (`IndexClosed`), and the next opening makes it anew.
+    pub fn shrink(&self) -> StoreResult<()> {
+        let _applying = self.applying.lock();
+        let copied = self.with("copy", |db| {
+            let Some(disk) = db.disk() else { return Ok(false) };
+            let is_wasteful = disk.size_on_disk()? > SHRINK_BYTES.saturating_add(held(disk)?.saturating_mul(SHRINK_FACTOR));
+            if is_wasteful {
+                self.home.copy(disk)?;
+            }
+            Ok(is_wasteful)
+        })?;
+        if !copied {
+            return Ok(());
+        }
+        let mut slot = self.db.write();
+        let Parts { db, runs } = slot.take().ok_or(StoreError::IndexClosed)?;
+        close(db);
+        self.home.replace()?;
+        *slot = Some(Parts { db: self.home.open()?, runs });
+        drop(slot);
+        self.home.sync()?;
+        self.home.delete_asides()
+    }
+
+    /// Every data record and every attribute record, each kind in the order of inodes and epochs.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn each_capture(&self, mut call: impl FnMut(Epoch, Undo)) -> StoreResult<()> {
+        self.with_parts("list", |parts| {
+            keys::CAPTURES.iter().try_for_each(|tag| {
+                parts.runs.each_below(&[*tag], |key, epoch, value| {
+                    let undo = keys::capture(key).and_then(|key| codec::decode_before(key, value).ok());
+                    call(epoch, undo.ok_or(StoreError::IndexDamaged)?);
+                    Ok(())
+                })
+            })
+        })
+    }
+
     /// The first undo record of a key after a checkpoint: with the smallest epoch above it. `None`: nothing changed since.
     pub fn first_after(&self, key: &Key, checkpoint: CheckpointId) -> StoreResult<Option<(Epoch, Undo)>> {
         let Some(first) = checkpoint.0.checked_add(1) else { return Ok(None) };
@@ -497,7 +556,7 @@ impl Index {
     }
 
     /// How the index differs from what the journal says, as far as it says that it is applied: the number of entries that are missing or hold
-    /// something else, and of those that should not be there. Entries of records that come after are right if they are those records'.
+    /// something else, and of those that should not be there. Undo records that no checkpoint reads may be there or not. Entries of records that come after are right if they are those records'.
     ///
     /// Errors: those of reading either.
     pub fn compare(&self, journal: &Journal) -> StoreResult<Difference> {
@@ -523,16 +582,19 @@ impl Index {
         add(&mut now, journal.start(), Some(applied))?;
         let mut later = now.clone();
         add(&mut later, applied, None)?;
+        let kept = later.kept()?;
+        let counts = |key: &[u8]| keys::split_undo(key).is_none_or(|(undo, epoch)| is_read(&kept, now.before(undo, epoch), epoch));
         let mut difference = Difference::default();
         for (key, value) in &found {
             let here = now.get(key);
             let right = here.is_some_and(|known| known == value) || later.get(key).is_some_and(|known| known == value);
             // An entry that a record beyond takes back may be there still; one that was never told of may not.
-            difference.wrong += u64::from(!right && (here.is_some() || later.get(key).is_some()));
+            difference.wrong += u64::from(!right && (here.is_some() || later.get(key).is_some()) && counts(key));
             difference.strange += u64::from(!right && here.is_none() && later.get(key).is_none());
         }
         let there: std::collections::HashSet<&[u8]> = found.iter().map(|(key, _)| key.as_slice()).collect();
-        let missing = now.keys().filter(|key| !keys::is_content(key) && !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some());
+        let missing =
+            now.keys().filter(|key| !keys::is_content(key) && !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some() && counts(key));
         difference.missing = missing.count() as u64;
         Ok(difference)
     }
@@ -613,6 +675,18 @@ fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
 fn applied_in(db: &Db) -> StoreResult<Option<(Address, Address)>> {
     let Some(value) = get(db, keys::META_APPLIED)? else { return Ok(None) };
     Ok(Some(keys::parse_applied(&value).ok_or(StoreError::IndexDamaged)?))
+}
+
+/// Bytes of all keys and values.
+fn held(disk: &sled::Db) -> StoreResult<u64> {
+    let mut bytes = 0;
+    for name in disk.tree_names() {
+        for entry in &disk.open_tree(name)? {
+            let (key, value) = entry?;
+            bytes += (key.len() + value.len()) as u64;
+        }
+    }
+    Ok(bytes)
 }
 
 /// Whose index it is, as it stands in it.

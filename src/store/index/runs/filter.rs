@@ -23,9 +23,11 @@ impl Probe {
 pub struct Filter(Vec<u8>);
 
 impl Filter {
-    /// For this many keys.
-    pub fn new(keys: usize) -> Filter {
-        Filter(vec![0; (keys.saturating_mul(BITS_A_KEY) / 8).max(8)])
+    /// Of these keys.
+    pub fn of(keys: &[Probe]) -> Filter {
+        let mut filter = Filter(vec![0; (keys.len().saturating_mul(BITS_A_KEY) / 8).max(8)]);
+        keys.iter().for_each(|probe| filter.add(*probe));
+        filter
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Filter {
@@ -36,7 +38,7 @@ impl Filter {
         &self.0
     }
 
-    pub fn add(&mut self, probe: Probe) {
+    fn add(&mut self, probe: Probe) {
         for (byte, mask) in places(probe, self.0.len()) {
             if let Some(byte) = self.0.get_mut(byte) {
                 *byte |= mask;

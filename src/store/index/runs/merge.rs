@@ -36,11 +36,13 @@ pub struct Merged<'a> {
 }
 
 impl<'a> Merged<'a> {
-    pub fn new(runs: &'a [Listed], struck: &'a Struck) -> StoreResult<Merged<'a>> {
+    /// From the first key on that is not less than `from`.
+    pub fn new(runs: &'a [Listed], struck: &'a Struck, from: &[u8]) -> StoreResult<Merged<'a>> {
         let mut cursors = Vec::with_capacity(runs.len());
         for listed in runs {
             let mut cursor = Cursor::new(&listed.run, None);
-            if cursor.next()? {
+            let found = if from.is_empty() { cursor.next()? } else { cursor.seek(from, Epoch(0))? };
+            if found {
                 cursors.push((cursor, listed));
             }
         }

@@ -11,11 +11,12 @@
 
 mod filter;
 mod merge;
+pub mod needs;
 pub mod run;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::{Range, RangeInclusive};
 use std::os::fd::OwnedFd;
@@ -25,6 +26,7 @@ use rustix::fs::OFlags;
 
 use self::filter::Probe;
 use self::merge::{Item, Merged};
+use self::needs::Needs;
 use self::run::{Builder, Bytes, Cache, Cursor, Out, Run, Weigh};
 use super::keys;
 use crate::store::at;
@@ -185,7 +187,7 @@ impl Runs {
     /// Makes a run of records that are sorted, and lists nothing. Durable on return.
     ///
     /// Errors: `Io`; then there is none.
-    fn make(&self, epochs: RangeInclusive<Epoch>, keys: usize, fill: impl FnOnce(&mut Builder) -> StoreResult<()>) -> StoreResult<Arc<Run>> {
+    fn make(&self, epochs: RangeInclusive<Epoch>, count: u64, fill: impl FnOnce(&mut Builder) -> StoreResult<()>) -> StoreResult<Arc<Run>> {
         let number = {
             let mut files = self.files.lock();
             files.0 += 1;
@@ -196,7 +198,7 @@ impl Runs {
             Some(dir) => Out::File(at::open_file(dir, &name, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC).map_err(failed("make a file of"))?),
             None => Out::Memory(Vec::new()),
         };
-        let mut builder = Builder::new(out, *epochs.start(), *epochs.end(), keys);
+        let mut builder = Builder::new(out, *epochs.start(), *epochs.end(), count);
         let made = fill(&mut builder).and_then(|()| {
             let run = builder.finish(number).map_err(failed("write"))?;
             run.sync().and_then(|()| self.dir.as_ref().map_or(Ok(()), at::sync_dir)).map_err(failed("sync"))?;
@@ -212,9 +214,9 @@ impl Runs {
     ///
     /// Errors: `Io`.
     pub fn prepare<'a>(&self, entries: &[Item<'a>], from: Address) -> StoreResult<Option<Listed>> {
-        let epochs = || entries.iter().map(|(_, epoch, _)| *epoch);
-        let (Some(first), Some(last)) = (epochs().min(), epochs().max()) else { return Ok(None) };
-        let run = self.make(first..=last, entries.len().saturating_mul(2), |builder| {
+        let epochs: BTreeSet<Epoch> = entries.iter().map(|(_, epoch, _)| *epoch).collect();
+        let (Some(first), Some(last)) = (epochs.first().copied(), epochs.last().copied()) else { return Ok(None) };
+        let run = self.make(first..=last, epochs.len() as u64, |builder| {
             entries.iter().try_for_each(|(key, epoch, value)| builder.add(key, *epoch, value)).map_err(failed("write"))
         })?;
         Ok(Some(Listed { run, from, level: 0 }))
@@ -243,19 +245,38 @@ impl Runs {
     pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
         let list = self.list();
         let Some(due) = merge::due(&list.runs) else { return Ok(None) };
+        self.join(&list, due, 1, None, stop)
+    }
+
+    /// Puts the runs together without what is not needed, if that is enough, and lists nothing; `None`: it is not, or `stop` says so. `end` is where
+    /// the records of the last one end. Durable on return.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn compact(&self, needs: &Needs<'_>, end: Address, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
+        let list = self.list();
+        let Some(count) = needs.due(&list.runs, end) else { return Ok(None) };
+        self.join(&list, 0..count, 0, Some(needs), stop)
+    }
+
+    /// Makes one run of several, `up` levels above theirs.
+    fn join(&self, list: &List, due: Range<usize>, up: u8, needs: Option<&Needs<'_>>, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
         let Some(old) = list.runs.get(due.clone()) else { return Ok(None) };
         let Some(oldest) = old.first() else { return Ok(None) };
         let runs: Vec<&Run> = old.iter().map(|listed| &*listed.run).collect();
         let epochs = runs.iter().fold(oldest.run.first..=oldest.run.last, |epochs, run| run.first.min(*epochs.start())..=run.last.max(*epochs.end()));
-        let keys = runs.iter().map(|run| run.keys).fold(0, u64::saturating_add);
+        let held = runs.iter().map(|run| run.epochs).fold(0, u64::saturating_add);
+        let count = needs.map_or(held, |needs| needs.epochs(*epochs.start(), *epochs.end()).min(held));
+        let mut reader = needs.map(Needs::reader);
         let mut stopped = false;
-        let run = self.make(epochs.clone(), usize::try_from(keys).unwrap_or(usize::MAX), |builder| {
-            let mut merged = Merged::new(old, &list.struck)?;
-            let mut count = 0u32;
+        let run = self.make(epochs.clone(), count, |builder| {
+            let mut merged = Merged::new(old, &list.struck, &[])?;
+            let mut passed = 0u32;
             while let Some((key, epoch, value)) = merged.next()? {
-                builder.add(key, epoch, value).map_err(failed("write"))?;
-                count = count.wrapping_add(1);
-                if count.is_multiple_of(4096) && stop() {
+                if reader.as_mut().map_or(Ok(true), |reader| reader.needs(key, epoch, value))? {
+                    builder.add(key, epoch, value).map_err(failed("write"))?;
+                }
+                passed = passed.wrapping_add(1);
+                if passed.is_multiple_of(4096) && stop() {
                     stopped = true;
                     return Err(StoreError::IndexClosed);
                 }
@@ -267,7 +288,8 @@ impl Runs {
         }
         let run = run?;
         let clean = list.clean(due.clone(), &epochs);
-        let made = Listed { run, from: oldest.from, level: oldest.level.saturating_add(1) };
+        let level = old.iter().map(|listed| listed.level).max().unwrap_or(0).saturating_add(up);
+        let made = Listed { run, from: oldest.from, level };
         Ok(Some(Merge { made, due, old: old.to_vec(), clean }))
     }
 
@@ -378,10 +400,20 @@ impl Runs {
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn each(&self, mut call: impl FnMut(&[u8], Epoch, &[u8])) -> StoreResult<()> {
-        let list = self.list();
-        let mut merged = Merged::new(&list.runs, &list.struck)?;
-        while let Some((key, epoch, value)) = merged.next()? {
+        self.each_below(&[], |key, epoch, value| {
             call(key, epoch, value);
+            Ok(())
+        })
+    }
+
+    /// Those whose keys begin so.
+    ///
+    /// Errors: `Io`, `IndexDamaged`, those of `call`.
+    pub fn each_below(&self, prefix: &[u8], mut call: impl FnMut(&[u8], Epoch, &[u8]) -> StoreResult<()>) -> StoreResult<()> {
+        let list = self.list();
+        let mut merged = Merged::new(&list.runs, &list.struck, prefix)?;
+        while let Some((key, epoch, value)) = merged.next()?.filter(|(key, _, _)| key.starts_with(prefix)) {
+            call(key, epoch, value)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! block    entries, then the first 8 B of the BLAKE3 of them
 //! entry    uint: bytes that its key shares with that of the entry before (0 for the first of a block), uint: bytes of its key behind those,
 //!          uint epoch - first, uint: bytes of the value, these bytes of the key, the value
-//! contents uint first epoch, uint last epoch, uint entries, uint keys, list of blocks, list of bytes: the filter
+//! contents uint first epoch, uint last epoch, uint epochs with records, uint entries, list of blocks, list of bytes: the filter
 //!          a block: uint length of its file's part, uint length of its first key, uint epoch of that - first, the key
 //! tail     "ckptruns", u64 offset of the contents, 32 B BLAKE3 of everything from there to here
 //! ```
@@ -75,8 +75,8 @@ pub struct Run {
     pub number: u64,
     pub first: Epoch,
     pub last: Epoch,
-    /// Distinct keys and directories, or some more.
-    pub keys: u64,
+    /// Epochs that have records in it, or some more.
+    pub epochs: u64,
     pub bytes: u64,
     source: Bytes,
     blocks: Vec<Block>,
@@ -106,10 +106,11 @@ pub struct Builder {
     buffer: Vec<u8>,
     first: Epoch,
     last: Epoch,
+    epochs: u64,
     entries: u64,
-    keys: u64,
+    /// Of each key and each directory.
+    keys: Vec<Probe>,
     blocks: Vec<Block>,
-    filter: Filter,
     block: Vec<u8>,
     /// Of the last entry.
     key: Vec<u8>,
@@ -117,18 +118,17 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Of records of these epochs with `keys` different keys at most.
-    pub fn new(out: Out, first: Epoch, last: Epoch, keys: usize) -> Builder {
-        let filter = Filter::new(keys);
+    /// Of records between these epochs, from as many as are told.
+    pub fn new(out: Out, first: Epoch, last: Epoch, epochs: u64) -> Builder {
         Builder {
             out,
             buffer: Vec::new(),
             first,
             last,
+            epochs,
             entries: 0,
-            keys: 0,
+            keys: Vec::new(),
             blocks: Vec::new(),
-            filter,
             block: Vec::new(),
             key: Vec::new(),
             written: 0,
@@ -141,11 +141,9 @@ impl Builder {
         if !same {
             let dir = dir_of(key);
             if dir.is_some() && dir_of(&self.key) != dir {
-                dir.into_iter().for_each(|dir| self.filter.add(Probe::of(dir)));
-                self.keys += 1;
+                self.keys.extend(dir.map(Probe::of));
             }
-            self.filter.add(Probe::of(key));
-            self.keys += 1;
+            self.keys.push(Probe::of(key));
         }
         let shared = if self.block.is_empty() {
             self.blocks.push(Block { key: key.to_vec(), epoch, at: self.written + self.buffer.len() as u64, length: 0 });
@@ -196,7 +194,7 @@ impl Builder {
         self.end_block()?;
         let at = self.written + self.buffer.len() as u64;
         let mut contents = Vec::new();
-        for number in [self.first.0, self.last.0, self.entries, self.keys, self.blocks.len() as u64] {
+        for number in [self.first.0, self.last.0, self.epochs, self.entries, self.blocks.len() as u64] {
             encode_uint(number, &mut contents);
         }
         for block in &self.blocks {
@@ -205,8 +203,9 @@ impl Builder {
             }
             contents.extend_from_slice(&block.key);
         }
-        encode_uint(self.filter.bytes().len() as u64, &mut contents);
-        contents.extend_from_slice(self.filter.bytes());
+        let filter = Filter::of(&self.keys);
+        encode_uint(filter.bytes().len() as u64, &mut contents);
+        contents.extend_from_slice(filter.bytes());
         contents.extend_from_slice(MAGIC);
         contents.extend_from_slice(&at.to_le_bytes());
         let hash = blake3::hash(&contents);
@@ -217,8 +216,8 @@ impl Builder {
             Out::File(file) => Bytes::File(file),
             Out::Memory(bytes) => Bytes::Memory(Arc::new(bytes)),
         };
-        let Builder { first, last, keys, blocks, filter, written: bytes, .. } = self;
-        Ok(Run { number, first, last, keys, bytes, source, blocks, filter })
+        let Builder { first, last, epochs, blocks, written: bytes, .. } = self;
+        Ok(Run { number, first, last, epochs, bytes, source, blocks, filter })
     }
 }
 
@@ -254,7 +253,7 @@ impl Run {
 
     fn parse(number: u64, mut rest: &[u8], end: u64, bytes: u64) -> Option<Run> {
         let rest = &mut rest;
-        let (first, last, _entries, keys, count) = (uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?);
+        let (first, last, epochs, _entries, count) = (uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?);
         let (mut blocks, mut at) = (Vec::new(), 0u64);
         for _ in 0..count {
             let (length, key, epoch) = (uint(rest)?, uint(rest)?, uint(rest)?);
@@ -266,7 +265,7 @@ impl Run {
         let filter = Filter::from_bytes(take(rest, length)?);
         (first <= last && at == end).then_some(())?;
         let source = Bytes::Memory(Arc::default());
-        Some(Run { number, first: Epoch(first), last: Epoch(last), keys, bytes, source, blocks, filter })
+        Some(Run { number, first: Epoch(first), last: Epoch(last), epochs, bytes, source, blocks, filter })
     }
 
     /// A record of this epoch could be in it.

@@ -7,9 +7,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::super::tests::Bench;
-use super::super::{Batch, Difference, Doubt, Index, Opening};
+use super::super::{Batch, Difference, Doubt, Index, Needs, Opening};
 use super::*;
-use crate::store::ids::CheckpointId;
+use crate::store::ids::{CheckpointId, ObjectId, ObjectOrigin};
 use crate::store::record::{Checkpoint, Child, DataState, Place, Reason, Record};
 use crate::sys::Kind;
 use crate::sys::fuzz::config;
@@ -21,6 +21,11 @@ impl Bench {
         let list = parts.as_ref().unwrap().runs.list();
         let there = fs::read_dir(self.dir.path().join(".ckptfs/index/runs")).unwrap().count();
         (list.runs.iter().map(|listed| listed.run.number).collect(), there)
+    }
+
+    fn compact(&self, index: &Index, kept: &BTreeSet<u64>) {
+        let kept: Vec<CheckpointId> = kept.iter().map(|id| CheckpointId(*id)).collect();
+        index.compact(&Needs { kept: &kept, is_gone: &|_| true, upto: self.journal.position() }, &|| false).unwrap();
     }
 
     /// Writes records to the journal and applies them in one batch.
@@ -55,6 +60,10 @@ enum Step {
     /// What was recorded since goes into the index.
     Apply,
     Merge,
+    /// The nth checkpoint that is there is deleted.
+    Delete(usize),
+    /// What the deleted ones alone needed goes.
+    Compact,
     Reopen,
     /// The file of the nth run is not whole.
     Tear(usize),
@@ -75,6 +84,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Close),
         5 => Just(Step::Apply),
         2 => Just(Step::Merge),
+        3 => any::<usize>().prop_map(Step::Delete),
+        2 => Just(Step::Compact),
         1 => Just(Step::Reopen),
         1 => any::<usize>().prop_map(Step::Tear),
     ]
@@ -89,16 +100,16 @@ impl Model {
         self.0.range((key.clone(), first)..=(key.clone(), Epoch(u64::MAX))).next().map(|((_, epoch), undo)| (*epoch, undo.clone()))
     }
 
-    fn compare(&self, index: &Index, last: u64) -> Result<(), TestCaseError> {
+    fn compare(&self, index: &Index, ids: &[u64]) -> Result<(), TestCaseError> {
         let keys = (10..16).flat_map(|slot| [Key::Data(Slot(slot)), Key::Home(Slot(slot)), Key::Attr(Slot(slot))]);
         let names = (2..5).flat_map(|dir| (b'a'..b'f').map(move |name| Key::Entry(Slot(dir), Name::new(&[name]))));
         for key in keys.chain(names) {
-            for n in 0..=last {
+            for &n in ids {
                 prop_assert_eq!(index.first_after(&key, CheckpointId(n)).unwrap(), self.first(&key, Epoch(n + 1)), "{:?} after {}", &key, n);
             }
         }
         for dir in 2..5 {
-            for n in 0..=last {
+            for &n in ids {
                 let mut expected = BTreeMap::new();
                 for name in (b'a'..b'f').map(|name| Name::new(&[name])) {
                     expected.extend(self.first(&Key::Entry(Slot(dir), name.clone()), Epoch(n + 1)).map(|found| (name, found)));
@@ -116,6 +127,8 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
     // A tree is never without an index: what is torn later is told from what never was.
     let mut model = Model::default();
     let (mut epoch, mut pending) = (1u64, Vec::new());
+    // Before this epoch nothing is taken back any more.
+    let (mut kept, mut floor) = (BTreeSet::new(), 0);
     for step in steps {
         match step {
             Step::Undo(undo) => {
@@ -125,14 +138,25 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
                 pending.push(Record::Undo { epoch: Epoch(epoch), undo: undo.clone() });
             }
             Step::Void(slot, back) => {
-                let of = Epoch(epoch.saturating_sub(*back).max(1));
+                let of = Epoch(epoch.saturating_sub(*back).max(1).max(floor));
                 model.0.remove(&(Key::Data(Slot(*slot)), of));
                 pending.push(Record::Void { epoch: of, slot: Slot(*slot) });
             }
             Step::Close => {
                 let (id, note) = (CheckpointId(epoch), String::new());
                 pending.push(Record::Checkpoint(Checkpoint { id, tags: vec![], note, created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked }));
+                kept.insert(epoch);
                 epoch += 1;
+            }
+            Step::Delete(nth) => {
+                let Some(id) = kept.iter().nth(nth % kept.len().max(1)).copied() else { continue };
+                kept.remove(&id);
+                pending.push(Record::Deleted { id: CheckpointId(id) });
+            }
+            Step::Compact => {
+                bench.take(&index, &std::mem::take(&mut pending));
+                bench.compact(&index, &kept);
+                floor = epoch;
             }
             Step::Apply => bench.take(&index, &std::mem::take(&mut pending)),
             Step::Merge => index.merge(&|| false).unwrap(),
@@ -157,15 +181,22 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
         }
     }
     bench.take(&index, &pending);
-    model.compare(&index, epoch)?;
+    let ids: Vec<u64> = if floor == 0 { (0..=epoch).collect() } else { kept.iter().copied().collect() };
+    model.compare(&index, &ids)?;
     prop_assert_eq!(index.compare(&bench.journal).unwrap(), Difference::default());
     index.merge(&|| false).unwrap();
-    model.compare(&index, epoch)?;
+    model.compare(&index, &ids)?;
     let grown = index.dump().unwrap();
     index.rebuild(&bench.journal, None).unwrap();
-    prop_assert!(grown == index.dump().unwrap());
+    let whole = index.dump().unwrap();
+    prop_assert!(floor > 0 || grown == whole);
+    // What nobody reads may be another record of that epoch.
+    prop_assert!(grown.iter().all(|(key, _)| whole.binary_search_by(|(known, _)| known.cmp(key)).is_ok()));
+    bench.compact(&index, &kept);
+    model.compare(&index, &kept.iter().copied().collect::<Vec<_>>())?;
+    prop_assert_eq!(index.compare(&bench.journal).unwrap(), Difference::default());
     index.rebuild_in_memory(&bench.journal, None).unwrap();
-    model.compare(&index, epoch)
+    model.compare(&index, &ids)
 }
 
 proptest! {
@@ -279,4 +310,70 @@ fn what_happens_during_a_merge_counts() {
         drop(index);
         assert_eq!(bench.index().1, Opening::Ready);
     }
+}
+
+/// A thousand checkpoints, of which ten are kept: what is left is what these read, and is as large as if there had never been others.
+#[test]
+fn what_only_deleted_checkpoints_needed_is_given_back() {
+    let at = |slot| Undo::Home { slot: Slot(slot), before: Place { parent: Slot(1), name: Name::new(&[b'n'; 30]) } };
+    let bytes = |wanted: &dyn Fn(u64) -> bool| {
+        let bench = Bench::new();
+        let (index, _) = bench.index();
+        let mut kept = BTreeSet::new();
+        let mut epoch = 1;
+        for number in 0..1000 {
+            let undo = (0..60).flat_map(|n| [data(10 + (number * 7 + n) % 600, number), at(10 + (number * 7 + n) % 600)]).collect();
+            let closed = CheckpointId(epoch);
+            bench.take(&index, &[Record::Undo { epoch: Epoch(epoch), undo }]);
+            // Where there never was another, the epoch goes on.
+            if wanted(number) {
+                let note = String::new();
+                let closed = Checkpoint { id: closed, tags: vec![], note, created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked };
+                bench.take(&index, &[Record::Checkpoint(closed)]);
+                kept.extend(Some(epoch).filter(|_| number % 100 == 50));
+                epoch += 1;
+            }
+            index.merge(&|| false).unwrap();
+        }
+        let before = index.dump().unwrap().len();
+        let gone: Vec<Record> = (1..epoch).filter(|id| !kept.contains(id)).map(|id| Record::Deleted { id: CheckpointId(id) }).collect();
+        bench.take(&index, &gone);
+        bench.compact(&index, &kept);
+        assert!(index.compare(&bench.journal).unwrap().is_none());
+        index.flush_durable().unwrap();
+        let (listed, there) = bench.runs(&index);
+        assert_eq!(listed.len(), there);
+        let size = |number: &u64| fs::metadata(bench.dir.path().join(format!(".ckptfs/index/runs/{number}"))).unwrap().len();
+        (listed.iter().map(size).sum::<u64>(), before)
+    };
+    let (all, of_all) = bytes(&|_| true);
+    let (few, _) = bytes(&|number| number % 100 == 50);
+    assert!(of_all > 100_000);
+    assert!(all <= few + few / 20, "{all} bytes are left, and {few} are needed");
+}
+
+/// As long as its object is there, a version that nobody reads is on record: what is to remove it asks for that.
+#[test]
+fn a_version_that_is_there_stays_on_record() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    let object = |epoch: u64| ObjectId { epoch: Epoch(epoch), slot: Slot(10), serial: 0, origin: ObjectOrigin::Cloned };
+    for epoch in 1..=40 {
+        let before = DataState { object: Some(object(epoch)), size: 1, provisional: false };
+        bench.take(&index, &[Record::Undo { epoch: Epoch(epoch), undo: vec![Undo::Data { slot: Slot(10), before }] }]);
+    }
+    let upto = bench.journal.position();
+    let found = || {
+        let mut found = Vec::new();
+        index.each_capture(|epoch, _| found.push(epoch.0)).unwrap();
+        found
+    };
+    index.compact(&Needs { kept: &[CheckpointId(7), CheckpointId(20)], is_gone: &|object| object.epoch.0 != 30, upto }, &|| false).unwrap();
+    assert_eq!(found(), [8, 21, 30]);
+    // Behind the place nothing is looked at, and little of little is left where it is.
+    bench.take(&index, &[Record::Undo { epoch: Epoch(41), undo: vec![data(11, 1)] }]);
+    index.compact(&Needs { kept: &[], is_gone: &|_| true, upto }, &|| false).unwrap();
+    assert_eq!(found(), [41]);
+    index.compact(&Needs { kept: &[CheckpointId(40)], is_gone: &|_| true, upto: bench.journal.position() }, &|| false).unwrap();
+    assert_eq!(found(), [41]);
 }
