@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::timeline::{Inner, Timeline, fault};
-use crate::store::Address;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::record::{AttrState, Child, DataState, Kept, Key, Record, Undo};
+use crate::store::{Address, Batch, StoreResult};
 use crate::sys::{SysResult, Xattrs};
 
 /// What was captured ahead of one inode, as far as it stands.
@@ -108,23 +108,33 @@ impl Timeline {
         }
         let mut nodes: HashMap<Slot, AheadNode> = HashMap::new();
         for (key, (epoch, item)) in latest {
-            if self.stands(&key, epoch)? {
+            if !matches!(key, Key::Home(_)) && !self.is_recorded_since(&key, epoch)? {
                 put(&mut nodes, item);
             }
         }
         Ok(nodes)
     }
 
-    /// No undo record of the key was made since `epoch` began.
-    fn stands(&self, key: &Key, epoch: Epoch) -> SysResult<bool> {
-        let before = CheckpointId(epoch.0.saturating_sub(1));
-        Ok(match key {
-            Key::Entry(dir, name) => self.entry_at(*dir, name, before)?.is_none(),
-            Key::Attr(slot) => self.attr_at(*slot, before)?.is_none(),
-            Key::Xattrs(slot) => self.xattrs_at(*slot, before)?.is_none(),
-            Key::Data(slot) => self.data_at(*slot, before)?.is_none(),
-            Key::Home(_) => false,
-        })
+    /// Lets go of what was captured ahead and is superseded, as far as the index has it: the records that say so may be left out then.
+    ///
+    /// # Errors
+    /// Those of the journal and the index.
+    pub(super) fn forget_superseded(&self) -> StoreResult<()> {
+        let index = &self.store.index;
+        let mut frames: BTreeMap<Address, HashSet<u16>> = BTreeMap::new();
+        for (at, item) in index.ahead()? {
+            frames.entry(at).or_default().insert(item);
+        }
+        let mut superseded = Vec::new();
+        for (at, items) in frames {
+            let Record::Ahead { epoch, undo, .. } = self.store.journal.read(at)? else { continue };
+            for (_, item) in (0_u16..).zip(undo).filter(|(number, _)| items.contains(number)) {
+                if matches!(item, Undo::Home { .. }) || self.is_recorded_since(&item.key(), epoch).unwrap_or(true) {
+                    superseded.push(item.key());
+                }
+            }
+        }
+        index.apply(&mut Batch::forget_ahead(&superseded))
     }
 
     /// What changed in the closed epochs after `after`, as far as the journal is read: from the newest checkpoint kept before, to the newest of all.

@@ -41,16 +41,22 @@ impl Timeline {
         (found, after.epoch().next() < inner.open.epoch)
     }
 
-    /// What only a checkpoint that was deleted reads is left out of the index some time: its records are no answer then.
+    /// What only a checkpoint that was deleted reads is left out of the index some time: what is found there then is no answer.
     fn still_kept(&self, id: CheckpointId) -> SysResult<()> {
         let inner = self.inner.read();
         let kept = inner.checkpoints.contains_key(&id) || inner.hidden.contains_key(&id);
-        if kept { Ok(()) } else { Err(Errno::EIO) }
+        if kept { Ok(()) } else { Err(Errno::ESTALE) }
     }
 
     fn in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
+        let found = self.left_in_index(key, after)?;
+        self.still_kept(after).map(|()| found)
+    }
+
+    /// As [`Timeline::in_index`], whether or not there is such a checkpoint: of those that are left.
+    fn left_in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
         match self.store.index.first_after(key, after) {
-            Ok(found) => self.still_kept(after).map(|()| found.map(|(epoch, before)| Recorded { epoch, before })),
+            Ok(found) => Ok(found.map(|(epoch, before)| Recorded { epoch, before })),
             Err(error) => {
                 self.index_fault(error);
                 self.in_journal(key, after)
@@ -130,16 +136,36 @@ impl Timeline {
     /// # Errors
     /// EIO if the record cannot be read.
     pub fn attr_at(&self, slot: Slot, at: CheckpointId) -> Answer<Arc<AttrState>> {
-        self.node_at(
-            &Key::Attr(slot),
-            slot,
-            at,
-            |node| node.attr.clone(),
-            |undo| match undo {
-                Undo::Attr { before, .. } => Some(Arc::new(before)),
-                _ => None,
-            },
-        )
+        self.node_at(&Key::Attr(slot), slot, at, |node| node.attr.clone(), attr)
+    }
+
+    /// Attributes as an epoch recorded them in which something else was recorded of the inode that a checkpoint reads; if it did not, as the next.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn attr_since(&self, slot: Slot, epoch: Epoch) -> Answer<Arc<AttrState>> {
+        let before = CheckpointId(epoch.0.saturating_sub(1));
+        let (memory, earlier) = self.in_memory(before, |table| table.node(slot).and_then(|node| node.attr.clone()));
+        let found = if earlier { self.left_in_index(&Key::Attr(slot), before)? } else { None };
+        found.map_or(Ok(memory), |undo| undo.map(attr).map(Some))
+    }
+
+    /// Whether a key has a record of this epoch or a later one, among those that are left: what was captured ahead and is superseded is forgotten before
+    /// its records are left out.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub(super) fn is_recorded_since(&self, key: &Key, epoch: Epoch) -> SysResult<bool> {
+        let before = CheckpointId(epoch.0.saturating_sub(1));
+        let there = |there: bool| there.then_some(());
+        let (memory, earlier) = self.in_memory(before, |table| match key {
+            Key::Entry(dir, name) => table.entry(*dir, name).map(drop),
+            Key::Attr(slot) => table.node(*slot).and_then(|node| there(node.attr.is_some())),
+            Key::Xattrs(slot) => table.node(*slot).and_then(|node| there(node.xattrs.is_some())),
+            Key::Data(slot) => table.node(*slot).and_then(|node| there(node.data.is_some())),
+            Key::Home(slot) => table.node(*slot).and_then(|node| there(node.home.is_some())),
+        });
+        Ok(memory.is_some() || earlier && self.left_in_index(key, before)?.is_some())
     }
 
     /// Extended attributes at a checkpoint.
@@ -191,6 +217,13 @@ impl Timeline {
                 _ => None,
             },
         )
+    }
+}
+
+fn attr(undo: Undo) -> Option<Arc<AttrState>> {
+    match undo {
+        Undo::Attr { before, .. } => Some(Arc::new(before)),
+        _ => None,
     }
 }
 

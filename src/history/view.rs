@@ -152,7 +152,7 @@ impl<'a> View<'a> {
             return Ok(false);
         }
         let recorded = match epoch {
-            Some(epoch) => self.timeline.attr_at(owner.slot, CheckpointId(epoch.0.saturating_sub(1)))?,
+            Some(epoch) => self.timeline.attr_since(owner.slot, epoch)?,
             None => None,
         };
         let ctime = match recorded {
@@ -183,7 +183,7 @@ impl<'a> View<'a> {
         if !self.timeline.was_absent_after(id) {
             return Ok(None);
         }
-        let (first, then) = (self.timeline.attr_at(dir, id)?, self.timeline.attr_at(dir, CheckpointId(epoch.0.saturating_sub(1)))?);
+        let (first, then) = (self.timeline.attr_at(dir, id)?, self.timeline.attr_since(dir, epoch)?);
         let (Some(first), Some(then)) = (first, then) else { return Ok(None) };
         let differ = first.before.stat.btime.zip(then.before.stat.btime).is_some_and(|(first, then)| first != then);
         Ok(differ.then_some(first.epoch))

@@ -82,6 +82,12 @@ impl Batch {
         Batch { records: changes.len(), changes, ..Batch::default() }
     }
 
+    /// Takes out what was captured ahead of these keys. Says nothing of how far the journal is applied.
+    pub fn forget_ahead(of: &[Key]) -> Batch {
+        let changes: BTreeMap<_, _> = of.iter().map(|key| (keys::ahead_key(key), Change::Remove)).collect();
+        Batch { records: changes.len(), changes, ..Batch::default() }
+    }
+
     /// Takes out data records whose `Void` comes later in the journal than what is added here.
     pub fn strike<'a>(&mut self, records: impl IntoIterator<Item = &'a (Epoch, Slot)>) {
         self.undo.extend(Batch::voids(records).undo);

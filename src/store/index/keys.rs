@@ -218,9 +218,9 @@ pub(super) fn content_key(hash: &Hash, object: ObjectId) -> Vec<u8> {
     key
 }
 
-/// What a hash leads to is a hint: nothing is missing where it is not.
-pub(super) fn is_content(key: &[u8]) -> bool {
-    key.first() == Some(&TAG_CONTENT)
+/// What a hash leads to is a hint, and so is what was captured ahead: nothing is missing where it is not.
+pub(super) fn is_hint(key: &[u8]) -> bool {
+    matches!(key.first(), Some(&(TAG_CONTENT | TAG_AHEAD)))
 }
 
 /// The object, from its key.
@@ -290,6 +290,19 @@ pub(super) fn capture(key: &[u8]) -> Option<Key> {
         _ => None,
     }
 }
+
+/// It is that of a record of attributes.
+pub(super) fn is_attr(key: &[u8]) -> bool {
+    key.first() == Some(&TAG_ATTR)
+}
+
+/// The inode that the key of an undo record is of; of an entry, the directory.
+pub(super) fn owner(key: &[u8]) -> Option<Slot> {
+    key.get(1..)?.first_chunk::<8>().map(|slot| Slot(u64::from_be_bytes(*slot)))
+}
+
+/// What the keys of undo records begin with but for attributes: all of them come later.
+pub(super) const AFTER_ATTRS: [u8; 1] = [TAG_ATTR + 1];
 
 /// The key of an undo record and its epoch, from both in one; `None`: it is another key.
 pub(super) fn split_undo(key: &[u8]) -> Option<(&[u8], Epoch)> {

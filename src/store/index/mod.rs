@@ -594,7 +594,7 @@ impl Index {
         }
         let there: std::collections::HashSet<&[u8]> = found.iter().map(|(key, _)| key.as_slice()).collect();
         let missing =
-            now.keys().filter(|key| !keys::is_content(key) && !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some() && counts(key));
+            now.keys().filter(|key| !keys::is_hint(key) && !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some() && counts(key));
         difference.missing = missing.count() as u64;
         Ok(difference)
     }

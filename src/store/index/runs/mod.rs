@@ -266,7 +266,7 @@ impl Runs {
         let epochs = runs.iter().fold(oldest.run.first..=oldest.run.last, |epochs, run| run.first.min(*epochs.start())..=run.last.max(*epochs.end()));
         let held = runs.iter().map(|run| run.epochs).fold(0, u64::saturating_add);
         let count = needs.map_or(held, |needs| needs.epochs(*epochs.start(), *epochs.end()).min(held));
-        let mut reader = needs.map(Needs::reader);
+        let mut reader = needs.map(|needs| needs.reader(old, &list.struck)).transpose()?;
         let mut stopped = false;
         let run = self.make(epochs.clone(), count, |builder| {
             let mut merged = Merged::new(old, &list.struck, &[])?;

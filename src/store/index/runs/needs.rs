@@ -1,11 +1,13 @@
 //! Which records count: of a key, the first after each checkpoint that is kept. The others nobody looks up, and what is put together leaves them out.
+//! With any other record of an inode goes that of its attributes from the same epoch: it tells whose the record is.
 //!
 //! A record that is taken back uncovers the next, and a checkpoint whose deletion does not come to the disk is there again. So only what lies before a
 //! place is put together up to which everything is on the disk, objects and deletions too.
 
-use super::{Listed, keys};
+use super::merge::Merged;
+use super::{Listed, Struck, keys};
 use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::{CheckpointId, Epoch, ObjectId};
+use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
@@ -43,9 +45,21 @@ impl Needs<'_> {
         below(last).saturating_sub(below(first)) + 1
     }
 
-    /// The records that are asked for come in the order of keys and epochs, none left out.
-    pub fn reader(&self) -> Reader<'_> {
-        Reader { needs: self, key: Vec::new(), before: Epoch(0) }
+    /// A reader of all records of these runs, which come to it in the order of keys and epochs.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn reader(&self, runs: &[Listed], struck: &Struck) -> StoreResult<Reader<'_>> {
+        let mut reader = Reader { needs: self, key: Vec::new(), before: Epoch(0), with: Vec::new() };
+        let mut with = Vec::new();
+        let mut others = Merged::new(runs, struck, &keys::AFTER_ATTRS)?;
+        while let Some((key, epoch, value)) = others.next()? {
+            if reader.needs(key, epoch, value)? {
+                with.extend(keys::owner(key).map(|slot| (slot, epoch)).filter(|last| with.last() != Some(last)));
+            }
+        }
+        with.sort_unstable();
+        with.dedup();
+        Ok(Reader { key: Vec::new(), with, ..reader })
     }
 }
 
@@ -54,6 +68,8 @@ pub struct Reader<'a> {
     needs: &'a Needs<'a>,
     key: Vec<u8>,
     before: Epoch,
+    /// Inodes of which an epoch has a record that is needed.
+    with: Vec<(Slot, Epoch)>,
 }
 
 impl Reader<'_> {
@@ -67,6 +83,9 @@ impl Reader<'_> {
         let before = std::mem::replace(&mut self.before, epoch);
         if is_read(self.needs.kept, before, epoch) {
             return Ok(true);
+        }
+        if keys::is_attr(key) {
+            return Ok(keys::owner(key).is_some_and(|slot| self.with.binary_search(&(slot, epoch)).is_ok()));
         }
         let Some(slot) = keys::data_slot(key) else { return Ok(false) };
         match codec::decode_before(Key::Data(slot), value) {
