@@ -3,7 +3,8 @@
 #
 #   growth.sh [CHECKPOINTS] [CHANGES] [FILES]      10000, 60, 36000; FS="xfs btrfs", BIN=target/release/ckptfs, CKPTFS_BENCH_DIR=/var/tmp
 #
-# Prints a table in Markdown for each filesystem: sizes on disk, memory of the daemon, and medians of nine in milliseconds.
+# Prints a table in Markdown for each filesystem: sizes on disk, memory of the daemon, and medians of nine in milliseconds. The last column is after
+# `gc --keep-last 10`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export LC_ALL=C
@@ -70,7 +71,7 @@ took() {
 
 verb() { "$BIN" -C "$TREE" "$@"; }
 old_view() { ls -l "$TREE/.snapshots/1/d0/s0"; }
-every_view() { for id in $(seq 1 "$((STEPS / 200 + 1))" "$STEPS"); do ls -l "$TREE/.snapshots/$id/d1/s1" >/dev/null; done; }
+every_view() { for id in $(seq 1 "$((STEPS / 200 + 1))" "$STEPS"); do ls -l "$TREE/.snapshots/$id/d1/s1" >/dev/null 2>&1 || true; done; }
 mounted() {
     local begun round all=()
     for ((round = 0; round < ROUNDS; round++)); do
@@ -93,6 +94,15 @@ first_write() {
 }
 memory() { awk '/^VmRSS/ { printf "%.0f", $2 / 1024 }' "/proc/$(verb status --json | grep -o '"pid":[0-9]*' | head -1 | cut -d: -f2)/status"; }
 megabytes() { du -sk "$TREE/.ckptfs/$1" | awk '{ printf "%.1f", $1 / 1024 }'; }
+
+# Waits until the index has been the same for a while.
+settle() {
+    local before=
+    until [ "$before" = "$(megabytes index)" ]; do
+        before=$(megabytes index)
+        sleep 5
+    done
+}
 
 # Prints the values of the rows, a line each.
 look() {
@@ -126,9 +136,15 @@ for fs in ${FS:-xfs btrfs}; do
     mapfile -t few < <(look)
     while ((STEPS < COUNT)); do step; done
     mapfile -t many < <(look)
-    printf '\n%s: %s files, %s changes before each checkpoint\n\n| | 10 checkpoints | %s | ratio |\n|---|---|---|---|\n' "$fs" "$FILES" "$CHANGES" "$COUNT"
+    begun=$SECONDS
+    verb gc --keep-last 10 >/dev/null
+    freed=$((SECONDS - begun))
+    settle
+    mapfile -t left < <(look)
+    printf '\n%s: %s files, %s changes before each checkpoint; gc %s s\n\n| | 10 checkpoints | %s | ratio | 10 left |\n|---|---|---|---|---|\n' "$fs" "$FILES" "$CHANGES" "$freed" "$COUNT"
     for row in "${!ROWS[@]}"; do
-        printf '| %s | %s | %s | %s |\n' "${ROWS[row]}" "${few[row]}" "${many[row]}" "$(awk -v a="${few[row]}" -v b="${many[row]}" 'BEGIN { printf "%.2f", a ? b / a : 0 }')"
+        ratio=$(awk -v a="${few[row]}" -v b="${many[row]}" 'BEGIN { printf "%.2f", a ? b / a : 0 }')
+        printf '| %s | %s | %s | %s | %s |\n' "${ROWS[row]}" "${few[row]}" "${many[row]}" "$ratio" "${left[row]}"
     done
     "$BIN" umount "$TREE" >/dev/null 2>&1
     umount "$WORK/mnt"
