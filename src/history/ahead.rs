@@ -80,12 +80,8 @@ impl Timeline {
         Ok(objects)
     }
 
-    /// All that was captured ahead and stands.
-    ///
-    /// # Errors
-    /// EIO if a record cannot be read.
-    pub fn ahead(&self) -> SysResult<HashMap<Slot, AheadNode>> {
-        let oldest = self.stored_ids().first().copied();
+    /// What was captured ahead of each key last, and in which epoch; it may be superseded.
+    fn latest_ahead(&self) -> SysResult<HashMap<Key, (Epoch, Undo)>> {
         let mut frames: BTreeMap<Address, Option<HashSet<u16>>> = BTreeMap::new();
         for (at, item) in self.store.index.ahead().map_err(fault)? {
             frames.entry(at).or_insert_with(|| Some(HashSet::new())).get_or_insert_default().insert(item);
@@ -94,18 +90,38 @@ impl Timeline {
         for at in self.inner.read().ahead.0.iter() {
             frames.insert(*at, None);
         }
-        let mut latest: HashMap<Key, (Epoch, Undo)> = HashMap::new();
+        let mut latest = HashMap::new();
         for (at, items) in frames {
             let Record::Ahead { epoch, undo, .. } = self.store.journal.read(at).map_err(fault)? else { continue };
-            if oldest.is_none_or(|oldest| oldest.epoch() >= epoch) {
-                continue;
-            }
             for (number, item) in (0_u16..).zip(undo) {
                 if items.as_ref().is_none_or(|items| items.contains(&number)) {
                     latest.insert(item.key(), (epoch, item));
                 }
             }
         }
+        Ok(latest)
+    }
+
+    /// Every object that was captured ahead last of a file; it may have become a record's, or be gone.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn ahead_objects(&self) -> SysResult<Vec<(Slot, ObjectId)>> {
+        let data = |(_, item)| match item {
+            Undo::Data { slot, before } => before.object.map(|object| (slot, object)),
+            _ => None,
+        };
+        Ok(self.latest_ahead()?.into_values().filter_map(data).collect())
+    }
+
+    /// All that was captured ahead and stands.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn ahead(&self) -> SysResult<HashMap<Slot, AheadNode>> {
+        let oldest = self.stored_ids().first().copied();
+        let mut latest = self.latest_ahead()?;
+        latest.retain(|_, (epoch, _)| oldest.is_some_and(|oldest| oldest.epoch() < *epoch));
         let mut nodes: HashMap<Slot, AheadNode> = HashMap::new();
         for (key, (epoch, item)) in latest {
             if !matches!(key, Key::Home(_)) && !self.is_recorded_since(&key, epoch)? {

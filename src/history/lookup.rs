@@ -73,13 +73,23 @@ impl Timeline {
         turn: impl Fn(Undo) -> Option<T>,
     ) -> Answer<T> {
         let (memory, earlier) = self.in_memory(at, |table| table.node(slot).and_then(&pick));
-        if !earlier {
-            return Ok(memory);
-        }
-        match self.in_index(key, at)? {
-            Some(undo) => undo.map(turn).map(Some),
-            None => Ok(memory),
-        }
+        let found = if earlier { self.in_index(key, at)? } else { None };
+        found.map_or(Ok(memory), |undo| undo.map(turn).map(Some))
+    }
+
+    /// Of the records that are left, the first from an epoch on.
+    fn node_since<T>(
+        &self,
+        key: &Key,
+        slot: Slot,
+        epoch: Epoch,
+        pick: impl Fn(&NodeUndo) -> Option<T>,
+        turn: impl Fn(Undo) -> Option<T>,
+    ) -> Answer<T> {
+        let before = CheckpointId(epoch.0.saturating_sub(1));
+        let (memory, earlier) = self.in_memory(before, |table| table.node(slot).and_then(&pick));
+        let found = if earlier { self.left_in_index(key, before)? } else { None };
+        found.map_or(Ok(memory), |undo| undo.map(turn).map(Some))
     }
 
     /// What a name led to at a checkpoint.
@@ -144,10 +154,7 @@ impl Timeline {
     /// # Errors
     /// EIO if the record cannot be read.
     pub fn attr_since(&self, slot: Slot, epoch: Epoch) -> Answer<Arc<AttrState>> {
-        let before = CheckpointId(epoch.0.saturating_sub(1));
-        let (memory, earlier) = self.in_memory(before, |table| table.node(slot).and_then(|node| node.attr.clone()));
-        let found = if earlier { self.left_in_index(&Key::Attr(slot), before)? } else { None };
-        found.map_or(Ok(memory), |undo| undo.map(attr).map(Some))
+        self.node_since(&Key::Attr(slot), slot, epoch, |node| node.attr.clone(), attr)
     }
 
     /// Whether a key has a record of this epoch or a later one, among those that are left: what was captured ahead and is superseded is forgotten before
@@ -207,22 +214,28 @@ impl Timeline {
     /// # Errors
     /// EIO if the record cannot be read.
     pub fn data_at(&self, slot: Slot, at: CheckpointId) -> Answer<DataState> {
-        self.node_at(
-            &Key::Data(slot),
-            slot,
-            at,
-            |node| node.data,
-            |undo| match undo {
-                Undo::Data { before, .. } => Some(before),
-                _ => None,
-            },
-        )
+        self.node_at(&Key::Data(slot), slot, at, |node| node.data, data)
+    }
+
+    /// The first record of content from an epoch on, of those that are left: one whose object is there is.
+    ///
+    /// # Errors
+    /// EIO if the record cannot be read.
+    pub fn data_since(&self, slot: Slot, epoch: Epoch) -> Answer<DataState> {
+        self.node_since(&Key::Data(slot), slot, epoch, |node| node.data, data)
     }
 }
 
 fn attr(undo: Undo) -> Option<Arc<AttrState>> {
     match undo {
         Undo::Attr { before, .. } => Some(Arc::new(before)),
+        _ => None,
+    }
+}
+
+fn data(undo: Undo) -> Option<DataState> {
+    match undo {
+        Undo::Data { before, .. } => Some(before),
         _ => None,
     }
 }

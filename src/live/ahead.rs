@@ -12,11 +12,12 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Live;
 use super::find::At;
 use crate::history::ahead::{AheadNode, Changed};
-use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::ids::{Epoch, Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};
 use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult};
@@ -37,6 +38,7 @@ impl Live {
     pub(super) fn capture_ahead(&self, mut go_on: impl FnMut() -> bool) -> SysResult<bool> {
         let done = self.timeline.ahead_upto()?;
         let Some(upto) = self.timeline.newest_stored().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(true) };
+        self.find_ahead()?;
         self.drop_unbelieved();
         let changed = self.timeline.changed_after(done)?;
         let mut all = true;
@@ -83,8 +85,7 @@ impl Live {
         let newest = objects.last().copied();
         let mut kept = Vec::new();
         for object in objects.drain(..) {
-            let before = CheckpointId(object.epoch.0.saturating_sub(1));
-            match self.timeline.data_at(slot, before)?.map(|data| data.before.object) {
+            match self.timeline.data_since(slot, object.epoch)?.map(|data| data.before.object) {
                 None if Some(object) == newest => kept.push(object),
                 // It became the record's.
                 Some(recorded) if recorded == Some(object) => {}
@@ -94,6 +95,23 @@ impl Live {
         if !kept.is_empty() {
             self.ahead_objects.lock().insert(slot, kept);
         }
+        Ok(())
+    }
+
+    /// Finds what a daemon that was killed has captured ahead, once: whoever takes over from it was told of none.
+    fn find_ahead(&self) -> SysResult<()> {
+        if self.knows_ahead.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let found = self.timeline.ahead_objects()?;
+        let mut ahead = self.ahead_objects.lock();
+        for (slot, object) in found {
+            let objects = ahead.entry(slot).or_default();
+            if !objects.contains(&object) {
+                objects.insert(0, object);
+            }
+        }
+        self.knows_ahead.store(true, Ordering::SeqCst);
         Ok(())
     }
 
@@ -107,8 +125,7 @@ impl Live {
         for slot in slots {
             let Some(objects) = self.ahead_objects.lock().remove(&slot) else { continue };
             for object in objects {
-                let before = CheckpointId(object.epoch.0.saturating_sub(1));
-                match self.timeline.data_at(slot, before) {
+                match self.timeline.data_since(slot, object.epoch) {
                     Ok(Some(data)) if data.before.object == Some(object) => {}
                     Ok(_) if object.epoch <= oldest => self.drop_object(object),
                     Ok(_) | Err(_) => self.ahead_objects.lock().entry(slot).or_default().push(object),

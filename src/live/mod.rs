@@ -96,6 +96,8 @@ pub struct Live {
     shared: share::SharedCounts,
     /// Objects that were captured ahead and may be superseded. A leaf.
     ahead_objects: Mutex<HashMap<Slot, Vec<crate::store::ids::ObjectId>>>,
+    /// They have what an earlier daemon captured, too.
+    knows_ahead: AtomicBool,
     /// Where inodes were found that are to be captured ahead and that the kernel may not know. A leaf.
     found_ahead: Mutex<HashMap<Slot, crate::store::record::Place>>,
     passthrough: AtomicBool,
@@ -151,6 +153,7 @@ impl Live {
             sealer: sealer::Sealer::default(),
             shared: share::SharedCounts::default(),
             ahead_objects: Mutex::default(),
+            knows_ahead: AtomicBool::default(),
             found_ahead: Mutex::default(),
             passthrough: AtomicBool::new(false),
             for_all: AtomicBool::new(false),

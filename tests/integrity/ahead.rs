@@ -88,7 +88,7 @@ fn with_the_sealer_caught_up_every_view_is_exact_whatever_is_changed_behind_our_
 }
 
 fn what_was_captured_ahead_and_is_of_no_use_any_more_is_removed(v: Variant) {
-    let rig = v.start_with(MountOpts::new(v.io).arg("--seal=full"), |_| {});
+    let mut rig = v.start_with(MountOpts::new(v.io).arg("--seal=full"), |_| {});
     let root = rig.path().to_owned();
     let count = || super::common::command::sh(&root, "find .ckptfs/layers/ -name '*.c' | wc -l").trim().parse::<usize>().unwrap();
     rig.mount.checkpoint();
@@ -97,6 +97,10 @@ fn what_was_captured_ahead_and_is_of_no_use_any_more_is_removed(v: Variant) {
     caught_up(&rig.mount);
     assert_eq!(count(), 1, "the file as it is");
     for round in 0..3 {
+        if round == 1 {
+            // Another worker has to find out what there is.
+            rig.mount.replace_worker();
+        }
         fs::write(root.join("f"), format!("{round}").repeat(10_000)).unwrap();
         rig.mount.checkpoint();
         caught_up(&rig.mount);
