@@ -142,18 +142,22 @@ impl World {
         }
         if op.number(0).is_multiple_of(2) {
             // What is deleted is freed, and nothing else.
-            let mut options = GcOptions::default();
-            loop {
-                let report = self.client()?.gc(options.clone()).map_err(|error| said("gc", &error))?;
-                if report.finished {
-                    break;
-                }
-                options.run = Some(report.run);
-            }
+            self.gc()?;
         }
         match std::fs::symlink_metadata(&view) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             other => Err(format!("the view of a deleted checkpoint: {other:?}")),
+        }
+    }
+
+    fn gc(&mut self) -> Result<(), String> {
+        let mut options = GcOptions::default();
+        loop {
+            let report = self.client()?.gc(options.clone()).map_err(|error| said("gc", &error))?;
+            if report.finished {
+                return Ok(());
+            }
+            options.run = Some(report.run);
         }
     }
 
@@ -519,6 +523,10 @@ impl World {
         for hidden in self.client()?.find(Query { hidden: true, ..Query::default() }).map_err(|error| said("log --deleted", &error))? {
             self.client()?.free(StateName(hidden.id.to_string())).map_err(|error| said("delete --now", &error))?;
         }
+        // A worker that took over may have captured a file that no checkpoint has; that goes with the first run after its epoch.
+        let made = self.client()?.checkpoint(CheckpointOptions::default()).map_err(|error| said("checkpoint", &error))?;
+        self.client()?.free(StateName(made.id.to_string())).map_err(|error| said("delete --now", &error))?;
+        self.gc()?;
         let mounted = self.mounted.as_mut().expect("it was looked at");
         mounted.client = None;
         mounted.mount.umount();
