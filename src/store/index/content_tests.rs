@@ -7,7 +7,7 @@ use super::tests::Bench;
 use super::*;
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{Record, Sealed};
-use crate::sys::fault::{self, Plan};
+use crate::sys::fault::{self, Call, Plan};
 use crate::sys::{Errno, Time};
 
 fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> Sealed {
@@ -145,4 +145,32 @@ fn writing_it_anew_can_fail_at_every_call() {
         }
     }
     assert!(failures > 5, "{failures}");
+}
+
+/// On a full disk the index stays as it is, where it is, until there is room.
+#[test]
+fn without_room_runs_are_not_put_together() {
+    let bench = Bench::new();
+    let (index, _) = bench.index();
+    for epoch in 1..=8 {
+        let before = crate::store::record::DataState { object: None, size: epoch, provisional: false };
+        let record = Record::Undo { epoch: Epoch(epoch), undo: vec![Undo::Data { slot: Slot(10), before }] };
+        let mut batch = Batch::new();
+        batch.add(bench.journal.append(std::slice::from_ref(&record)).unwrap()[0], &record).unwrap();
+        index.apply(&mut batch).unwrap();
+    }
+    let (held, upto) = (index.dump().unwrap(), bench.journal.position());
+    let needs = Needs { kept: &[], is_gone: &|_| true, upto };
+    for call in [Call::Create, Call::Write, Call::Sync] {
+        fault::arm_thread(Plan::nth(1, Errno::ENOSPC).only(call).lasting());
+        let merged = index.merge(&|| false);
+        let compacted = index.compact(&needs, &|| false);
+        assert!(fault::disarm_thread().failed >= 2, "{call:?}");
+        assert_eq!((merged.is_ok(), compacted.is_ok()), (true, true), "{call:?}");
+        assert!(index.dump().unwrap() == held && !index.is_in_memory());
+    }
+    index.merge(&|| false).unwrap();
+    assert!(index.dump().unwrap() == held);
+    index.compact(&needs, &|| false).unwrap();
+    assert!(index.dump().unwrap().len() < held.len());
 }

@@ -120,6 +120,11 @@ impl Home {
         sync().map_err(StoreError::io("sync", NAME))
     }
 
+    /// Removes a copy that was begun.
+    pub fn discard_copy(&self) {
+        self.remove(NEW);
+    }
+
     /// The copy takes the place of the index, with its runs. Both are closed. Not durable on return.
     pub fn replace(&self) -> StoreResult<()> {
         let runs = || at::move_to(at::open_dir(&self.dir, NAME)?, super::runs::NAME, at::open_dir(&self.dir, NEW)?);
@@ -130,7 +135,11 @@ impl Home {
 
     /// Removes one that was begun and for which there was no room after all.
     pub fn discard(&self) {
-        if let Err(error) = at::remove_tree(&self.dir, NAME.as_bytes()) {
+        self.remove(NAME);
+    }
+
+    fn remove(&self, name: &str) {
+        if let Err(error) = at::remove_tree(&self.dir, name.as_bytes()) {
             tracing::debug!(%error, "what was begun of an index cannot be removed");
         }
     }

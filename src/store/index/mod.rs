@@ -287,7 +287,7 @@ impl Index {
     /// Errors: `Io`, `Index`, `IndexDamaged`; then what is listed is what was before.
     pub fn merge(&self, stop: &dyn Fn() -> bool) -> StoreResult<()> {
         // Whoever applies something does not wait for a merge, which has the time of an idle thread.
-        while let Some(merge) = self.with_parts("merge", |parts| parts.runs.merge(stop))? {
+        while let Some(merge) = self.if_there_is_room(self.with_parts("merge", |parts| parts.runs.merge(stop)))? {
             let _applying = self.applying.lock();
             if self.with_parts("list", |parts| put_merged(parts, merge))? {
                 self.flush_durable()?;
@@ -296,13 +296,26 @@ impl Index {
         Ok(())
     }
 
+    /// What was made to make the index smaller or faster; nothing, if there was no room for it: it is as good as before.
+    fn if_there_is_room<T>(&self, made: StoreResult<Option<T>>) -> StoreResult<Option<T>> {
+        made.or_else(|error| {
+            if !self.is_for_want_of_room(&error) {
+                return Err(error);
+            }
+            self.home.discard_copy();
+            tracing::debug!(error = &error as &dyn std::error::Error, "there is no room to make the index anew");
+            Ok(None)
+        })
+    }
+
     /// Leaves out of the runs what `needs` says, if that is a twentieth of what they hold or more. It takes its time: for a helper thread. It is durable
     /// on return.
     ///
     /// Errors: as [`Index::merge`].
     pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<()> {
         let end = self.applied()?;
-        let Some(merge) = self.with_parts("compact", |parts| parts.runs.compact(needs, end, stop))? else { return Ok(()) };
+        let made = self.with_parts("compact", |parts| parts.runs.compact(needs, end, stop));
+        let Some(merge) = self.if_there_is_room(made)? else { return Ok(()) };
         let _applying = self.applying.lock();
         self.with_parts("list", |parts| put_merged(parts, merge))?;
         self.flush_durable()
@@ -315,14 +328,11 @@ impl Index {
     pub fn shrink(&self) -> StoreResult<()> {
         let _applying = self.applying.lock();
         let copied = self.with("copy", |db| {
-            let Some(disk) = db.disk() else { return Ok(false) };
+            let Some(disk) = db.disk() else { return Ok(None) };
             let is_wasteful = disk.size_on_disk()? > SHRINK_BYTES.saturating_add(held(disk)?.saturating_mul(SHRINK_FACTOR));
-            if is_wasteful {
-                self.home.copy(disk)?;
-            }
-            Ok(is_wasteful)
-        })?;
-        if !copied {
+            if is_wasteful { self.home.copy(disk).map(Some) } else { Ok(None) }
+        });
+        if self.if_there_is_room(copied)?.is_none() {
             return Ok(());
         }
         let mut slot = self.db.write();
