@@ -355,6 +355,9 @@ impl Timeline {
             self.wake.calls(Some(Instant::now()));
             self.wake.stopping()
         };
+        if stop() {
+            return Ok(());
+        }
         self.forget_superseded()?;
         self.store.index.compact(&Needs { kept: &kept, is_gone: &is_gone, upto }, &stop)?;
         if stop() { Ok(()) } else { self.store.index.shrink() }

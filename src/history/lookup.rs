@@ -95,7 +95,7 @@ impl Timeline {
     /// What a name led to at a checkpoint.
     ///
     /// # Errors
-    /// EIO if the record cannot be read.
+    /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
     pub fn entry_at(&self, dir: Slot, name: &Name, at: CheckpointId) -> Answer<Option<Child>> {
         let (memory, earlier) = self.in_memory(at, |table| table.entry(dir, name));
         if !earlier {
@@ -110,7 +110,7 @@ impl Timeline {
     /// Every name of a directory that has a record after a checkpoint, with what it led to at the checkpoint.
     ///
     /// # Errors
-    /// EIO if a record cannot be read.
+    /// EIO if a record cannot be read; ESTALE if the checkpoint was deleted.
     pub fn entries_at(&self, dir: Slot, at: CheckpointId) -> SysResult<BTreeMap<Name, Recorded<Option<Child>>>> {
         let mut found = BTreeMap::new();
         {
@@ -144,7 +144,7 @@ impl Timeline {
     /// Attributes at a checkpoint.
     ///
     /// # Errors
-    /// EIO if the record cannot be read.
+    /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
     pub fn attr_at(&self, slot: Slot, at: CheckpointId) -> Answer<Arc<AttrState>> {
         self.node_at(&Key::Attr(slot), slot, at, |node| node.attr.clone(), attr)
     }
@@ -178,7 +178,7 @@ impl Timeline {
     /// Extended attributes at a checkpoint.
     ///
     /// # Errors
-    /// EIO if the record cannot be read.
+    /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
     pub fn xattrs_at(&self, slot: Slot, at: CheckpointId) -> Answer<Arc<Xattrs>> {
         self.node_at(
             &Key::Xattrs(slot),
@@ -195,7 +195,7 @@ impl Timeline {
     /// Where an inode was at a checkpoint. A directory has a record in each epoch in which something below it was recorded.
     ///
     /// # Errors
-    /// EIO if the record cannot be read.
+    /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
     pub fn home_at(&self, slot: Slot, at: CheckpointId) -> Answer<Place> {
         self.node_at(
             &Key::Home(slot),
@@ -212,7 +212,7 @@ impl Timeline {
     /// Content at a checkpoint.
     ///
     /// # Errors
-    /// EIO if the record cannot be read.
+    /// EIO if the record cannot be read; ESTALE if the checkpoint was deleted.
     pub fn data_at(&self, slot: Slot, at: CheckpointId) -> Answer<DataState> {
         self.node_at(&Key::Data(slot), slot, at, |node| node.data, data)
     }

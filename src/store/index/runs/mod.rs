@@ -44,6 +44,8 @@ const CACHE_BYTES: u64 = 64 << 20;
 const CACHE_BLOCKS: usize = (CACHE_BYTES / 1024) as usize;
 /// Neighbours of one level that are merged.
 const FAN: usize = 4;
+/// Records after which whoever puts runs together asks whether to stop.
+const PASSED_MAX: u32 = 4096;
 /// Entries of one name that are passed over before the next name is looked up instead.
 const SKIPS_MAX: u32 = 16;
 /// Bytes of files that were replaced, and removed when everything was synced next: with so many that is at once.
@@ -266,7 +268,10 @@ impl Runs {
         let epochs = runs.iter().fold(oldest.run.first..=oldest.run.last, |epochs, run| run.first.min(*epochs.start())..=run.last.max(*epochs.end()));
         let held = runs.iter().map(|run| run.epochs).fold(0, u64::saturating_add);
         let count = needs.map_or(held, |needs| needs.epochs(*epochs.start(), *epochs.end()).min(held));
-        let mut reader = needs.map(|needs| needs.reader(old, &list.struck)).transpose()?;
+        let mut reader = match needs.map(|needs| needs.reader(old, &list.struck, stop)).transpose()? {
+            Some(None) => return Ok(None),
+            reader => reader.flatten(),
+        };
         let mut stopped = false;
         let run = self.make(epochs.clone(), count, |builder| {
             let mut merged = Merged::new(old, &list.struck, &[])?;
@@ -276,7 +281,7 @@ impl Runs {
                     builder.add(key, epoch, value).map_err(failed("write"))?;
                 }
                 passed = passed.wrapping_add(1);
-                if passed.is_multiple_of(4096) && stop() {
+                if passed.is_multiple_of(PASSED_MAX) && stop() {
                     stopped = true;
                     return Err(StoreError::IndexClosed);
                 }

@@ -5,7 +5,7 @@
 //! place is put together up to which everything is on the disk, objects and deletions too.
 
 use super::merge::Merged;
-use super::{Listed, Struck, keys};
+use super::{Listed, PASSED_MAX, Struck, keys};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
@@ -45,21 +45,25 @@ impl Needs<'_> {
         below(last).saturating_sub(below(first)) + 1
     }
 
-    /// A reader of all records of these runs, which come to it in the order of keys and epochs.
+    /// A reader of all records of these runs, which come to it in the order of keys and epochs; `None`: `stop` says so.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn reader(&self, runs: &[Listed], struck: &Struck) -> StoreResult<Reader<'_>> {
+    pub fn reader(&self, runs: &[Listed], struck: &Struck, stop: &dyn Fn() -> bool) -> StoreResult<Option<Reader<'_>>> {
         let mut reader = Reader { needs: self, key: Vec::new(), before: Epoch(0), with: Vec::new() };
-        let mut with = Vec::new();
+        let (mut with, mut passed) = (Vec::new(), 0_u32);
         let mut others = Merged::new(runs, struck, &keys::AFTER_ATTRS)?;
         while let Some((key, epoch, value)) = others.next()? {
             if reader.needs(key, epoch, value)? {
                 with.extend(keys::owner(key).map(|slot| (slot, epoch)).filter(|last| with.last() != Some(last)));
             }
+            passed = passed.wrapping_add(1);
+            if passed.is_multiple_of(PASSED_MAX) && stop() {
+                return Ok(None);
+            }
         }
         with.sort_unstable();
         with.dedup();
-        Ok(Reader { key: Vec::new(), with, ..reader })
+        Ok(Some(Reader { key: Vec::new(), with, ..reader }))
     }
 }
 

@@ -245,6 +245,7 @@ fn a_merge_can_be_stopped() {
     }
     let before = (bench.runs(&index), index.dump().unwrap());
     index.merge(&|| true).unwrap();
+    index.compact(&Needs { kept: &[], is_gone: &|_| true, upto: bench.journal.position() }, &|| true).unwrap();
     assert!(before == (bench.runs(&index), index.dump().unwrap()));
     index.merge(&|| false).unwrap();
     assert_eq!(bench.runs(&index).0.len(), 1);
