@@ -99,7 +99,8 @@ impl Store {
         };
         if let Some(doubt) = rebuilt {
             tracing::info!(reason = %doubt, "the index is made anew");
-            index.rebuild(&journal, Some(end_of_closed(&journal)?))?;
+            let end = Some(end_of_closed(&journal)?);
+            if opening == index::Opening::Ready { index.rebuild(&journal, end)? } else { index.fill(&journal, end)? }
         }
         let opened = Opened { created: layout.created(), torn: found.torn, rebuilt };
         Ok((Store { index, layers, reserve, journal, layout }, opened))

@@ -234,19 +234,32 @@ impl Index {
         if let Some(parts) = slot.take() {
             close(parts.db);
         }
-        let mut parts = if on_disk { self.fresh()? } else { in_memory(self.id) };
+        let parts = if on_disk { self.fresh()? } else { in_memory(self.id) };
+        *slot = Some(self.filled(parts, journal, end)?);
+        Ok(())
+    }
+
+    /// As [`Index::rebuild`], of an index that [`Index::open`] has just made: nothing is set aside.
+    ///
+    /// Errors: those of [`Index::rebuild`].
+    pub fn fill(&self, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
+        let _applying = self.applying.lock();
+        let mut slot = self.db.write();
+        let parts = slot.take().ok_or(StoreError::IndexClosed)?;
+        *slot = Some(self.filled(parts, journal, end)?);
+        Ok(())
+    }
+
+    /// Applies the journal to a new index; to one in memory, if there is no room for it on disk.
+    fn filled(&self, mut parts: Parts, journal: &Journal, end: Option<Address>) -> StoreResult<Parts> {
         match fill(&mut parts, journal, end) {
             Err(error) if parts.db.disk().is_some() && self.is_for_want_of_room(&error) => {
                 close(parts.db);
                 self.home.discard();
-                *slot = Some(filled_in_memory(self.id, journal, end)?);
+                filled_in_memory(self.id, journal, end)
             }
-            filled => {
-                filled?;
-                *slot = Some(parts);
-            }
+            filled => filled.map(|()| parts),
         }
-        Ok(())
     }
 
     /// Makes the index anew in memory, as [`Index::rebuild`] does, and leaves what is on disk as it is.
