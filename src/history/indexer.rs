@@ -332,13 +332,17 @@ impl Timeline {
             let indexed = self.take_indexed(id.epoch());
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
             drop(indexed);
-            index.merge(&|| {
-                // It goes on, however long it takes.
-                self.wake.calls(Some(Instant::now()));
-                self.wake.stopping()
-            })?;
+            index.merge(&|| self.stops())?;
         }
-        self.compact()
+        self.compact()?;
+        self.packed(self.store.pack(&|| self.stops()));
+        Ok(())
+    }
+
+    /// Something that takes its time is to end; if not, it goes on, however long it takes.
+    fn stops(&self) -> bool {
+        self.wake.calls(Some(Instant::now()));
+        self.wake.stopping()
     }
 
     /// What only deleted checkpoints needed may be left out of the index, some time: `kept` were kept when the journal ended at `upto`, and
@@ -351,16 +355,25 @@ impl Timeline {
     fn compact(&self) -> Result<(), StoreError> {
         let Some((kept, upto)) = self.compact.lock().take() else { return Ok(()) };
         let is_gone = |object| matches!(self.store.layers.stat(object), Ok(None));
-        let stop = || {
-            self.wake.calls(Some(Instant::now()));
-            self.wake.stopping()
-        };
+        let stop = || self.stops();
         if stop() {
             return Ok(());
         }
         self.forget_superseded()?;
-        self.store.index.compact(&Needs { kept: &kept, is_gone: &is_gone, upto }, &stop)?;
+        let needs = Needs { kept: &kept, is_gone: &is_gone, upto };
+        if self.store.index.compact(&needs, &stop)? {
+            self.packed(self.store.repack(&needs, &stop));
+        }
         if stop() { Ok(()) } else { self.store.index.shrink() }
+    }
+
+    /// What could not be packed stays as it is.
+    fn packed(&self, packed: Result<(), StoreError>) {
+        if let Err(error) = packed
+            && !error.errno().is_no_room()
+        {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the journal was not packed");
+        }
     }
 
     /// Takes the tables of epochs up to this one out of memory.

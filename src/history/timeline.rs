@@ -695,7 +695,8 @@ impl Timeline {
         }
         let mut found = Vec::new();
         for (at, _) in &places {
-            if let Record::Sealed { objects, .. } = self.store.journal.read(*at).map_err(fault)? {
+            // It may just have been left out, with all that it speaks of.
+            if let Some(Record::Sealed { objects, .. }) = self.store.journal.read_if_needed(*at).map_err(fault)? {
                 found.extend(objects);
             }
         }

@@ -22,6 +22,7 @@ pub mod layout;
 pub mod lineage;
 mod link;
 pub mod operation;
+mod packing;
 pub mod record;
 pub mod reserve;
 pub mod same;

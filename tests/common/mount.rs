@@ -66,6 +66,12 @@ impl MountOpts {
         MountOpts { io, extra: Vec::new(), env: Vec::new(), mountpoint: None, user: None, limit: limit() }
     }
 
+    /// With a journal that is packed in idle time whatever its size, and not from some hundred kilobytes on.
+    pub fn packing(mut self) -> MountOpts {
+        self.env.push(("CKPTFS_UNSAFE_FOR_TESTS".into(), "pack-size".into()));
+        self
+    }
+
     /// With one more argument of `ckptfs mount`.
     pub fn arg(mut self, argument: &str) -> MountOpts {
         self.extra.push(argument.to_owned());

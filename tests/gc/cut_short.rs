@@ -32,7 +32,7 @@ struct Beside {
 impl Beside {
     fn new(v: Variant, image: &Image, name: &str) -> Beside {
         let (backing, point) = (image.dir(name), image.dir(&format!("{name}-here")));
-        let mut mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io) });
+        let mut mount = Mount::start(&backing, &MountOpts { mountpoint: Some(point), ..MountOpts::new(v.io).packing() });
         rounds(&mount, 6, UNIT);
         mount.ok(&["tag", "2", "stays"]);
         let mut kept = views(&mount);

@@ -82,6 +82,18 @@ impl Batch {
         Batch { records: changes.len(), changes, ..Batch::default() }
     }
 
+    /// Takes out records of hashes that the journal has no more. Says nothing of how far it is applied.
+    pub fn forget_seals(of: &[(Epoch, Address)]) -> Batch {
+        let changes: BTreeMap<_, _> = of.iter().map(|(epoch, at)| (keys::seal_key(*epoch, *at), Change::Remove)).collect();
+        Batch { records: changes.len(), changes, ..Batch::default() }
+    }
+
+    /// Takes out where these inodes were seen. Says nothing of how far the journal is applied.
+    pub(super) fn forget_places(of: &[Slot]) -> Batch {
+        let changes: BTreeMap<_, _> = of.iter().map(|slot| (keys::place_key(*slot), Change::Remove)).collect();
+        Batch { records: changes.len(), changes, ..Batch::default() }
+    }
+
     /// Takes out what was captured ahead of these keys. Says nothing of how far the journal is applied.
     pub fn forget_ahead(of: &[Key]) -> Batch {
         let changes: BTreeMap<_, _> = of.iter().map(|key| (keys::ahead_key(key), Change::Remove)).collect();

@@ -102,7 +102,7 @@ fn files_that_hold_little_are_written_anew() {
     index.note_seen(&[(Slot(5), look, [3; 32])]).unwrap();
     with_forgotten(&bench, &index, 100_000);
     let (before, held) = (disk_bytes(&index), index.dump().unwrap());
-    assert!(before > SHRINK_BYTES, "{before}");
+    assert!(before > super::compact::SHRINK_BYTES, "{before}");
     index.shrink().unwrap();
     assert!(disk_bytes(&index) < 1 << 20, "{} of {before}", disk_bytes(&index));
     assert!(index.dump().unwrap() == held && index.seen(Slot(5), &look).unwrap() == Some([3; 32]));

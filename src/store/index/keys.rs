@@ -3,10 +3,11 @@
 //! Invariant: keys sort as (kind, slot, name, epoch), whatever bytes a name holds, so that one range holds a directory, a name, or a key's later epochs.
 
 use super::runs::Line;
+use crate::store::error::CodecError;
 use crate::store::hash::Hash;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::journal::Address;
-use crate::store::record::Key;
+use crate::store::journal::{Address, codec};
+use crate::store::record::{Key, Undo};
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
 pub(super) const VERSION: u32 = 6;
@@ -218,9 +219,36 @@ pub(super) fn content_key(hash: &Hash, object: ObjectId) -> Vec<u8> {
     key
 }
 
-/// What a hash leads to is a hint, and so is what was captured ahead: nothing is missing where it is not.
+/// What a hash leads to is a hint, and so are hashes themselves, and what was captured ahead: nothing is missing where it is not.
 pub(super) fn is_hint(key: &[u8]) -> bool {
-    matches!(key.first(), Some(&(TAG_CONTENT | TAG_AHEAD)))
+    matches!(key.first(), Some(&(TAG_CONTENT | TAG_AHEAD | TAG_SEAL)))
+}
+
+/// All keys of places begin with this.
+pub(super) fn places_prefix() -> [u8; 1] {
+    [TAG_PLACE]
+}
+
+/// The inode of a place's key; `None` if it is another key.
+pub(super) fn place_slot(key: &[u8]) -> Option<Slot> {
+    let (tag, slot) = key.split_first()?;
+    (*tag == TAG_PLACE).then(|| slot.try_into().ok()).flatten().map(|slot| Slot(u64::from_be_bytes(slot)))
+}
+
+/// The inode of the key of a home's record, with its epoch; `None` if it is another key.
+pub(super) fn home_slot(key: &[u8]) -> Option<Slot> {
+    (key.first() == Some(&TAG_HOME)).then(|| owner(key)).flatten()
+}
+
+/// The inode that the record of a name says it led to.
+///
+/// Errors: it cannot be decoded.
+pub(super) fn entry_child(key: &[u8], value: &[u8]) -> Result<Option<Slot>, CodecError> {
+    let (Some(name), Some(dir)) = (entry_name(key).filter(|_| key.first() == Some(&TAG_ENTRY)), owner(key)) else { return Ok(None) };
+    match codec::decode_before(Key::Entry(dir, name), value)? {
+        Undo::Entry { before, .. } => Ok(before.map(|child| child.slot)),
+        _ => Ok(None),
+    }
 }
 
 /// The object, from its key.

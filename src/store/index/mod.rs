@@ -42,6 +42,7 @@
 //! Another tree, "seen", holds hashes of live files (module `seen`): no record tells of them, and nothing is lost with them.
 
 mod batch;
+mod compact;
 mod db;
 mod files;
 mod keys;
@@ -49,7 +50,7 @@ mod parts;
 mod runs;
 pub mod seen;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -73,9 +74,6 @@ pub use self::batch::Batch;
 pub use self::runs::needs::Needs;
 pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
 
-/// sled's files take some three times what is in them; with more than so many times that, and so many bytes, they are written anew.
-const SHRINK_FACTOR: u64 = 8;
-const SHRINK_BYTES: u64 = 4 << 20;
 /// Records, or keys of them, that a rebuild applies at once.
 const REBUILD_BATCH: usize = 32_768;
 
@@ -321,43 +319,6 @@ impl Index {
         })
     }
 
-    /// Leaves out of the runs what `needs` says, if that is a twentieth of what they hold or more. It takes its time: for a helper thread. It is durable
-    /// on return.
-    ///
-    /// Errors: as [`Index::merge`].
-    pub fn compact(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<()> {
-        let end = self.applied()?;
-        let made = self.with_parts("compact", |parts| parts.runs.compact(needs, end, stop));
-        let Some(merge) = self.if_there_is_room(made)? else { return Ok(()) };
-        let _applying = self.applying.lock();
-        self.with_parts("list", |parts| put_merged(parts, merge))?;
-        self.flush_durable()
-    }
-
-    /// Writes the database anew if its files are much larger than what it holds: sled gives nothing back. Readers wait while one takes the place of the
-    /// other. It takes its time: for a helper thread. It is durable on return.
-    ///
-    /// Errors: `Io`, `Index`, `IndexPanic`. If the place cannot be taken the index is closed (`IndexClosed`), and the next opening makes it anew.
-    pub fn shrink(&self) -> StoreResult<()> {
-        let _applying = self.applying.lock();
-        let copied = self.with("copy", |db| {
-            let Some(disk) = db.disk() else { return Ok(None) };
-            let is_wasteful = disk.size_on_disk()? > SHRINK_BYTES.saturating_add(held(disk)?.saturating_mul(SHRINK_FACTOR));
-            if is_wasteful { self.home.copy(disk).map(Some) } else { Ok(None) }
-        });
-        if self.if_there_is_room(copied)?.is_none() {
-            return Ok(());
-        }
-        let mut slot = self.db.write();
-        let Parts { db, runs } = slot.take().ok_or(StoreError::IndexClosed)?;
-        close(db);
-        self.home.replace()?;
-        *slot = Some(Parts { db: self.home.open()?, runs });
-        drop(slot);
-        self.home.sync()?;
-        self.home.delete_asides()
-    }
-
     /// Every data record and every attribute record, each kind in the order of inodes and epochs.
     ///
     /// Errors: `Io`, `IndexDamaged`.
@@ -377,6 +338,11 @@ impl Index {
     pub fn first_after(&self, key: &Key, checkpoint: CheckpointId) -> StoreResult<Option<(Epoch, Undo)>> {
         let Some(first) = checkpoint.0.checked_add(1) else { return Ok(None) };
         self.with_parts("look up", |parts| parts.runs.first_from(key, Epoch(first)))
+    }
+
+    /// Whether a key has an undo record of this epoch.
+    pub fn has_record(&self, key: &Key, epoch: Epoch) -> StoreResult<bool> {
+        Ok(self.with_parts("look up", |parts| parts.runs.first_from(key, epoch))?.is_some_and(|(found, _)| found == epoch))
     }
 
     /// For each name in a directory that has an undo record after a checkpoint, the first of them; in order of the names.
@@ -615,7 +581,10 @@ impl Index {
             difference.wrong += u64::from(!right && (here.is_some() || later.get(key).is_some()) && counts(key));
             difference.strange += u64::from(!right && here.is_none() && later.get(key).is_none());
         }
-        let there: std::collections::HashSet<&[u8]> = found.iter().map(|(key, _)| key.as_slice()).collect();
+        let there: HashSet<&[u8]> = found.iter().map(|(key, _)| key.as_slice()).collect();
+        // Where an inode is without a record nobody asks; with every other record of one is that of its home.
+        let homes: HashSet<Slot> = there.iter().filter_map(|key| keys::home_slot(key)).collect();
+        let counts = |key: &[u8]| counts(key) && keys::place_slot(key).is_none_or(|slot| homes.contains(&slot));
         let missing =
             now.keys().filter(|key| !keys::is_hint(key) && !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some() && counts(key));
         difference.missing = missing.count() as u64;

@@ -218,6 +218,19 @@ pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
     Ok(record)
 }
 
+/// Appends a number as the codec writes it.
+pub(super) fn put_uint(out: &mut Vec<u8>, value: u64) {
+    Writer(out).uint(value);
+}
+
+/// Takes a number from the beginning of the bytes.
+pub(super) fn take_uint(bytes: &mut &[u8]) -> Coded<u64> {
+    let mut reader = Reader(bytes);
+    let value = reader.uint()?;
+    *bytes = reader.0;
+    Ok(value)
+}
+
 /// The store is no part of the tree: no name leads there.
 fn check_place(dir: Slot, name: &Name) -> Coded<()> {
     if dir == Slot::ROOT && name.as_bytes() == STORE_NAME.as_bytes() { Err(CodecError::Reserved) } else { Ok(()) }

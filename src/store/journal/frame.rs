@@ -42,6 +42,18 @@ pub(super) struct Header {
 }
 
 impl Header {
+    /// What the frame continues.
+    pub fn before(&self) -> Link {
+        Link { seq: self.seq.saturating_sub(1), hash: self.prev }
+    }
+
+    /// Hash of the frame with this payload; `raw` is for its bytes.
+    pub fn hash(&self, payload: &[u8], key: &[u8; 32], raw: &mut Vec<u8>) -> Hash {
+        raw.extend_from_slice(&self.bytes());
+        raw.extend_from_slice(payload);
+        blake3::keyed_hash(key, raw)
+    }
+
     fn bytes(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         let fields: [&[u8]; 6] = [
@@ -91,11 +103,24 @@ impl Header {
     }
 }
 
+/// Frames that a packed segment has no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gap {
+    /// What the first of them continued.
+    pub before: Link,
+    /// What the next frame continues.
+    pub after: Link,
+    /// Where that is.
+    pub end: u32,
+}
+
 /// What is at a place where a frame may begin.
 #[derive(Debug)]
 pub(super) enum Seen<'a> {
     /// A whole frame: header, payload, its hash.
     Frame(Header, &'a [u8], Hash),
+    /// Frames that nobody needs any more were here.
+    Gap(Gap),
     /// Nothing: zeros, or the end of the file.
     Nothing,
     /// Neither.

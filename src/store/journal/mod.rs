@@ -1,7 +1,8 @@
 //! The journal: every change to the past, in the order in which it happened.
 //!
-//! It is the truth of the store. The index can be made from it; it can be made from nothing. It only grows: frames are appended, in groups of one
-//! write each, and never touched again. Each frame names the hash of the one before, so that nothing can be changed, left out or put in unseen.
+//! It is the truth of the store. The index can be made from it; it can be made from nothing. Frames are appended, in groups of one write each. A closed
+//! segment is packed (modules `pack` and `packing`): compressed, and without what nobody needs any more. Each frame names the hash of the one before, so that
+//! nothing can be changed, left out or put in unseen.
 //!
 //! Invariants:
 //! - frames are numbered 1, 2, 3 ... over all segments, and each carries the hash of the one before it; the first carries the hash of nothing;
@@ -27,6 +28,7 @@
 //! ```text
 //! journal/00000001, 00000002, ...   segments, 8 MiB of preallocated zeros each, where the filesystem can do that
 //! journal/new-NNNNNNNN              a segment that is being made
+//! journal/00000001.pack             a packed segment, in place of 00000001
 //! journal/torn-NNNNNNNN-OFFSET      what followed a torn end, kept for people
 //!
 //! segment   "ckptjrnl", u32 version = 1, u32 number, 16 B store id, 32 B hash of these 32 bytes; then frames to the end
@@ -46,6 +48,8 @@ pub mod codec;
 mod frame;
 mod opening;
 mod order;
+mod pack;
+mod packing;
 mod scan;
 mod segment;
 mod tail;
@@ -58,7 +62,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::frame::{Link, Seen};
-use self::segment::SEGMENT_HEADER;
+use self::segment::{SEGMENT_HEADER, Source};
 use self::tail::Tail;
 use super::error::{CodecError, StoreError, StoreResult};
 use super::layout::{Layout, StoreId};
@@ -66,6 +70,7 @@ use super::record::Record;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
 
+pub use self::packing::{Packed, Verdict};
 pub use self::scan::Scan;
 
 /// Bytes of a segment.
@@ -74,6 +79,8 @@ pub const SEGMENT_BYTES: u32 = 8 << 20;
 const HEADROOM: u32 = 64 << 10;
 /// Segment files that are kept open for reading.
 const READERS_MAX: usize = 64;
+/// Packed segments that are kept in memory, of some megabytes each.
+const PACKS_MAX: usize = 2;
 /// The encoding buffer is given back when an append made it larger than this.
 const BUFFER_KEPT_MAX: usize = 1 << 20;
 /// [`Journal::read`] reads this much at first: nearly every frame is smaller.
@@ -145,7 +152,15 @@ pub struct Journal {
     syncing: Mutex<()>,
     writer: Mutex<Writer>,
     making: Mutex<()>,
-    readers: Mutex<BTreeMap<u32, Arc<File>>>,
+    readers: Mutex<Readers>,
+}
+
+/// Segments that are kept open for reading.
+#[derive(Default)]
+struct Readers {
+    open: BTreeMap<u32, Source>,
+    /// How many were packed: what was opened before is not kept.
+    turn: u64,
 }
 
 struct Writer {
@@ -174,7 +189,7 @@ impl Journal {
 
     /// There is no segment at all.
     pub(super) fn is_missing(layout: &Layout) -> StoreResult<bool> {
-        Ok(segment::list(layout.journal_dir())?.is_empty())
+        Ok(segment::list(layout.journal_dir())?.0.is_empty())
     }
 
     pub(super) fn open_with(layout: &Layout, segment_bytes: u32) -> StoreResult<(Journal, Opening)> {
@@ -214,7 +229,7 @@ impl Journal {
             syncing: Mutex::ranked(Rank::Syncing, ()),
             writer: Mutex::ranked(Rank::Writer, writer),
             making: Mutex::ranked(Rank::Making, ()),
-            readers: Mutex::new(BTreeMap::new()),
+            readers: Mutex::default(),
         })
     }
 
@@ -224,6 +239,11 @@ impl Journal {
     /// Errors: `Encode` and `TooBig` if the records are beyond the limits; `Io` with ENOSPC if there is no space, after which appending may be tried
     /// again; any other failed write latches the journal, and every later call fails with `Latched`.
     pub fn append(&self, records: &[Record]) -> StoreResult<Vec<Address>> {
+        self.append_to(records, false)
+    }
+
+    /// As [`Journal::append`]; with `next`, to the next segment.
+    fn append_to(&self, records: &[Record], next: bool) -> StoreResult<Vec<Address>> {
         let mut writer = self.writer.lock();
         let writer = &mut *writer;
         self.check_latch()?;
@@ -238,7 +258,7 @@ impl Journal {
         let bytes = writer.buffer.len();
         let total = u32::try_from(bytes).ok().filter(|total| *total <= self.segment_bytes.saturating_sub(SEGMENT_HEADER));
         let total = total.ok_or(StoreError::TooBig { bytes })?;
-        if writer.end.offset.checked_add(total).is_none_or(|end| end > self.segment_bytes) {
+        if next || writer.end.offset.checked_add(total).is_none_or(|end| end > self.segment_bytes) {
             self.roll(writer)?;
         }
         if !records.iter().any(Record::has_last_room) {
@@ -335,14 +355,23 @@ impl Journal {
     ///
     /// Errors: `JournalDamaged` if there is no whole frame, `BadRecord` if it cannot be decoded, `Io`.
     pub fn read(&self, at: Address) -> StoreResult<Record> {
+        self.read_if_needed(at)?.ok_or(StoreError::JournalDamaged { segment: at.segment, offset: at.offset })
+    }
+
+    /// As [`Journal::read`]; `None`: it was left out when its segment was packed.
+    ///
+    /// Errors: as [`Journal::read`].
+    pub fn read_if_needed(&self, at: Address) -> StoreResult<Option<Record>> {
+        let file = match self.segment_for_reading(at.segment)? {
+            Source::File(file) => file,
+            Source::Pack(pack) => return self.decode(at, pack.look(at.offset)),
+        };
         let failed = || StoreError::io("read the journal's segment", segment::file_name(at.segment));
-        let damaged = StoreError::JournalDamaged { segment: at.segment, offset: at.offset };
-        let file = self.segment_for_reading(at.segment)?;
         let mut first = [0; READ_FIRST];
         let filled = segment::read_up_to(&file, &mut first, u64::from(at.offset)).map_err(failed())?;
         let have = first.get(..filled).unwrap_or_default();
         let header = frame::Header::parse(have).filter(frame::Header::plausible);
-        let Some(total) = header.and_then(|header| header.total()) else { return Err(damaged) };
+        let Some(total) = header.and_then(|header| header.total()) else { return self.decode(at, Seen::Rubbish) };
         let mut whole = Vec::new();
         let bytes = if total <= have.len() {
             have
@@ -351,9 +380,14 @@ impl Journal {
             let filled = segment::read_up_to(&file, &mut whole, u64::from(at.offset)).map_err(failed())?;
             whole.get(..filled).unwrap_or_default()
         };
-        match frame::look(bytes, &self.identity.key) {
-            Seen::Frame(header, payload, _) => codec::decode(header.kind, payload).map_err(|source| StoreError::BadRecord { at, source }),
-            Seen::Nothing | Seen::Rubbish => Err(damaged),
+        self.decode(at, frame::look(bytes, &self.identity.key))
+    }
+
+    fn decode(&self, at: Address, seen: Seen<'_>) -> StoreResult<Option<Record>> {
+        match seen {
+            Seen::Frame(header, payload, _) => codec::decode(header.kind, payload).map(Some).map_err(|source| StoreError::BadRecord { at, source }),
+            Seen::Gap(_) => Ok(None),
+            Seen::Nothing | Seen::Rubbish => Err(StoreError::JournalDamaged { segment: at.segment, offset: at.offset }),
         }
     }
 
@@ -431,17 +465,20 @@ impl Journal {
         }
     }
 
-    fn segment_for_reading(&self, number: u32) -> StoreResult<Arc<File>> {
-        if let Some(file) = self.readers.lock().get(&number) {
-            return Ok(file.clone());
-        }
-        let file = Arc::new(segment::open(&self.dir, &self.identity, number, false)?);
+    fn segment_for_reading(&self, number: u32) -> StoreResult<Source> {
+        let turn = {
+            let readers = self.readers.lock();
+            if let Some(source) = readers.open.get(&number) {
+                return Ok(source.clone());
+            }
+            readers.turn
+        };
+        let source = Source::open(&self.dir, &self.identity, number)?;
         let mut readers = self.readers.lock();
-        while readers.len() >= READERS_MAX {
-            readers.pop_first();
+        if readers.turn == turn {
+            readers.keep(number, source.clone());
         }
-        readers.insert(number, file.clone());
-        Ok(file)
+        Ok(source)
     }
 
     /// What a failed write leaves is not known, so nothing may follow it. With the disk full it may be cut off, and then nothing is left of it.
@@ -452,6 +489,20 @@ impl Journal {
             self.latch();
         }
         StoreError::io("write to", "the journal")(errno)
+    }
+}
+
+impl Readers {
+    /// Keeps one open, and closes others if they are too many.
+    fn keep(&mut self, number: u32, source: Source) {
+        let others = |packed| self.open.iter().filter(move |(_, other)| other.is_packed() == packed).map(|(number, _)| *number);
+        let max = if source.is_packed() { PACKS_MAX } else { READERS_MAX };
+        if others(source.is_packed()).count() >= max
+            && let Some(first) = others(source.is_packed()).next()
+        {
+            self.open.remove(&first);
+        }
+        self.open.insert(number, source);
     }
 }
 

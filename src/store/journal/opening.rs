@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 
 use super::frame::{self, Header, Link, Seen};
-use super::segment::{self, SEGMENT_HEADER, Window};
-use super::{Address, Identity, tail};
+use super::segment::{self, SEGMENT_HEADER, Source, Window};
+use super::{Address, Identity, pack, tail};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::sys;
@@ -46,7 +46,7 @@ pub(super) struct Found {
 
 /// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and makes everything durable.
 pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write: bool) -> StoreResult<Found> {
-    let search = Search { dir, identity, segments: segment::list(dir)? };
+    let search = Search::new(dir, identity)?;
     let Some(&first) = search.segments.first() else {
         let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
         return Ok(Found {
@@ -78,6 +78,8 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
         return Ok(Found { first, file: None, end, link, torn: rest.torn(), witness, tail_written_ns, tails: Vec::new() });
     }
     search.repair(end, &rest)?;
+    // What a crash left beside its pack.
+    search.packed.iter().try_for_each(|number| pack::remove_raw(dir, *number))?;
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
     Ok(Found { first, file: Some(file), end, link, torn: rest.torn(), witness, tail_written_ns, tails: tail.names })
@@ -86,7 +88,7 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
 /// As [`open`] of a store that is read-only, for a check: follows the whole chain from the beginning to where it breaks or ends, and gives the damage
 /// beside what is whole before it.
 pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(Found, Option<StoreError>)> {
-    let search = Search { dir, identity, segments: segment::list(dir)? };
+    let search = Search::new(dir, identity)?;
     let first = search.segments.first().copied().unwrap_or(1);
     let mut found = Found {
         first,
@@ -141,33 +143,41 @@ struct Search<'a> {
     identity: &'a Identity,
     /// All there are, in order, without a gap.
     segments: Vec<u32>,
+    /// Those of them that are packed, in order.
+    packed: Vec<u32>,
+}
+
+impl<'a> Search<'a> {
+    fn new(dir: &'a OwnedFd, identity: &'a Identity) -> StoreResult<Search<'a>> {
+        let (segments, packed) = segment::list(dir)?;
+        Ok(Search { dir, identity, segments, packed })
+    }
 }
 
 impl Search<'_> {
     fn window(&self, number: u32) -> StoreResult<Window> {
-        Ok(Window::new(Arc::new(segment::open(self.dir, self.identity, number, false)?), number, u32::MAX))
+        Ok(Window::new(Source::open(self.dir, self.identity, number)?, number, u32::MAX))
     }
 
-    /// The first frame of a segment, if there is one. A segment without a header has none: whether that is damage, the survey tells.
-    fn first_frame(&self, number: u32) -> StoreResult<Option<Header>> {
-        let mut window = match self.window(number) {
-            Ok(window) => window,
-            Err(StoreError::JournalDamaged { .. }) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        match window.look(SEGMENT_HEADER, &self.identity.key)? {
-            Seen::Frame(header, _, _) => Ok(Some(header)),
-            Seen::Nothing | Seen::Rubbish => Ok(None),
+    /// See [`Window::first`]. A segment without a header has none: whether that is damage, the survey tells.
+    fn first_frame(&self, number: u32) -> StoreResult<Option<(Link, u64)>> {
+        match self.window(number) {
+            Ok(mut window) => window.first(&self.identity.key),
+            Err(StoreError::JournalDamaged { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
+    }
+
+    fn is_packed(&self, number: u32) -> bool {
+        self.packed.binary_search(&number).is_ok()
     }
 
     /// The last segment before which all frames are known to have been on disk: damage before it is not the power cut's, and is found when it is read.
     fn starting_segment(&self) -> StoreResult<u32> {
         let mut durable = None;
         for &number in self.segments.iter().rev() {
-            let Some(header) = self.first_frame(number)? else { continue };
-            let durable = *durable.get_or_insert(header.durable);
-            if header.seq <= durable.saturating_add(1) {
+            let Some((before, said)) = self.first_frame(number)? else { continue };
+            if before.seq <= *durable.get_or_insert(said) {
                 return Ok(number);
             }
         }
@@ -181,18 +191,22 @@ impl Search<'_> {
         // The chain before a later segment is not known; its first frame is believed, as all before it was on disk.
         let mut link = (from == 1).then(|| self.identity.genesis());
         loop {
-            let before = |header: &Header| Link { seq: header.seq.saturating_sub(1), hash: header.prev };
             match window.look(at.offset, &self.identity.key)? {
-                Seen::Frame(header, _, hash) if link.is_none_or(|link| link == before(&header)) => {
+                Seen::Frame(header, _, hash) if link.is_none_or(|link| link == header.before()) => {
                     link = Some(Link { seq: header.seq, hash });
                     at = window.end_of(at.offset, &header);
                     continue;
                 }
-                Seen::Frame(..) | Seen::Nothing | Seen::Rubbish => {}
+                Seen::Gap(gap) if link.is_none_or(|link| link == gap.before) => {
+                    link = Some(gap.after);
+                    at.offset = gap.end;
+                    continue;
+                }
+                Seen::Frame(..) | Seen::Gap(_) | Seen::Nothing | Seen::Rubbish => {}
             }
             let next = at.segment.saturating_add(1);
             let follows = match self.segments.binary_search(&next) {
-                Ok(_) => self.first_frame(next)?.is_some_and(|header| link == Some(before(&header))),
+                Ok(_) => self.first_frame(next)?.is_some_and(|(before, _)| link == Some(before)),
                 Err(_) => false,
             };
             if !follows {
@@ -206,6 +220,10 @@ impl Search<'_> {
     /// Looks at all that follows the end. Fails with `JournalDamaged` if it shows that frames are missing which were on disk.
     fn survey(&self, end: Address, link: Link) -> StoreResult<Rest> {
         let damaged = StoreError::JournalDamaged { segment: end.segment, offset: end.offset };
+        // Something is always behind what is packed, and what is packed was on disk.
+        if self.packed.last().is_some_and(|last| *last >= end.segment) {
+            return Err(damaged);
+        }
         let mut rest = Rest { bytes: self.tail(end.segment, end.offset)?, segments: Vec::new() };
         // Bytes that claim to hold more frames than there can be were made to keep us busy, and are no torn end.
         let frames_in = |bytes: &[u8]| self.frames_in(bytes, link.seq).ok_or(StoreError::JournalDamaged { segment: end.segment, offset: end.offset });
@@ -259,7 +277,7 @@ impl Search<'_> {
                     frames.push((at, header));
                     payload.len() + frame::OVERHEAD
                 }
-                Some(Seen::Nothing | Seen::Rubbish) | None => 1,
+                Some(Seen::Gap(_) | Seen::Nothing | Seen::Rubbish) | None => 1,
             };
         }
         Some(frames)
@@ -292,7 +310,7 @@ impl Search<'_> {
     /// Makes the frames that were found durable, so that later ones may say so; those before `start` are.
     fn settle(&self, start: u32, end: Address, last: &File) -> StoreResult<()> {
         let settle = || -> io::Result<()> {
-            for &number in self.segments.iter().filter(|number| (start..end.segment).contains(number)) {
+            for &number in self.segments.iter().filter(|number| (start..end.segment).contains(number) && !self.is_packed(**number)) {
                 sys::fdatasync(at::open_file(self.dir.as_fd(), &segment::file_name(number), OFlags::RDONLY)?)?;
             }
             sys::fdatasync(last)?;

@@ -41,8 +41,7 @@ impl<'a> Scan<'a> {
             let damaged = StoreError::JournalDamaged { segment: at.segment, offset: at.offset };
             match window.look(at.offset, &self.journal.identity.key)? {
                 Seen::Frame(header, payload, hash) => {
-                    let before = Link { seq: header.seq.saturating_sub(1), hash: header.prev };
-                    if self.link.is_some_and(|link| link != before) {
+                    if self.link.is_some_and(|link| link != header.before()) {
                         return Err(damaged);
                     }
                     let record = codec::decode(header.kind, payload).and_then(|record| self.order.take(&record).map(|()| record));
@@ -51,6 +50,14 @@ impl<'a> Scan<'a> {
                     self.at = window.end_of(at.offset, &header);
                     self.window = Some(window);
                     return Ok(Some((at, record)));
+                }
+                Seen::Gap(gap) => {
+                    if self.link.is_some_and(|link| link != gap.before) {
+                        return Err(damaged);
+                    }
+                    self.link = Some(gap.after);
+                    self.at.offset = gap.end;
+                    self.window = Some(window);
                 }
                 Seen::Nothing if at.segment < self.to.segment => {
                     self.at = Address { segment: at.segment.saturating_add(1), offset: SEGMENT_HEADER };

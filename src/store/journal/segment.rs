@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use super::frame::{self, Header, Seen};
+use super::frame::{self, Header, Link, Seen};
+use super::pack::{self, Pack};
 use super::{Address, Identity};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
@@ -29,17 +30,23 @@ pub(super) fn file_name(number: u32) -> String {
     format!("{number:08}")
 }
 
-/// Numbers of the segments there are, in order. Files with other names are not ours to judge.
-pub(super) fn list(dir: impl AsFd) -> StoreResult<Vec<u32>> {
+/// Numbers of the segments there are, in order, and of those that are packed. Files with other names are not ours to judge.
+pub(super) fn list(dir: impl AsFd) -> StoreResult<(Vec<u32>, Vec<u32>)> {
     let names = at::names(dir).map_err(StoreError::io("list", "journal"))?;
-    let number = |name: Vec<u8>| {
-        let text = String::from_utf8(name).ok()?;
-        let number = text.parse().ok()?;
-        (file_name(number) == text && number > 0).then_some(number)
+    let named = |of: fn(u32) -> String| {
+        let number = |name: &Vec<u8>| {
+            let number = std::str::from_utf8(name.get(..8)?).ok()?.parse().ok()?;
+            (number > 0 && of(number).as_bytes() == name).then_some(number)
+        };
+        let mut numbers: Vec<u32> = names.iter().filter_map(number).collect();
+        numbers.sort_unstable();
+        numbers
     };
-    let mut numbers: Vec<u32> = names.into_iter().filter_map(number).collect();
-    numbers.sort_unstable();
-    Ok(numbers)
+    let packed = named(pack::file_name);
+    let mut all = [named(file_name), packed.clone()].concat();
+    all.sort_unstable();
+    all.dedup();
+    Ok((all, packed))
 }
 
 fn header(identity: &Identity, number: u32) -> Vec<u8> {
@@ -137,8 +144,46 @@ pub(super) fn read_up_to(file: &File, buf: &mut [u8], offset: u64) -> io::Result
     Ok(sys::read_full_at(file, buf, offset)?)
 }
 
-/// Reads a segment front to back in large blocks.
+/// A segment to be read.
+#[derive(Clone)]
+pub(super) enum Source {
+    File(Arc<File>),
+    Pack(Arc<Pack>),
+}
+
+impl Source {
+    /// Opens a segment, packed or not. Fails with `JournalDamaged` at offset 0 if it is not that of this segment of this store.
+    pub fn open(dir: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Source> {
+        let dir = dir.as_fd();
+        let packed = || -> StoreResult<Option<Source>> { Ok(Pack::open(dir, identity, number)?.map(|pack| Source::Pack(Arc::new(pack)))) };
+        if let Some(pack) = packed()? {
+            return Ok(pack);
+        }
+        match open(dir, identity, number, false) {
+            // It may just have been packed.
+            Err(error) if error.errno() == Errno::ENOENT => packed()?.ok_or(error),
+            file => Ok(Source::File(Arc::new(file?))),
+        }
+    }
+
+    pub fn is_packed(&self) -> bool {
+        matches!(self, Source::Pack(_))
+    }
+}
+
+/// Reads a segment front to back.
 pub(super) struct Window {
+    number: u32,
+    from: From,
+}
+
+enum From {
+    File(Blocks),
+    Pack(Arc<Pack>),
+}
+
+/// Reads a segment file in large blocks.
+struct Blocks {
     file: Arc<File>,
     number: u32,
     begin: u32,
@@ -148,8 +193,12 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub fn new(file: Arc<File>, number: u32, end: u32) -> Window {
-        Window { file, number, begin: 0, end, bytes: Vec::new() }
+    pub fn new(source: Source, number: u32, end: u32) -> Window {
+        let from = match source {
+            Source::File(file) => From::File(Blocks { file, number, begin: 0, end, bytes: Vec::new() }),
+            Source::Pack(pack) => From::Pack(pack),
+        };
+        Window { number, from }
     }
 
     /// Number of the segment.
@@ -159,11 +208,36 @@ impl Window {
 
     /// What is at this offset.
     pub fn look(&mut self, offset: u32, key: &[u8; 32]) -> StoreResult<Seen<'_>> {
-        let header = Header::parse(self.bytes(offset, frame::HEADER)?);
-        let need = header.filter(Header::plausible).and_then(|header| header.total()).unwrap_or(frame::HEADER);
-        Ok(frame::look(self.bytes(offset, need)?, key))
+        match &mut self.from {
+            From::Pack(pack) => Ok(pack.look(offset)),
+            From::File(blocks) => {
+                let header = Header::parse(blocks.bytes(offset, frame::HEADER)?);
+                let need = header.filter(Header::plausible).and_then(|header| header.total()).unwrap_or(frame::HEADER);
+                Ok(frame::look(blocks.bytes(offset, need)?, key))
+            }
+        }
     }
 
+    /// What the first frame continues, and up to which number all frames were on disk when it was written; `None`: there is no whole one.
+    pub fn first(&mut self, key: &[u8; 32]) -> StoreResult<Option<(Link, u64)>> {
+        // Only what is on disk is packed.
+        if let From::Pack(pack) = &self.from {
+            return Ok(Some((pack.first(), pack.first().seq)));
+        }
+        Ok(match self.look(SEGMENT_HEADER, key)? {
+            Seen::Frame(header, _, _) => Some((header.before(), header.durable)),
+            Seen::Gap(_) | Seen::Nothing | Seen::Rubbish => None,
+        })
+    }
+
+    /// Where the frame at `offset` ends.
+    pub fn end_of(&self, offset: u32, header: &Header) -> Address {
+        let total = header.total().and_then(|total| u32::try_from(total).ok()).unwrap_or(u32::MAX);
+        Address { segment: self.number, offset: offset.saturating_add(total) }
+    }
+}
+
+impl Blocks {
     /// The bytes from an offset on: at least `need` of them, or all there are.
     fn bytes(&mut self, offset: u32, need: usize) -> StoreResult<&[u8]> {
         let from = offset.checked_sub(self.begin).map(|from| from as usize);
@@ -179,11 +253,5 @@ impl Window {
             }
         };
         Ok(self.bytes.get(from..).unwrap_or_default())
-    }
-
-    /// Where the frame at `offset` ends.
-    pub fn end_of(&self, offset: u32, header: &Header) -> Address {
-        let total = header.total().and_then(|total| u32::try_from(total).ok()).unwrap_or(u32::MAX);
-        Address { segment: self.number, offset: offset.saturating_add(total) }
     }
 }

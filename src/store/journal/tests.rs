@@ -595,3 +595,112 @@ fn rubbish_in_the_tail_changes_nothing_that_is_whole() {
     let (journal, _) = bench.open_with_tail();
     assert_eq!(all(&journal), [record(1), record(2)]);
 }
+
+/// Closes the open segment and packs all that are closed, by what `verdict` says of the number in each record.
+fn pack_all(journal: &Journal, verdict: impl Fn(u64) -> Verdict) {
+    journal.close_segment(0).unwrap();
+    for (number, _) in journal.closed().unwrap() {
+        let packed = journal.pack(number, &mut |_, record| Ok(number_of(&record).map_or(Verdict::Keep, &verdict))).unwrap();
+        if let Some(packed) = packed {
+            journal.put_packed(&packed).unwrap();
+        }
+    }
+}
+
+fn number_of(record: &Record) -> Option<u64> {
+    match record {
+        Record::Undo { undo, .. } => match undo.first() {
+            Some(Undo::Xattrs { slot, .. }) => Some(slot.0),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn numbers(journal: &Journal) -> Vec<u64> {
+    all(journal).iter().filter_map(number_of).collect()
+}
+
+#[test]
+fn a_packed_segment_is_read_as_it_was() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    let places: Vec<Address> = (1..=60).map(|n| journal.append(&[large(n, 600)]).unwrap()[0]).collect();
+    pack_all(&journal, |_| Verdict::Keep);
+    assert!(!bench.segment(1).exists() && bench.journal().join("00000001.pack").exists());
+    let look = |journal: &Journal| {
+        let found: Vec<(Address, u64)> =
+            journal.scan(journal.start(), None).map(Result::unwrap).filter_map(|(at, record)| Some((at, number_of(&record)?))).collect();
+        assert_eq!(found, places.iter().copied().zip(1..).collect::<Vec<_>>());
+        places.iter().zip(1..).for_each(|(at, n)| assert_eq!(journal.read(*at).unwrap(), large(n, 600)));
+    };
+    look(&journal);
+    assert!(matches!(journal.read(Address { segment: 1, offset: SEGMENT_HEADER + 1 }), Err(StoreError::JournalDamaged { .. })));
+    drop(journal);
+    // What a crash leaves beside a pack goes.
+    fs::write(bench.segment(1), "old").unwrap();
+    fs::write(bench.journal().join("00000002.pack.new"), "half").unwrap();
+    let (journal, opening) = bench.open();
+    assert!(!opening.torn && !bench.segment(1).exists());
+    look(&journal);
+    journal.append(&[large(61, 10)]).unwrap();
+    drop(journal);
+    let (journal, _, damage) = Journal::open_to_check(&bench.layout).unwrap();
+    assert!(damage.is_none());
+    assert_eq!(numbers(&journal).last(), Some(&61));
+}
+
+#[test]
+fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    let places: Vec<Address> = (1..=60).map(|n| journal.append(&[large(n, 600)]).unwrap()[0]).collect();
+    pack_all(&journal, |n| if n % 3 == 0 { Verdict::LeaveOut } else { Verdict::Keep });
+    let left: Vec<u64> = (1..=60).filter(|n| n % 3 != 0).collect();
+    assert_eq!(numbers(&journal), left);
+    assert_eq!(journal.read_if_needed(places[2]).unwrap(), None);
+    assert!(matches!(journal.read(places[2]), Err(StoreError::JournalDamaged { .. })));
+    // Again, with less: gaps become one, and what was made less stays so.
+    let shorter = |n: u64| if n % 2 == 0 { Verdict::Less(large(n, 5)) } else { Verdict::LeaveOut };
+    pack_all(&journal, |n| if n < 50 { shorter(n) } else { Verdict::Keep });
+    pack_all(&journal, |_| Verdict::Keep);
+    drop(journal);
+    let (journal, _) = bench.open();
+    assert_eq!(numbers(&journal), left.iter().copied().filter(|n| *n >= 50 || n % 2 == 0).collect::<Vec<_>>());
+    assert_eq!(journal.read(places[1]).unwrap(), large(2, 5));
+    // Of several that went together each is gone.
+    [2, 4, 6].into_iter().for_each(|nth| assert_eq!(journal.read_if_needed(places[nth]).unwrap(), None, "{nth}"));
+    drop(journal);
+    assert!(Journal::open_to_check(&bench.layout).unwrap().2.is_none());
+    let sizes = fs::read_dir(bench.journal()).unwrap().map(Result::unwrap).filter(|entry| entry.file_name().to_string_lossy().ends_with(".pack"));
+    assert!(sizes.map(|entry| entry.metadata().unwrap().len()).sum::<u64>() < 4000);
+}
+
+#[test]
+fn a_damaged_or_missing_pack_is_told() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    (1..=60).for_each(|n| drop(journal.append(&[large(n, 600)]).unwrap()));
+    pack_all(&journal, |n| if n % 2 == 0 { Verdict::LeaveOut } else { Verdict::Keep });
+    let last = journal.closed().unwrap().len() as u32;
+    drop(journal);
+    for number in 1..=last {
+        let path = bench.journal().join(format!("{number:08}.pack"));
+        let whole = fs::read(&path).unwrap();
+        let found = || Journal::open_to_check(&bench.layout).unwrap().2;
+        for at in (0..whole.len() as u64).step_by(1 + whole.len() / 40) {
+            flip(&path, at);
+            assert!(matches!(found(), Some(StoreError::JournalDamaged { segment, .. }) if segment + 1 >= number), "{number} at {at}: {:?}", found());
+            flip(&path, at);
+        }
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        assert!(found().is_some());
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(found(), Some(StoreError::JournalDamaged { .. })));
+        fs::write(&path, &whole).unwrap();
+        assert!(found().is_none());
+    }
+    // That of another segment is not this one's.
+    fs::copy(bench.journal().join("00000001.pack"), bench.journal().join("00000002.pack")).unwrap();
+    assert!(Journal::open_to_check(&bench.layout).unwrap().2.is_some());
+}

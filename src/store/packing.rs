@@ -1,0 +1,206 @@
+//! What of the journal stays when it is packed: what the index has of it, which leaves out what no checkpoint reads; and all that tells of checkpoints,
+//! operations and mounts.
+
+use std::collections::{HashMap, HashSet};
+
+use super::Store;
+use super::error::StoreResult;
+use super::ids::{CheckpointId, Epoch, ObjectId, Slot};
+use super::index::{Batch, Index, Needs};
+use super::journal::{Address, Verdict};
+use super::layers::Layers;
+use super::record::{Place, Record, Sealed, Undo};
+use crate::sys;
+
+/// With more bytes than this in it the segment that is written is closed, to be packed after a deletion.
+const CLOSED_BYTES: u32 = 256 << 10;
+
+impl Store {
+    /// Packs the segments that were closed since the last time, until `stop` says so. All that is in them stays. It takes its time: for a helper thread.
+    ///
+    /// Errors: those of reading and writing the journal; what is packed is.
+    pub fn pack(&self, stop: &dyn Fn() -> bool) -> StoreResult<()> {
+        if closed_bytes() < CLOSED_BYTES {
+            self.journal.close_segment(closed_bytes())?;
+        }
+        for (number, is_packed) in self.journal.closed()? {
+            if is_packed {
+                continue;
+            }
+            if stop() {
+                break;
+            }
+            if let Some(packed) = self.journal.pack(number, &mut |_, _| Ok(Verdict::Keep))? {
+                self.journal.put_packed(&packed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Packs closed segments, also those that are, without what nobody needs any more: after [`Index::compact`] with the same `needs`. It takes its time: for
+    /// a helper thread.
+    ///
+    /// Errors: as [`Store::pack`], and those of the index.
+    pub fn repack(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<()> {
+        self.journal.close_segment(closed_bytes())?;
+        let Some(mut judge) = Judge::new(self, needs, stop)? else { return Ok(()) };
+        for (number, _) in self.journal.closed()? {
+            if stop() {
+                break;
+            }
+            let packed = self.journal.pack(number, &mut |at, record| judge.judge(at, record))?;
+            let gone = std::mem::take(&mut judge.gone);
+            if let Some(packed) = packed {
+                // Before: what is in the index is in the journal.
+                self.index.apply(&mut Batch::forget_seals(&gone))?;
+                self.journal.put_packed(&packed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A test has everything packed.
+fn closed_bytes() -> u32 {
+    if sys::host::left_out("pack-size") { CLOSED_BYTES / 256 } else { CLOSED_BYTES }
+}
+
+/// Says of each record whether it is needed, in the order of the journal.
+struct Judge<'a> {
+    index: &'a Index,
+    layers: &'a Layers,
+    needs: &'a Needs<'a>,
+    /// From here on everything stays: the index has not got it yet, or it is not on the disk.
+    upto: Address,
+    /// The open epoch.
+    epoch: Epoch,
+    /// Frames of which something that was captured ahead stands, ...
+    ahead: HashSet<Address>,
+    /// ... and up to which epoch was looked for that.
+    ahead_upto: Epoch,
+    /// Records that are taken back later, and whether one of them stays.
+    voids: HashMap<(Epoch, Slot), bool>,
+    /// The objects that are left of the epoch that was asked for last.
+    left: (Epoch, Vec<ObjectId>),
+    /// Records of hashes that go.
+    gone: Vec<(Epoch, Address)>,
+}
+
+impl<'a> Judge<'a> {
+    /// `None`: `stop` says so.
+    fn new(store: &'a Store, needs: &'a Needs<'a>, stop: &dyn Fn() -> bool) -> StoreResult<Option<Judge<'a>>> {
+        let (index, journal) = (&store.index, &store.journal);
+        let upto = needs.upto.min(index.applied()?);
+        let mut voids = HashMap::new();
+        for (number, entry) in journal.scan(journal.start(), Some(upto)).enumerate() {
+            if let (_, Record::Void { epoch, slot }) = entry? {
+                voids.insert((epoch, slot), false);
+            }
+            if number % 4096 == 0 && stop() {
+                return Ok(None);
+            }
+        }
+        let ahead = index.ahead()?.into_iter().map(|(at, _)| at).collect();
+        let ahead_upto = index.ahead_upto()?;
+        let left = (Epoch(0), Vec::new());
+        Ok(Some(Judge { index, layers: &store.layers, needs, upto, epoch: Epoch(1), ahead, ahead_upto, voids, left, gone: Vec::new() }))
+    }
+
+    fn judge(&mut self, at: Address, record: Record) -> StoreResult<Verdict> {
+        if let Record::Checkpoint(checkpoint) = &record {
+            self.epoch = checkpoint.id.epoch().next();
+        }
+        if at >= self.upto {
+            return Ok(Verdict::Keep);
+        }
+        Ok(match record {
+            Record::Undo { epoch, undo } => less(undo, |item| self.needs_undo(epoch, item), |undo| Record::Undo { epoch, undo })?,
+            Record::Moved { places } => less(places, |(slot, place)| self.is_place(*slot, place), |places| Record::Moved { places })?,
+            Record::Void { epoch, slot } => keep_if(self.voids.get(&(epoch, slot)).is_some_and(|stays| *stays)),
+            Record::Sealed { epoch, objects, whole } => self.sealed(at, epoch, objects, whole)?,
+            Record::Ahead { undo, upto, .. } => {
+                let mut stays = self.ahead.contains(&at) || upto == self.ahead_upto;
+                for item in undo {
+                    if let Undo::Home { slot, before } = item {
+                        stays = stays || self.is_place(slot, &before)?;
+                    }
+                }
+                keep_if(stays)
+            }
+            // Who changed what is asked between two checkpoints that are kept.
+            Record::Touched { .. } => keep_if(self.needs.kept.first().is_some_and(|oldest| oldest.epoch() < self.epoch)),
+            Record::OpenAt { id, .. } => keep_if(self.is_kept(id)),
+            // A crash long ago was mended.
+            Record::Replacing { .. } => Verdict::LeaveOut,
+            Record::Checkpoint(_)
+            | Record::Tags { .. }
+            | Record::Deleted { .. }
+            | Record::RestoreBegin { .. }
+            | Record::RestoreOnly { .. }
+            | Record::RestoreEnd
+            | Record::Mounted { .. }
+            | Record::Unmounted { .. }
+            | Record::By { .. }
+            | Record::Pinned { .. }
+            | Record::Hidden { .. }
+            | Record::Operation(_)
+            | Record::Dropped { .. } => Verdict::Keep,
+        })
+    }
+
+    fn is_kept(&self, id: CheckpointId) -> bool {
+        self.needs.kept.binary_search(&id).is_ok()
+    }
+
+    fn is_place(&self, slot: Slot, place: &Place) -> StoreResult<bool> {
+        Ok(self.index.place(slot)?.as_ref() == Some(place))
+    }
+
+    fn needs_undo(&mut self, epoch: Epoch, item: &Undo) -> StoreResult<bool> {
+        let stays = match item {
+            Undo::Home { slot, before } if self.is_place(*slot, before)? => true,
+            _ => self.index.has_record(&item.key(), epoch)?,
+        };
+        if let (true, Undo::Data { slot, .. }) = (stays, item)
+            && let Some(void) = self.voids.get_mut(&(epoch, *slot))
+        {
+            *void = true;
+        }
+        Ok(stays)
+    }
+
+    /// The hashes of objects that are there.
+    fn sealed(&mut self, at: Address, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> StoreResult<Verdict> {
+        if self.left.0 != epoch {
+            self.left = (epoch, self.layers.list(epoch)?);
+        }
+        let left = &self.left.1;
+        let verdict = less(objects, |sealed| Ok(left.binary_search(&sealed.object).is_ok()), |objects| Record::Sealed { epoch, objects, whole })?;
+        if verdict == Verdict::LeaveOut {
+            self.gone.push((epoch, at));
+        }
+        Ok(verdict)
+    }
+}
+
+fn keep_if(stays: bool) -> Verdict {
+    if stays { Verdict::Keep } else { Verdict::LeaveOut }
+}
+
+/// What is left of a list.
+fn less<T>(mut items: Vec<T>, mut stays: impl FnMut(&T) -> StoreResult<bool>, record: impl FnOnce(Vec<T>) -> Record) -> StoreResult<Verdict> {
+    let count = items.len();
+    let mut failed = Ok(());
+    items.retain(|item| {
+        stays(item).unwrap_or_else(|error| {
+            failed = Err(error);
+            true
+        })
+    });
+    failed?;
+    Ok(match items.len() {
+        left if left == count && count > 0 => Verdict::Keep,
+        0 => Verdict::LeaveOut,
+        _ => Verdict::Less(record(items)),
+    })
+}
