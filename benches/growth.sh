@@ -107,7 +107,8 @@ settle() {
 # Prints the values of the rows, a line each.
 look() {
     sleep 3
-    local last=$STEPS
+    local newest
+    mapfile -t newest < <("$BIN" -C "$TREE" log --json | grep -o '"id": *[0-9]*' | grep -o '[0-9]*' | sort -rnu | head -2)
     "$BIN" umount "$TREE" >/dev/null 2>&1
     megabytes index && echo
     megabytes journal && echo
@@ -115,7 +116,7 @@ look() {
     mounted && echo
     memory && echo
     took old_view && echo
-    took verb diff "$((last - 1))" "$last" && echo
+    took verb diff "${newest[1]}" "${newest[0]}" && echo
     took verb log && echo
     every_view
     memory && echo

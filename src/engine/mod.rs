@@ -345,6 +345,10 @@ impl Engine {
     /// What the last daemon has written of the tree, if nothing was recorded since.
     fn baseline(&self) -> Option<Baseline> {
         let store = self.timeline().store();
+        // After a power cut the tree is older than what was written of it.
+        if store.journal.witness() < store.journal.position() {
+            return None;
+        }
         Baseline::open(&store.layout, store.journal.position()).unwrap_or_else(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, "the baseline cannot be read");
             None
@@ -515,7 +519,11 @@ impl Engine {
         }
         let (journal, mut last) = (store.layout.journal_dir(), i64::MIN);
         for entry in sys::list_dir(journal)? {
-            last = last.max(nanoseconds(sys::stat_at(journal, &entry.name)?.mtime));
+            let stat = sys::stat_at(journal, &entry.name)?;
+            // When something was packed says nothing: an offline `gc` does it too.
+            if stat.kind != sys::Kind::Dir {
+                last = last.max(nanoseconds(stat.mtime));
+            }
         }
         Ok(last)
     }

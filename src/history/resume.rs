@@ -275,7 +275,8 @@ impl Replay {
             Record::Mounted { at_ns, stopped_ns } => self.mounted(at_ns, stopped_ns),
             Record::Unmounted { at_ns } => {
                 self.undone(beyond);
-                self.aftermath.unclean = false;
+                // Beyond the witness the end was orderly, and the power was cut before the tree was on the disk: what it left is to be mended.
+                self.aftermath.unclean = beyond;
                 self.aftermath.stopped_ns = Some(at_ns);
             }
             Record::Ahead { undo, upto, .. } => {

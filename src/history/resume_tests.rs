@@ -102,3 +102,21 @@ fn short_mounts_do_not_pile_up_what_the_index_does_not_have() {
     let waiting = open(dir.path()).0.inner.read().sealed.len();
     assert!(waiting < indexer::HURRY_EPOCHS + OF_EACH as usize, "{waiting} closed epochs are not in the index");
 }
+
+/// On btrfs a synced journal can be on the disk before the tree: the end was orderly, and what it left is to be looked at all the same.
+#[test]
+fn an_end_that_the_tree_did_not_reach_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (timeline, _) = open(dir.path());
+    checkpoint(&timeline, 1);
+    let reached = timeline.store.journal.position();
+    timeline.append(&[Record::Unmounted { at_ns: 7 }]).unwrap();
+    timeline.store.journal.sync().unwrap();
+    drop(timeline);
+    let (timeline, aftermath) = open(dir.path());
+    assert_eq!((aftermath.unclean, aftermath.stopped_ns), (false, Some(7)));
+    drop(timeline);
+    cut(dir.path(), reached);
+    let (_, aftermath) = open(dir.path());
+    assert_eq!((aftermath.unclean, aftermath.stopped_ns), (true, Some(7)));
+}

@@ -9,7 +9,7 @@ use super::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use super::index::{Batch, Index, Needs};
 use super::journal::{Address, Verdict};
 use super::layers::Layers;
-use super::record::{Place, Record, Sealed, Undo};
+use super::record::{Record, Sealed, Undo};
 use crate::sys;
 
 /// With more bytes than this in it the segment that is written is closed, to be packed after a deletion.
@@ -78,12 +78,42 @@ struct Judge<'a> {
     ahead: HashSet<Address>,
     /// ... and up to which epoch was looked for that.
     ahead_upto: Epoch,
-    /// Records that are taken back later, and whether one of them stays.
-    voids: HashMap<(Epoch, Slot), bool>,
+    told: Told,
     /// The objects that are left of the epoch that was asked for last.
     left: (Epoch, Vec<ObjectId>),
     /// Records of hashes that go.
     gone: Vec<(Epoch, Address)>,
+}
+
+/// What the journal tells before and after the place up to which records go.
+#[derive(Default)]
+struct Told {
+    /// The last place of each inode before: the frame, and the number in it. After a power cut the tree may be as it was then, whatever came after.
+    places: HashMap<Slot, (Address, usize)>,
+    /// Records that are taken back before, and whether one of them stays; ...
+    voids: HashMap<(Epoch, Slot), bool>,
+    /// ... and after.
+    later: HashSet<(Epoch, Slot)>,
+}
+
+impl Told {
+    fn take(&mut self, at: Address, record: &Record, is_before: bool) {
+        match record {
+            Record::Void { epoch, slot } if is_before => drop(self.voids.insert((*epoch, *slot), false)),
+            Record::Void { epoch, slot } => drop(self.later.insert((*epoch, *slot))),
+            Record::Moved { places } if is_before => {
+                self.places.extend(places.iter().enumerate().map(|(number, (slot, _))| (*slot, (at, number))));
+            }
+            Record::Undo { undo, .. } | Record::Ahead { undo, .. } if is_before => {
+                for (number, item) in undo.iter().enumerate() {
+                    if let Undo::Home { slot, .. } = item {
+                        self.places.insert(*slot, (at, number));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 impl<'a> Judge<'a> {
@@ -91,11 +121,10 @@ impl<'a> Judge<'a> {
     fn new(store: &'a Store, needs: &'a Needs<'a>, stop: &dyn Fn() -> bool) -> StoreResult<Option<Judge<'a>>> {
         let (index, journal) = (&store.index, &store.journal);
         let upto = needs.upto.min(index.applied()?);
-        let mut voids = HashMap::new();
-        for (number, entry) in journal.scan(journal.start(), Some(upto)).enumerate() {
-            if let (_, Record::Void { epoch, slot }) = entry? {
-                voids.insert((epoch, slot), false);
-            }
+        let mut told = Told::default();
+        for (number, entry) in journal.scan(journal.start(), None).enumerate() {
+            let (at, record) = entry?;
+            told.take(at, &record, at < upto);
             if number % 4096 == 0 && stop() {
                 return Ok(None);
             }
@@ -103,7 +132,7 @@ impl<'a> Judge<'a> {
         let ahead = index.ahead()?.into_iter().map(|(at, _)| at).collect();
         let ahead_upto = index.ahead_upto()?;
         let left = (Epoch(0), Vec::new());
-        Ok(Some(Judge { index, layers: &store.layers, needs, upto, epoch: Epoch(1), ahead, ahead_upto, voids, left, gone: Vec::new() }))
+        Ok(Some(Judge { index, layers: &store.layers, needs, upto, epoch: Epoch(1), ahead, ahead_upto, told, left, gone: Vec::new() }))
     }
 
     fn judge(&mut self, at: Address, record: Record) -> StoreResult<Verdict> {
@@ -114,15 +143,17 @@ impl<'a> Judge<'a> {
             return Ok(Verdict::Keep);
         }
         Ok(match record {
-            Record::Undo { epoch, undo } => less(undo, |item| self.needs_undo(epoch, item), |undo| Record::Undo { epoch, undo })?,
-            Record::Moved { places } => less(places, |(slot, place)| self.is_place(*slot, place), |places| Record::Moved { places })?,
-            Record::Void { epoch, slot } => keep_if(self.voids.get(&(epoch, slot)).is_some_and(|stays| *stays)),
+            Record::Undo { epoch, undo } => {
+                less(undo, |number, item| self.needs_undo((at, number), epoch, item), |undo| Record::Undo { epoch, undo })?
+            }
+            Record::Moved { places } => less(places, |number, (slot, _)| self.is_place((at, number), *slot), |places| Record::Moved { places })?,
+            Record::Void { epoch, slot } => keep_if(self.told.voids.get(&(epoch, slot)).is_some_and(|stays| *stays)),
             Record::Sealed { epoch, objects, whole } => self.sealed(at, epoch, objects, whole)?,
             Record::Ahead { undo, upto, .. } => {
                 let mut stays = self.ahead.contains(&at) || upto == self.ahead_upto;
-                for item in undo {
-                    if let Undo::Home { slot, before } = item {
-                        stays = stays || self.is_place(slot, &before)?;
+                for (number, item) in undo.iter().enumerate() {
+                    if let Undo::Home { slot, .. } = item {
+                        stays = stays || self.is_place((at, number), *slot)?;
                     }
                 }
                 keep_if(stays)
@@ -152,17 +183,20 @@ impl<'a> Judge<'a> {
         self.needs.kept.binary_search(&id).is_ok()
     }
 
-    fn is_place(&self, slot: Slot, place: &Place) -> StoreResult<bool> {
-        Ok(self.index.place(slot)?.as_ref() == Some(place))
+    /// Whether this is where an inode was seen last, of which the index still says where it is.
+    fn is_place(&self, told: (Address, usize), slot: Slot) -> StoreResult<bool> {
+        Ok(self.told.places.get(&slot) == Some(&told) && self.index.place(slot)?.is_some())
     }
 
-    fn needs_undo(&mut self, epoch: Epoch, item: &Undo) -> StoreResult<bool> {
+    fn needs_undo(&mut self, told: (Address, usize), epoch: Epoch, item: &Undo) -> StoreResult<bool> {
         let stays = match item {
-            Undo::Home { slot, before } if self.is_place(*slot, before)? => true,
+            Undo::Home { slot, .. } if self.is_place(told, *slot)? => true,
+            // It is taken back by a record that may not be on the disk.
+            Undo::Data { slot, .. } if self.told.later.contains(&(epoch, *slot)) => true,
             _ => self.index.has_record(&item.key(), epoch)?,
         };
         if let (true, Undo::Data { slot, .. }) = (stays, item)
-            && let Some(void) = self.voids.get_mut(&(epoch, *slot))
+            && let Some(void) = self.told.voids.get_mut(&(epoch, *slot))
         {
             *void = true;
         }
@@ -175,7 +209,7 @@ impl<'a> Judge<'a> {
             self.left = (epoch, self.layers.list(epoch)?);
         }
         let left = &self.left.1;
-        let verdict = less(objects, |sealed| Ok(left.binary_search(&sealed.object).is_ok()), |objects| Record::Sealed { epoch, objects, whole })?;
+        let verdict = less(objects, |_, sealed| Ok(left.binary_search(&sealed.object).is_ok()), |objects| Record::Sealed { epoch, objects, whole })?;
         if verdict == Verdict::LeaveOut {
             self.gone.push((epoch, at));
         }
@@ -188,11 +222,12 @@ fn keep_if(stays: bool) -> Verdict {
 }
 
 /// What is left of a list.
-fn less<T>(mut items: Vec<T>, mut stays: impl FnMut(&T) -> StoreResult<bool>, record: impl FnOnce(Vec<T>) -> Record) -> StoreResult<Verdict> {
+fn less<T>(mut items: Vec<T>, mut stays: impl FnMut(usize, &T) -> StoreResult<bool>, record: impl FnOnce(Vec<T>) -> Record) -> StoreResult<Verdict> {
     let count = items.len();
     let mut failed = Ok(());
+    let mut numbers = 0..;
     items.retain(|item| {
-        stays(item).unwrap_or_else(|error| {
+        stays(numbers.next().unwrap_or_default(), item).unwrap_or_else(|error| {
             failed = Err(error);
             true
         })

@@ -58,7 +58,7 @@ fn power_cuts(v: Variant) {
     let dir = disk.path().join("project");
     std::fs::create_dir(&dir).unwrap();
     Load::prepare(&dir, WORKERS);
-    let mut opts = MountOpts::new(v.io);
+    let mut opts = MountOpts::new(v.io).packing();
     opts.limit += APART * 4 * cuts as u32;
     let mount = Mount::start(&dir, &opts);
     let load = Load::default();

@@ -315,7 +315,7 @@ fn exact_dirty(rig: &Rig, status: &serde_json::Value, id: u64, then: &Tree) -> R
 fn killed_at_any_moment(v: Variant) {
     let seed = seed(&format!("kills on {v:?}"));
     let kills = count("CKPTFS_KILLS", KILLS, KILLS_LONG);
-    let mut opts = MountOpts::new(v.io);
+    let mut opts = MountOpts::new(v.io).packing();
     opts.limit += Duration::from_secs(kills * 20);
     let mut rig = v.start_with(opts, |dir| Load::prepare(dir, WORKERS));
     let notes = scratch();

@@ -192,6 +192,10 @@ impl Load {
             one.id
         };
         mount.ok(&["delete", "--yes", &id.to_string()]);
+        // What only it needed goes, then also from the index and the journal.
+        if random.below(2) == 0 {
+            mount.ok(&["gc", "--yes"]);
+        }
     }
 
     /// Restores the directory of one worker. The application's files must not go back.

@@ -63,7 +63,7 @@ fn killed_at_each_call(v: Variant) {
 
 /// Kills the daemon at the N-th call of an operation, and looks at what is left; `false`: there were fewer calls.
 fn killed_at(v: Variant, root: &Path, operation: &Operation, nth: u32) -> bool {
-    let mut mount = Mount::start(root, &MountOpts::new(v.io));
+    let mut mount = Mount::start(root, &MountOpts::new(v.io).packing());
     let mut states: Vec<(u64, Tree)> = Vec::new();
     for script in [BEFORE, BETWEEN] {
         sh(root, script);

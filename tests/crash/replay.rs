@@ -43,7 +43,7 @@ fn reordered(v: Variant) {
     let states = count("CKPTFS_STATES", STATES, STATES_LONG);
     let host = Host::new();
     let image = host.format(v.fs, "recorded.img");
-    let mut opts = MountOpts::new(v.io);
+    let mut opts = MountOpts::new(v.io).packing();
     prepare(&host, v, &image);
     let pristine = host.file("pristine.img");
     succeeds(tool("cp", &["--reflink=always"]).arg(&image).arg(&pristine), 60);

@@ -511,7 +511,7 @@ impl World {
         }
         self.check_views()?;
         self.check_status()?;
-        self.mount_again(false, false, false)?;
+        self.mount_again(false, false, true)?;
         self.check_views()?;
         self.check_live()?;
         self.check_status()?;

@@ -28,7 +28,7 @@
 //! ```text
 //! journal/00000001, 00000002, ...   segments, 8 MiB of preallocated zeros each, where the filesystem can do that
 //! journal/new-NNNNNNNN              a segment that is being made
-//! journal/00000001.pack             a packed segment, in place of 00000001
+//! journal/packs/00000001            a packed segment, in place of 00000001
 //! journal/torn-NNNNNNNN-OFFSET      what followed a torn end, kept for people
 //!
 //! segment   "ckptjrnl", u32 version = 1, u32 number, 16 B store id, 32 B hash of these 32 bytes; then frames to the end

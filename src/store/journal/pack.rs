@@ -14,7 +14,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use blake3::Hash;
 use rustix::fs::OFlags;
@@ -39,9 +39,21 @@ const BODY_MAX: usize = 32 << 20;
 /// Zstandard's level: a segment takes a tenth of a second of an idle thread.
 const LEVEL: i32 = 9;
 
+/// The directory of the packs, in that of the journal.
+const DIR: &str = "packs";
+
 /// The file name of a pack.
 pub(super) fn file_name(number: u32) -> String {
-    format!("{number:08}.pack")
+    format!("{number:08}")
+}
+
+/// The directory of the packs; `None`: there is none.
+pub(super) fn dir(journal: impl AsFd) -> StoreResult<Option<OwnedFd>> {
+    match at::open_dir(journal, DIR) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(StoreError::io("open", "journal/packs")(error)),
+    }
 }
 
 /// A pack, in memory.
@@ -69,7 +81,8 @@ struct Item {
 
 impl Pack {
     /// Opens and reads a pack; `None`: there is none. Fails with `JournalDamaged` at offset 0 if it is not that of this segment of this store, or not whole.
-    pub fn open(dir: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Option<Pack>> {
+    pub fn open(journal: impl AsFd, identity: &Identity, number: u32) -> StoreResult<Option<Pack>> {
+        let Some(dir) = dir(journal)? else { return Ok(None) };
         let name = file_name(number);
         let file = match at::open_file(dir, &name, OFlags::RDONLY) {
             Ok(file) => file,
@@ -283,15 +296,20 @@ pub(super) fn is_whole(bytes: &[u8], identity: &Identity, number: u32) -> bool {
 }
 
 /// Puts a pack in the place of what the segment was, which goes. Durable on return. Nothing has changed if this fails.
-pub(super) fn put(dir: impl AsFd, identity: &Identity, number: u32, bytes: &[u8]) -> StoreResult<()> {
-    let (dir, name) = (dir.as_fd(), file_name(number));
+pub(super) fn put(journal: impl AsFd, identity: &Identity, number: u32, bytes: &[u8]) -> StoreResult<()> {
+    let (journal, name) = (journal.as_fd(), file_name(number));
+    if at::make_dir(journal, DIR).map_err(StoreError::io("make", "journal/packs"))? {
+        // A new directory comes to the disk with the one that it is in.
+        super::segment::sync_names(journal).map_err(StoreError::io("sync", "journal"))?;
+    }
+    let dir = &dir(journal)?.ok_or(StoreError::NotAStore)?;
     let unfinished = format!("{name}.new");
     let made = (|| -> io::Result<bool> {
-        let mut file = at::open_file(dir, &unfinished, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
+        let file = at::open_file(dir, &unfinished, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
         sys::write_all_at(&file, bytes, 0)?;
         sys::fsync(&file)?;
         // What is about to be removed is not needed only if this one can be read.
-        if !is_whole(&read(&mut file)?, identity, number) {
+        if !is_whole(&read(&file)?, identity, number) {
             return Ok(false);
         }
         at::rename(dir, &unfinished, &name)?;
@@ -302,16 +320,16 @@ pub(super) fn put(dir: impl AsFd, identity: &Identity, number: u32, bytes: &[u8]
         let _ = at::remove_tree(dir, unfinished.as_bytes());
     }
     match made {
-        Ok(true) => remove_raw(dir, number),
+        Ok(true) => remove_raw(journal, number),
         Ok(false) => Err(StoreError::JournalDamaged { segment: number, offset: 0 }),
         Err(error) => Err(StoreError::io("write the journal's segment", name)(error)),
     }
 }
 
 /// Removes the segment of which there is a pack.
-pub(super) fn remove_raw(dir: impl AsFd, number: u32) -> StoreResult<()> {
+pub(super) fn remove_raw(journal: impl AsFd, number: u32) -> StoreResult<()> {
     let name = super::segment::file_name(number);
-    at::remove_tree(dir, name.as_bytes()).map_err(StoreError::io("remove the journal's segment", name))
+    at::remove_tree(journal, name.as_bytes()).map_err(StoreError::io("remove the journal's segment", name))
 }
 
 fn read(file: &File) -> io::Result<Vec<u8>> {

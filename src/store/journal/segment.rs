@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
@@ -32,18 +32,19 @@ pub(super) fn file_name(number: u32) -> String {
 
 /// Numbers of the segments there are, in order, and of those that are packed. Files with other names are not ours to judge.
 pub(super) fn list(dir: impl AsFd) -> StoreResult<(Vec<u32>, Vec<u32>)> {
-    let names = at::names(dir).map_err(StoreError::io("list", "journal"))?;
-    let named = |of: fn(u32) -> String| {
-        let number = |name: &Vec<u8>| {
-            let number = std::str::from_utf8(name.get(..8)?).ok()?.parse().ok()?;
-            (number > 0 && of(number).as_bytes() == name).then_some(number)
+    let numbers = |dir: BorrowedFd<'_>| -> StoreResult<Vec<u32>> {
+        let names = at::names(dir).map_err(StoreError::io("list", "journal"))?;
+        let number = |name: Vec<u8>| {
+            let text = String::from_utf8(name).ok()?;
+            let number = text.parse().ok()?;
+            (file_name(number) == text && number > 0).then_some(number)
         };
-        let mut numbers: Vec<u32> = names.iter().filter_map(number).collect();
+        let mut numbers: Vec<u32> = names.into_iter().filter_map(number).collect();
         numbers.sort_unstable();
-        numbers
+        Ok(numbers)
     };
-    let packed = named(pack::file_name);
-    let mut all = [named(file_name), packed.clone()].concat();
+    let packed = pack::dir(dir.as_fd())?.map(|packs| numbers(packs.as_fd())).transpose()?.unwrap_or_default();
+    let mut all = [numbers(dir.as_fd())?, packed.clone()].concat();
     all.sort_unstable();
     all.dedup();
     Ok((all, packed))
@@ -86,7 +87,7 @@ pub(super) fn make(dir: impl AsFd, identity: &Identity, number: u32, bytes: u32)
         sys::write_all_at(&file, &header(identity, number), 0)?;
         sys::fsync(&file)?;
         at::rename(dir, &unfinished, &name)?;
-        at::sync_dir(dir)?;
+        sync_names(dir)?;
         Ok(file)
     })();
     made.map_err(|error| {
@@ -94,6 +95,12 @@ pub(super) fn make(dir: impl AsFd, identity: &Identity, number: u32, bytes: u32)
         let _ = rustix::fs::unlinkat(dir, &unfinished, rustix::fs::AtFlags::empty());
         StoreError::io("make the journal's segment", name)(error)
     })
+}
+
+/// Brings new names in the journal's directory to the disk. To sync it alone brings a new tail file there before other changes of that moment, on btrfs: the
+/// witness would be there, and not the tree.
+pub(super) fn sync_names(dir: BorrowedFd<'_>) -> io::Result<()> {
+    if sys::statfs_fd(dir).is_ok_and(|info| sys::fs_name(info.fs_type) == "btrfs") { Ok(sys::syncfs(dir)?) } else { at::sync_dir(dir) }
 }
 
 /// Takes space that reads as zeros; on a filesystem that is nearly full, as much as there is. Where the filesystem cannot, the segment simply grows

@@ -627,7 +627,7 @@ fn a_packed_segment_is_read_as_it_was() {
     let (journal, _) = bench.open();
     let places: Vec<Address> = (1..=60).map(|n| journal.append(&[large(n, 600)]).unwrap()[0]).collect();
     pack_all(&journal, |_| Verdict::Keep);
-    assert!(!bench.segment(1).exists() && bench.journal().join("00000001.pack").exists());
+    assert!(!bench.segment(1).exists() && bench.journal().join("packs/00000001").exists());
     let look = |journal: &Journal| {
         let found: Vec<(Address, u64)> =
             journal.scan(journal.start(), None).map(Result::unwrap).filter_map(|(at, record)| Some((at, number_of(&record)?))).collect();
@@ -639,7 +639,7 @@ fn a_packed_segment_is_read_as_it_was() {
     drop(journal);
     // What a crash leaves beside a pack goes.
     fs::write(bench.segment(1), "old").unwrap();
-    fs::write(bench.journal().join("00000002.pack.new"), "half").unwrap();
+    fs::write(bench.journal().join("packs/00000002.new"), "half").unwrap();
     let (journal, opening) = bench.open();
     assert!(!opening.torn && !bench.segment(1).exists());
     look(&journal);
@@ -655,13 +655,13 @@ fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
     let bench = Bench::new();
     let (journal, _) = bench.open();
     let places: Vec<Address> = (1..=60).map(|n| journal.append(&[large(n, 600)]).unwrap()[0]).collect();
-    pack_all(&journal, |n| if n % 3 == 0 { Verdict::LeaveOut } else { Verdict::Keep });
+    pack_all(&journal, |n| if n.is_multiple_of(3) { Verdict::LeaveOut } else { Verdict::Keep });
     let left: Vec<u64> = (1..=60).filter(|n| n % 3 != 0).collect();
     assert_eq!(numbers(&journal), left);
     assert_eq!(journal.read_if_needed(places[2]).unwrap(), None);
     assert!(matches!(journal.read(places[2]), Err(StoreError::JournalDamaged { .. })));
     // Again, with less: gaps become one, and what was made less stays so.
-    let shorter = |n: u64| if n % 2 == 0 { Verdict::Less(large(n, 5)) } else { Verdict::LeaveOut };
+    let shorter = |n: u64| if n.is_multiple_of(2) { Verdict::Less(large(n, 5)) } else { Verdict::LeaveOut };
     pack_all(&journal, |n| if n < 50 { shorter(n) } else { Verdict::Keep });
     pack_all(&journal, |_| Verdict::Keep);
     drop(journal);
@@ -672,8 +672,8 @@ fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
     [2, 4, 6].into_iter().for_each(|nth| assert_eq!(journal.read_if_needed(places[nth]).unwrap(), None, "{nth}"));
     drop(journal);
     assert!(Journal::open_to_check(&bench.layout).unwrap().2.is_none());
-    let sizes = fs::read_dir(bench.journal()).unwrap().map(Result::unwrap).filter(|entry| entry.file_name().to_string_lossy().ends_with(".pack"));
-    assert!(sizes.map(|entry| entry.metadata().unwrap().len()).sum::<u64>() < 4000);
+    let packs = fs::read_dir(bench.journal().join("packs")).unwrap().map(Result::unwrap);
+    assert!(packs.map(|entry| entry.metadata().unwrap().len()).sum::<u64>() < 4000);
 }
 
 #[test]
@@ -681,11 +681,11 @@ fn a_damaged_or_missing_pack_is_told() {
     let bench = Bench::new();
     let (journal, _) = bench.open();
     (1..=60).for_each(|n| drop(journal.append(&[large(n, 600)]).unwrap()));
-    pack_all(&journal, |n| if n % 2 == 0 { Verdict::LeaveOut } else { Verdict::Keep });
+    pack_all(&journal, |n| if n.is_multiple_of(2) { Verdict::LeaveOut } else { Verdict::Keep });
     let last = journal.closed().unwrap().len() as u32;
     drop(journal);
     for number in 1..=last {
-        let path = bench.journal().join(format!("{number:08}.pack"));
+        let path = bench.journal().join(format!("packs/{number:08}"));
         let whole = fs::read(&path).unwrap();
         let found = || Journal::open_to_check(&bench.layout).unwrap().2;
         for at in (0..whole.len() as u64).step_by(1 + whole.len() / 40) {
@@ -701,6 +701,6 @@ fn a_damaged_or_missing_pack_is_told() {
         assert!(found().is_none());
     }
     // That of another segment is not this one's.
-    fs::copy(bench.journal().join("00000001.pack"), bench.journal().join("00000002.pack")).unwrap();
+    fs::copy(bench.journal().join("packs/00000001"), bench.journal().join("packs/00000002")).unwrap();
     assert!(Journal::open_to_check(&bench.layout).unwrap().2.is_some());
 }
