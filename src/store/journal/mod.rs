@@ -284,7 +284,7 @@ impl Journal {
     ///
     /// Errors: a failed sync latches the journal: it is not known what is on disk, and never will be. A next segment that cannot be made is no error.
     pub fn sync(&self) -> StoreResult<()> {
-        let _syncing = self.syncing.lock();
+        let syncing = self.syncing.lock();
         let (files, seq, end, tails) = {
             let mut writer = self.writer.lock();
             self.check_latch()?;
@@ -310,6 +310,7 @@ impl Journal {
         if !stay.is_empty() {
             self.writer.lock().tail.keep(stay);
         }
+        drop(syncing);
         if end.offset > self.segment_bytes / 2 {
             let next = end.segment.saturating_add(1);
             if let Err(error) = self.segment_for_writing(next) {

@@ -21,7 +21,7 @@ use rustix::fs::OFlags;
 
 use super::frame::{Gap, Header, Link, OVERHEAD, Seen};
 use super::segment::SEGMENT_HEADER;
-use super::{Identity, codec};
+use super::{Identity, SEGMENT_BYTES, codec};
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;
@@ -34,9 +34,9 @@ const VERSION: u32 = 1;
 const PREFIX: usize = 8 + 4 + 4 + 16 + 4 + LINK + LINK + 4;
 const LINK: usize = 8 + 32;
 const HASH: usize = 32;
-/// Most bytes of a body: what a segment holds takes no more.
-const BODY_MAX: usize = 32 << 20;
-/// Zstandard's level: a segment takes a tenth of a second of an idle thread.
+/// Most bytes of a body: a frame takes less in it than in a segment.
+const BODY_MAX: usize = SEGMENT_BYTES as usize;
+/// Zstandard's level.
 const LEVEL: i32 = 9;
 
 /// The directory of the packs, in that of the journal.
@@ -104,11 +104,11 @@ impl Pack {
         let (first, rest) = take_link(rest)?;
         let (last, rest) = take_link(rest)?;
         let body_len = u32::from_le_bytes(rest.try_into().ok()?) as usize;
-        if body_len > BODY_MAX {
+        let end = u32::from_le_bytes(*end);
+        if body_len > BODY_MAX || end > SEGMENT_BYTES {
             return None;
         }
         let body = zstd::bulk::decompress(body, body_len).ok().filter(|body| body.len() == body_len)?;
-        let end = u32::from_le_bytes(*end);
         let mut pack = Pack { first, last, end, items: Vec::new(), bytes: Vec::new() };
         pack.unfold(&body, &identity.key)?;
         pack.items.shrink_to_fit();
@@ -145,7 +145,7 @@ impl Pack {
                 self.bytes.extend_from_slice(payload);
                 Item { at, end: at.checked_add(total)?, kind, changed, durable, link: Link { seq, hash }, payload: from..self.bytes.len() }
             };
-            if item.end < at.checked_add(OVERHEAD as u32)? {
+            if item.end < at.checked_add(OVERHEAD as u32)? || item.end > self.end {
                 return None;
             }
             (at, link) = (item.end, item.link);

@@ -41,7 +41,10 @@ impl Journal {
     ///
     /// Errors: those of [`Journal::append`].
     pub fn close_segment(&self, bytes: u32) -> StoreResult<()> {
-        if self.position().offset > bytes.max(SEGMENT_HEADER) {
+        let end = self.position();
+        if end.offset > bytes.max(SEGMENT_HEADER) {
+            // Before anybody is kept from appending: on btrfs it syncs the filesystem.
+            self.segment_for_writing(end.segment.saturating_add(1))?;
             self.append_to(&[Record::Moved { places: Vec::new() }], true)?;
         }
         Ok(())

@@ -43,8 +43,10 @@ pub(super) fn list(dir: impl AsFd) -> StoreResult<(Vec<u32>, Vec<u32>)> {
         numbers.sort_unstable();
         Ok(numbers)
     };
+    // In this order: one that is packed meanwhile is in one of the two.
+    let mut all = numbers(dir.as_fd())?;
     let packed = pack::dir(dir.as_fd())?.map(|packs| numbers(packs.as_fd())).transpose()?.unwrap_or_default();
-    let mut all = [numbers(dir.as_fd())?, packed.clone()].concat();
+    all.extend(&packed);
     all.sort_unstable();
     all.dedup();
     Ok((all, packed))
