@@ -33,7 +33,7 @@ fn a_number_that_is_used_again_is_another_process(v: Variant) {
     if fs::read_to_string(last).ok().and_then(|number| fs::write(last, number).ok()).is_none() {
         return skip("the next process number cannot be chosen here");
     }
-    let stage = Stage::start(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
+    let stage = Stage::start_alone(v, |dir| drop(sh(dir, "echo a > a; echo b > b")));
     stage.rig.mount.checkpoint();
     let mut first = stage.begins("first");
     first.does("add('a', 1)");

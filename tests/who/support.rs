@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -21,6 +22,15 @@ pub struct Stage {
     // In the order in which they must be dropped.
     pub rig: Rig,
     bin: TempDir,
+    _numbers: Numbers,
+}
+
+/// Process numbers are the whole machine's: a test that has one given away again has no other beside it, whose processes would get used ones too.
+static NUMBERS: RwLock<()> = RwLock::new(());
+
+enum Numbers {
+    AsTheyCome { _guard: RwLockReadGuard<'static, ()> },
+    Chosen { _guard: RwLockWriteGuard<'static, ()> },
 }
 
 /// Path -> names of those who changed it; "others" where there were too many, nobody where that is not known.
@@ -49,7 +59,13 @@ impl Stage {
     }
 
     pub fn of(rig: Rig) -> Stage {
-        Stage { rig, bin: scratch() }
+        Stage { rig, bin: scratch(), _numbers: Numbers::AsTheyCome { _guard: NUMBERS.read().unwrap_or_else(PoisonError::into_inner) } }
+    }
+
+    /// As [`Stage::start`], with no other stage beside it: for a test that chooses process numbers.
+    pub fn start_alone(variant: Variant, fill: impl FnOnce(&Path)) -> Stage {
+        let numbers = Numbers::Chosen { _guard: NUMBERS.write().unwrap_or_else(PoisonError::into_inner) };
+        Stage { rig: variant.start_with(crate::common::MountOpts::new(variant.io), fill), bin: scratch(), _numbers: numbers }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

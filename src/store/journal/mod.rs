@@ -178,6 +178,18 @@ struct Writer {
     tail: Tail,
 }
 
+/// What a sync brings to the disk.
+struct Appended {
+    /// Segments that end before `file`.
+    closed: Vec<Arc<File>>,
+    file: Option<Arc<File>>,
+    /// The last frame.
+    seq: u64,
+    end: Address,
+    /// Tail files that are not needed then.
+    tails: Vec<String>,
+}
+
 impl Journal {
     /// Opens the journal of a store: finds its end and, unless the store is read-only, repairs a torn one and makes all that was found durable.
     ///
@@ -285,31 +297,15 @@ impl Journal {
     /// Errors: a failed sync latches the journal: it is not known what is on disk, and never will be. A next segment that cannot be made is no error.
     pub fn sync(&self) -> StoreResult<()> {
         let syncing = self.syncing.lock();
-        let (files, seq, end, tails) = {
-            let mut writer = self.writer.lock();
-            self.check_latch()?;
-            if writer.durable == writer.link.seq {
-                return Ok(());
-            }
-            let files: Vec<_> = writer.unsynced.iter().chain(&writer.file).cloned().collect();
-            let end = writer.end;
-            (files, writer.link.seq, end, writer.tail.turn(end))
-        };
-        for file in &files {
+        let Some(appended) = self.appended()? else { return Ok(()) };
+        for file in appended.closed.iter().chain(&appended.file) {
             if let Err(errno) = sys::fdatasync(&**file) {
                 self.latch();
                 return Err(StoreError::io("sync", "the journal")(errno));
             }
         }
-        {
-            let mut writer = self.writer.lock();
-            writer.durable = writer.durable.max(seq);
-            writer.unsynced.retain(|file| !files.iter().any(|synced| Arc::ptr_eq(synced, file)));
-        }
-        let stay = tail::remove(&self.dir, tails);
-        if !stay.is_empty() {
-            self.writer.lock().tail.keep(stay);
-        }
+        let end = appended.end;
+        self.synced(appended);
         drop(syncing);
         if end.offset > self.segment_bytes / 2 {
             let next = end.segment.saturating_add(1);
@@ -318,6 +314,31 @@ impl Journal {
             }
         }
         Ok(())
+    }
+
+    /// What is to be synced now; `None` if all is on the disk.
+    fn appended(&self) -> StoreResult<Option<Appended>> {
+        let mut writer = self.writer.lock();
+        self.check_latch()?;
+        if writer.durable == writer.link.seq {
+            return Ok(None);
+        }
+        let end = writer.end;
+        let tails = writer.tail.turn(end);
+        Ok(Some(Appended { closed: writer.unsynced.clone(), file: writer.file.clone(), seq: writer.link.seq, end, tails }))
+    }
+
+    /// That is on the disk. A segment that was closed since has frames that are not, so it stays to be synced.
+    fn synced(&self, appended: Appended) {
+        {
+            let mut writer = self.writer.lock();
+            writer.durable = writer.durable.max(appended.seq);
+            writer.unsynced.retain(|file| !appended.closed.iter().any(|synced| Arc::ptr_eq(synced, file)));
+        }
+        let stay = tail::remove(&self.dir, appended.tails);
+        if !stay.is_empty() {
+            self.writer.lock().tail.keep(stay);
+        }
     }
 
     /// Where the next frame goes. Everything before it was appended.

@@ -252,8 +252,7 @@ impl Search<'_> {
             let size = file.metadata()?.len().min(SURVEY_BYTES_MAX).saturating_sub(u64::from(offset));
             let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
             let filled = segment::read_up_to(&file, &mut bytes, u64::from(offset))?;
-            let used = bytes.get(..filled).unwrap_or_default().iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
-            bytes.truncate(used);
+            bytes.truncate(used(bytes.get(..filled).unwrap_or_default()));
             Ok(bytes)
         };
         read().map_err(StoreError::io("read the journal's segment", &name))
@@ -320,6 +319,13 @@ impl Search<'_> {
     }
 }
 
+/// How many bytes there are up to the last that is not zero. Most of a segment are zeros that were made ahead: they are compared a sector at a time.
+fn used(bytes: &[u8]) -> usize {
+    let sector = bytes.chunks(SECTOR).rposition(|sector| ![0; SECTOR].starts_with(sector)).unwrap_or(0);
+    let rest = bytes.get(..bytes.len().min((sector + 1) * SECTOR)).unwrap_or_default();
+    rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+}
+
 /// Whether a power cut lost a part of the broken frame at the beginning of these bytes, which stand at `offset` of a file: some sector holds only zeros
 /// where the frame should be. It reaches to the next whole frame, at `gap`; if there is none, as far as its own header says.
 fn has_lost_sector(bytes: &[u8], gap: Option<usize>, offset: u32) -> bool {
@@ -335,4 +341,21 @@ fn has_lost_sector(bytes: &[u8], gap: Option<usize>, offset: u32) -> bool {
         from = to;
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_byte_that_is_not_zero_is_found_wherever_it_is() {
+        for size in [0, 1, SECTOR - 1, SECTOR, SECTOR + 1, 3 * SECTOR] {
+            assert_eq!(used(&vec![0; size]), 0);
+            for at in 0..size {
+                let mut bytes = vec![0; size];
+                bytes[at] = 1;
+                assert_eq!(used(&bytes), at + 1, "of {size}");
+            }
+        }
+    }
 }

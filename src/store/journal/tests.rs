@@ -399,6 +399,24 @@ fn a_failed_sync_latches() {
     assert!(matches!(journal.append(&[record(2)]), Err(StoreError::Latched)));
 }
 
+/// Its last frames came after the sync had begun.
+#[test]
+fn what_is_closed_during_a_sync_is_in_the_next() {
+    let bench = Bench::new();
+    let (journal, _) = bench.open();
+    journal.append(&[record(1)]).unwrap();
+    let syncing = journal.appended().unwrap().unwrap();
+    let first = syncing.file.clone().unwrap();
+    while journal.position().segment == 1 {
+        journal.append(&[large(2, 500)]).unwrap();
+    }
+    journal.synced(syncing);
+    let next = journal.appended().unwrap().unwrap();
+    assert!(next.closed.iter().any(|file| Arc::ptr_eq(file, &first)), "the second sync is not of the first segment");
+    journal.synced(next);
+    assert!(journal.appended().unwrap().is_none() && journal.writer.lock().unsynced.is_empty());
+}
+
 #[test]
 fn a_segment_that_cannot_be_made_fails_that_append_only() {
     let bench = Bench::new();
