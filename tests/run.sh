@@ -13,7 +13,7 @@ export LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=1
 
 # Limits in seconds, and threads, by stage. Each can be set from outside: BOUND_model=900.
 # volumes has one thread: some of its tests copy the table of mounts into a namespace, and a volume of another test is then in use there for a moment.
-: "${BOUND_TOTAL:=3300}"
+: "${BOUND_TOTAL:=4500}"
 : "${BOUND_deps:=600}" "${BOUND_tools:=900}" "${BOUND_fmt:=60}" "${BOUND_clippy:=900}" "${BOUND_doc:=600}" "${BOUND_core:=600}"
 : "${BOUND_build:=1500}" "${BOUND_unit:=600}" "${BOUND_tidy:=120}" "${BOUND_harness:=180}" "${BOUND_mounted:=480}"
 : "${BOUND_model:=420}" "${BOUND_cut:=420}" "${BOUND_apps:=600}" "${BOUND_cli:=240}" "${BOUND_posix:=1200}" "${BOUND_counts:=420}"
