@@ -140,10 +140,14 @@ impl Comparison<'_> {
     /// # Errors
     /// As [`Comparison::all`].
     pub fn paired(&self, found: Vec<Differs>) -> SysResult<Vec<Differs>> {
-        let mut found = pair_renames(found, |old, new, kind| {
-            let (from, to) = (Child { slot: old.slot, kind }, Child { slot: new.slot, kind });
-            Ok(self.changed(from, to, old, new)? != Verdict::Same)
-        })?;
+        let mut found = pair_renames(
+            found,
+            |old, new| self.is_one_inode(old, new),
+            |old, new, kind| {
+                let (from, to) = (Child { slot: old.slot, kind }, Child { slot: new.slot, kind });
+                Ok(self.changed(from, to, old, new)? != Verdict::Same)
+            },
+        )?;
         found.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(found)
     }
@@ -264,6 +268,16 @@ impl Comparison<'_> {
         Ok(both.flat_map(|known| known.names.into_iter().map(|(name, _)| name).chain(known.unknown)).collect())
     }
 
+    /// Whether what has one number in both states is one inode: while nothing is mounted, a number can be given away. Where no birth is known, it is.
+    fn is_one_inode(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<bool> {
+        if !self.touched.nodes.contains(&from.slot) {
+            return Ok(true);
+        }
+        let before = told(&self.from, self.from.attr(from))?.and_then(|attr| attr.stat.btime);
+        let after = told(&self.to, there(self.to.attr(to).map(Some)))?.flatten().and_then(|attr| attr.stat.btime);
+        Ok(before.zip(after).is_none_or(|(before, after)| before == after))
+    }
+
     /// Whether two inodes of one kind differ in content, attributes or extended attributes.
     fn changed(&self, old: Child, new: Child, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<Verdict> {
         let same_inode = old.slot == new.slot;
@@ -334,16 +348,24 @@ pub fn same_content((from, old): (&View<'_>, &Arc<Trail>), (to, new): (&View<'_>
     }
 }
 
-/// Finds inodes that were deleted at one path and added at another: renames. What only moved along with its directory is left out, unless it
-/// has `changed` besides.
-fn pair_renames(found: Vec<Differs>, changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>) -> SysResult<Vec<Differs>> {
+/// Finds inodes that were deleted at one path and added at another, and are one by `is_one`: renames. What only moved along with its directory is left
+/// out, unless it has `changed` besides.
+fn pair_renames(
+    found: Vec<Differs>,
+    is_one: impl Fn(&Arc<Trail>, &Arc<Trail>) -> SysResult<bool>,
+    changed: impl Fn(&Arc<Trail>, &Arc<Trail>, Kind) -> SysResult<bool>,
+) -> SysResult<Vec<Differs>> {
     let mut gone: HashMap<(Slot, Kind), Vec<usize>> = HashMap::new();
     for (index, item) in found.iter().enumerate().filter(|(_, item)| item.how == Difference::Deleted) {
         gone.entry((item.slot, item.kind)).or_default().push(index);
     }
     let mut from_of: HashMap<usize, usize> = HashMap::new();
     for (index, item) in found.iter().enumerate().filter(|(_, item)| item.how == Difference::Added) {
-        if let Some(from) = gone.get_mut(&(item.slot, item.kind)).and_then(Vec::pop) {
+        let Some(candidates) = gone.get_mut(&(item.slot, item.kind)) else { continue };
+        let Some(from) = candidates.last().copied() else { continue };
+        let both = found.get(from).and_then(|from| from.old.as_ref()).zip(item.new.as_ref());
+        if both.map_or(Ok(true), |(old, new)| is_one(old, new))? {
+            candidates.pop();
             from_of.insert(index, from);
         }
     }

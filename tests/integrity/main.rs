@@ -9,6 +9,7 @@ mod audit;
 mod behind;
 mod flips;
 mod fsck;
+mod numbers;
 mod sealer;
 mod story;
 mod untold;
