@@ -363,20 +363,10 @@ impl Engine {
     /// Removes the directories of these epochs in which nothing is left; never that of the open one.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
         for epoch in epochs.range(..self.timeline().epoch()) {
-            self.forget_gone(*epoch);
             if let Err(error) = self.timeline().store().layers.remove_epoch_if_empty(*epoch) {
                 tracing::debug!(%error, "an empty layer was not removed");
             }
         }
-    }
-}
-
-impl Engine {
-    /// No content leads any more to what an epoch has lost. Best effort: who follows finds nothing there.
-    fn forget_gone(&self, epoch: Epoch) {
-        let (Ok((sealed, _)), Ok(there)) = (self.timeline().sealed(epoch), self.timeline().store().layers.list(epoch)) else { return };
-        let gone: Vec<_> = sealed.into_iter().filter(|sealed| there.binary_search(&sealed.object).is_err()).collect();
-        self.timeline().forget_contents(&gone);
     }
 }
 

@@ -51,7 +51,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use api::{VerbError, VerbResult};
 use durable::sync_checkpoints;
@@ -59,7 +58,7 @@ use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
-pub use crate::live::SealMode;
+pub use crate::live::{Keep, SealMode};
 use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
@@ -128,38 +127,6 @@ impl Config {
             snapdir_mode: None,
             auto: auto::AutoConfig::default(),
             hooks: None,
-        }
-    }
-}
-
-/// How much content an unmount keeps, for it may be changed while nothing is mounted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Keep {
-    /// What can be cloned in two seconds.
-    #[default]
-    Some,
-    /// Nothing.
-    None,
-    /// All that a checkpoint shows and only the tree has, as long as that takes.
-    All,
-}
-
-impl Keep {
-    fn named(word: &str) -> Option<Keep> {
-        match word {
-            "some" => Some(Keep::Some),
-            "none" => Some(Keep::None),
-            "all" => Some(Keep::All),
-            _ => None,
-        }
-    }
-
-    fn time(self) -> Duration {
-        match self {
-            Keep::Some => Duration::from_secs(2),
-            Keep::None => Duration::ZERO,
-            Keep::All => Duration::from_secs(24 * 3600),
         }
     }
 }
@@ -464,7 +431,7 @@ impl Engine {
         self.timeline().stop();
         let asked = *self.keep.lock();
         let keep = asked.or_else(|| Keep::named(self.settings().text("umount.keep")?)).unwrap_or_default();
-        match self.live.write_baseline(keep.time()) {
+        match self.live.write_baseline(keep) {
             Ok(0) => {}
             Ok(files) => {
                 tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints")

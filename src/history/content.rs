@@ -6,13 +6,15 @@
 use std::collections::HashMap;
 
 use super::timeline::{Inner, Timeline, fault};
+use crate::store::Address;
 use crate::store::ids::{Epoch, ObjectId};
 use crate::store::record::Sealed;
-use crate::store::{Address, Batch};
 use crate::sys::SysResult;
 
-/// Objects with the same content that a look-up gives at most.
+/// Objects with the same content that a look-up gives at most, ...
 const SAME_MAX: usize = 16;
+/// ... and of how many it looks whether they are there.
+const LOOKED_MAX: usize = 256;
 
 /// Hashes that the index does not have yet.
 #[derive(Debug, Default)]
@@ -43,37 +45,26 @@ impl Inner {
 }
 
 impl Timeline {
-    /// Other objects that may hold the same as this one, oldest first.
+    /// Other objects that are there and may hold the same as this one, oldest first.
     ///
     /// # Errors
     /// EIO if the index cannot be read.
     pub fn same_content(&self, sealed: &Sealed) -> SysResult<Vec<ObjectId>> {
-        let mut found = self.store.index.contents(&sealed.hash, SAME_MAX).map_err(fault)?;
-        if let Some(later) = self.inner.read().contents.0.get(&sealed.hash) {
-            found.extend(later.iter().take(SAME_MAX).map(|(_, object, size)| (*object, *size)));
+        let (mut objects, mut looked) = (Vec::new(), 0);
+        let mut take = |object: ObjectId, size: u64| {
+            let is_there = || matches!(self.store.layers.stat(object), Ok(Some(_)));
+            if size == sealed.size && object != sealed.object && is_there() {
+                objects.push(object);
+            }
+            looked += 1;
+            objects.len() < SAME_MAX && looked < LOOKED_MAX
+        };
+        let later = self.inner.read().contents.0.get(&sealed.hash).cloned().unwrap_or_default();
+        if later.into_iter().all(|(_, object, size)| take(object, size)) {
+            self.store.index.each_content(&sealed.hash, take).map_err(fault)?;
         }
-        found.retain(|(object, size)| *size == sealed.size && *object != sealed.object);
-        let mut objects: Vec<ObjectId> = found.into_iter().map(|(object, _)| object).collect();
         objects.sort_unstable();
         objects.dedup();
         Ok(objects)
-    }
-
-    /// These objects are gone: no content leads to them any more. Best effort, for who follows finds nothing there.
-    pub fn forget_contents(&self, gone: &[Sealed]) {
-        {
-            let mut inner = self.inner.write();
-            for sealed in gone {
-                if let Some(known) = inner.contents.0.get_mut(&sealed.hash) {
-                    known.retain(|(_, object, _)| *object != sealed.object);
-                }
-            }
-        }
-        for mut piece in Batch::forget(gone).pieces(super::indexer::PIECE_KEYS_MAX) {
-            if let Err(error) = self.store.index.apply(&mut piece) {
-                tracing::debug!(%error, "objects that are gone stay in the index of contents");
-                return;
-            }
-        }
     }
 }

@@ -310,7 +310,7 @@ impl Timeline {
     pub(super) fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
         while let Some((id, end)) = self.oldest_sealed() {
-            let mut batch = Batch::new();
+            let mut batch = Batch::after(index.last_checkpoint()?);
             self.wake.calls(Some(Instant::now()));
             for frame in self.store.journal.scan(index.applied()?, None) {
                 let (address, record) = frame?;

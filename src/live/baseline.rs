@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::Live;
 use super::ahead::is_same;
-use super::kept::Keeper;
+use super::kept::{Keep, Keeper};
 use super::nodes::generation_of;
 use crate::history::ahead::AheadNode;
 use crate::history::present::Trail;
@@ -47,7 +47,7 @@ impl Live {
     ///
     /// # Errors
     /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
-    pub fn write_baseline(&self, keep: Duration) -> SysResult<u64> {
+    pub fn write_baseline(&self, keep: Keep) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         Baseline::remove(layout).map_err(errno)?;
         self.write_whole_baseline(keep).inspect_err(|_| {
@@ -57,13 +57,13 @@ impl Live {
         })
     }
 
-    fn write_whole_baseline(&self, keep: Duration) -> SysResult<u64> {
+    fn write_whole_baseline(&self, keep: Keep) -> SysResult<u64> {
         let store = self.timeline.store();
         // What no checkpoint shows needs no past.
         if self.timeline.stored_ids().is_empty() {
             return self.drop_kept().map(|()| 0);
         }
-        let keeper = if keep.is_zero() { self.drop_kept().map(|()| None)? } else { self.keeper(keep)? };
+        let keeper = self.keeper(keep)?;
         let began = Instant::now();
         let mut writer = Writer::new(&store.layout, store.journal.position()).map_err(errno)?;
         let root = Node {
@@ -99,7 +99,7 @@ impl Live {
             if !is_same(&sys::stat_fd(&fd)?, &was) {
                 return Err(Errno::EBUSY);
             }
-            if began.elapsed() > WRITE_MAX.saturating_add(keep) {
+            if began.elapsed() > WRITE_MAX.saturating_add(keep.time()) {
                 return Err(Errno::ETIMEDOUT);
             }
         }

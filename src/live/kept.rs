@@ -1,4 +1,5 @@
-//! Content that is kept over an absence: a clone of each file that a checkpoint shows and no layer has, in `.ckptfs/kept`.
+//! Content that is kept over an absence: a clone of each file that a checkpoint shows and no layer has, in `.ckptfs/kept`. Where files cannot share extents
+//! it is a copy, and of small files only: all copies are on the disk before the first of them counts.
 //!
 //! It is made when a daemon ends in an orderly way, beside the baseline, for as long as it may take; what differs from the baseline at the next start has its
 //! clone moved into the layer, as if it had been captured before the change. All other clones stay, and count at the next end for files that are still the
@@ -19,11 +20,48 @@ use super::nodes::generation_of;
 use crate::store::baseline::Node;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::Key;
-use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult};
+use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, Time};
 
 const NAME: &[u8] = b"kept";
+/// Bytes of one copy, and of all copies, unless all is to be kept.
+const COPY_MAX: u64 = 1 << 20;
+const COPIES_MAX: u64 = 64 << 20;
 /// Files between two looks at the free space.
 const LOOK_EVERY: usize = 256;
+
+/// How much content an unmount keeps, for it may be changed while nothing is mounted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Keep {
+    /// What can be cloned in two seconds; where nothing can be cloned, copies of small files, 64 MiB in all.
+    #[default]
+    Some,
+    /// Nothing.
+    None,
+    /// All that a checkpoint shows and only the tree has, as long as that takes.
+    All,
+}
+
+impl Keep {
+    /// By the word that the setting `umount.keep` has.
+    pub fn named(word: &str) -> Option<Keep> {
+        match word {
+            "some" => Some(Keep::Some),
+            "none" => Some(Keep::None),
+            "all" => Some(Keep::All),
+            _ => None,
+        }
+    }
+
+    /// How long it may take.
+    pub(super) fn time(self) -> Duration {
+        match self {
+            Keep::Some => Duration::from_secs(2),
+            Keep::None => Duration::ZERO,
+            Keep::All => Duration::from_secs(24 * 3600),
+        }
+    }
+}
 
 fn name_of(slot: Slot, stat: &Stat) -> String {
     format!("{:x}-{:x}", slot.0, generation_of(stat))
@@ -38,11 +76,21 @@ fn is_of(clone: &Stat, file: &Stat) -> bool {
 pub(super) struct Keeper<'a> {
     live: &'a Live,
     dir: OwnedFd,
+    how: Keep,
     until: Instant,
+    done: RefCell<Done>,
+}
+
+#[derive(Default)]
+struct Done {
     /// Clones that count.
-    used: RefCell<HashSet<Vec<u8>>>,
-    made: RefCell<usize>,
-    left_out: RefCell<u64>,
+    used: HashSet<Vec<u8>>,
+    made: usize,
+    left_out: u64,
+    /// Bytes of the copies that count.
+    copied_bytes: u64,
+    /// New copies, and the time that each gets once it is on the disk.
+    copies: Vec<(String, Time)>,
 }
 
 impl Live {
@@ -50,17 +98,16 @@ impl Live {
         sys::open_dir_at(self.timeline.store().layout.dir(), NAME)
     }
 
-    /// What keeps content for `time` at most. `None`: nothing is kept, because files cannot share extents.
-    pub(super) fn keeper(&self, time: Duration) -> SysResult<Option<Keeper<'_>>> {
-        if !self.reflink {
-            return Ok(None);
+    /// What keeps so much content. `None`: nothing is to be kept.
+    pub(super) fn keeper(&self, how: Keep) -> SysResult<Option<Keeper<'_>>> {
+        if how == Keep::None {
+            return self.drop_kept().map(|()| None);
         }
         match sys::mkdir_at(self.timeline.store().layout.dir(), NAME, 0o700) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        let (used, made, left_out) = (RefCell::default(), RefCell::default(), RefCell::default());
-        Ok(Some(Keeper { live: self, dir: self.kept_dir()?, until: Instant::now() + time, used, made, left_out }))
+        Ok(Some(Keeper { live: self, dir: self.kept_dir()?, how, until: Instant::now() + how.time(), done: RefCell::default() }))
     }
 
     /// Moves the clone of a file, as it was when it was last served, into the layer of the open epoch. `None`: there is none, or it is not needed.
@@ -124,15 +171,23 @@ impl Keeper<'_> {
         let clone = name_of(slot, stat);
         let there = sys::stat_at(&self.dir, clone.as_bytes());
         let counts = there.as_ref().is_ok_and(|there| is_of(there, stat));
-        if counts || (self.has_time() && self.make(dir, name, stat, &clone, there.is_ok()).is_ok()) {
-            self.used.borrow_mut().insert(clone.into_bytes());
+        if self.fits(stat) && (counts || (self.has_time() && self.make(dir, name, stat, &clone, there.is_ok()).is_ok())) {
+            let mut done = self.done.borrow_mut();
+            done.copied_bytes += stat.size;
+            done.used.insert(clone.into_bytes());
         } else {
-            *self.left_out.borrow_mut() += 1;
+            self.done.borrow_mut().left_out += 1;
         }
     }
 
+    /// A clone always does. A copy takes time and space.
+    fn fits(&self, stat: &Stat) -> bool {
+        let all = self.live.reflink || self.how == Keep::All;
+        all || (stat.size <= COPY_MAX && stat.size <= COPIES_MAX.saturating_sub(self.done.borrow().copied_bytes))
+    }
+
     fn has_time(&self) -> bool {
-        let made = *self.made.borrow();
+        let made = self.done.borrow().made;
         if made.is_multiple_of(LOOK_EVERY) && !self.live.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
             return false;
         }
@@ -140,7 +195,7 @@ impl Keeper<'_> {
     }
 
     fn make(&self, dir: impl AsFd, name: &Name, stat: &Stat, clone: &str, stale: bool) -> SysResult<()> {
-        *self.made.borrow_mut() += 1;
+        self.done.borrow_mut().made += 1;
         if stale {
             sys::unlink_at(&self.dir, clone.as_bytes())?;
         }
@@ -149,18 +204,36 @@ impl Keeper<'_> {
             Err(Errno::EPERM) => sys::open_file_at(&dir, name.as_bytes(), Open::READ),
             file => file,
         }?;
-        let made = sys::clone_to(&file, &self.dir, clone.as_bytes())?;
-        if is_same(&sys::stat_fd(&file)?, stat) { sys::utimens_fd(&made, SetTime::Omit, SetTime::At(stat.ctime)) } else { Err(Errno::EBUSY) }
+        self.live.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
+        if !is_same(&sys::stat_fd(&file)?, stat) {
+            return Err(Errno::EBUSY);
+        }
+        if self.live.reflink {
+            return self.set_time(clone, stat.ctime);
+        }
+        self.done.borrow_mut().copies.push((clone.to_owned(), stat.ctime));
+        Ok(())
+    }
+
+    /// From now on it counts.
+    fn set_time(&self, clone: &str, time: Time) -> SysResult<()> {
+        let made = sys::open_file_at(&self.dir, clone.as_bytes(), Open::READ)?;
+        sys::utimens_fd(&made, SetTime::Omit, SetTime::At(time))
     }
 
     /// Removes clones that count for nothing any more. Says how many files are not kept.
     pub(super) fn finish(self) -> SysResult<u64> {
-        let used = self.used.into_inner();
+        let done = self.done.take();
         for entry in sys::list_dir(&self.dir)? {
-            if !used.contains(&entry.name) {
+            if !done.used.contains(&entry.name) {
                 sys::unlink_at(&self.dir, &entry.name)?;
             }
         }
-        Ok(self.left_out.into_inner())
+        if !done.copies.is_empty() {
+            // A power cut would leave zeros in what has its size already.
+            sys::syncfs(&self.dir)?;
+        }
+        done.copies.iter().try_for_each(|(clone, time)| self.set_time(clone, *time))?;
+        Ok(done.left_out)
     }
 }

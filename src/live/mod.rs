@@ -46,7 +46,7 @@ pub use data::{Handle, HandleId, OpenFlags};
 pub use durable::TreeSync;
 pub use find::At;
 pub use hot::Cut;
-pub use kept::drop_kept;
+pub use kept::{Keep, drop_kept};
 pub use names::{Made, Make};
 pub use nodes::IoMode;
 pub use sealer::{SealMode, SealStats};

@@ -25,7 +25,7 @@ impl fmt::Debug for Slot {
 }
 
 /// A stretch of time between two checkpoints. Epoch N ends with checkpoint N; the first is 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 

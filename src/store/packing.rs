@@ -146,14 +146,14 @@ impl<'a> Judge<'a> {
             Record::Undo { epoch, undo } => {
                 less(undo, |number, item| self.needs_undo((at, number), epoch, item), |undo| Record::Undo { epoch, undo })?
             }
-            Record::Moved { places } => less(places, |number, (slot, _)| self.is_place((at, number), *slot), |places| Record::Moved { places })?,
+            Record::Moved { places } => less(places, |number, (slot, _)| self.needs_place((at, number), *slot), |places| Record::Moved { places })?,
             Record::Void { epoch, slot } => keep_if(self.told.voids.get(&(epoch, slot)).is_some_and(|stays| *stays)),
             Record::Sealed { epoch, objects, whole } => self.sealed(at, epoch, objects, whole)?,
             Record::Ahead { undo, upto, .. } => {
                 let mut stays = self.ahead.contains(&at) || upto == self.ahead_upto;
                 for (number, item) in undo.iter().enumerate() {
                     if let Undo::Home { slot, .. } = item {
-                        stays = stays || self.is_place((at, number), *slot)?;
+                        stays = stays || self.needs_place((at, number), *slot)?;
                     }
                 }
                 keep_if(stays)
@@ -186,6 +186,11 @@ impl<'a> Judge<'a> {
     /// Whether this is where an inode was seen last, of which the index still says where it is.
     fn is_place(&self, told: (Address, usize), slot: Slot) -> StoreResult<bool> {
         Ok(self.told.places.get(&slot) == Some(&told) && self.index.place(slot)?.is_some())
+    }
+
+    /// Whether the index has a place that no undo record tells, or it is the last.
+    fn needs_place(&self, told: (Address, usize), slot: Slot) -> StoreResult<bool> {
+        Ok(self.index.has_place(slot, self.epoch)? || self.is_place(told, slot)?)
     }
 
     fn needs_undo(&mut self, told: (Address, usize), epoch: Epoch, item: &Undo) -> StoreResult<bool> {

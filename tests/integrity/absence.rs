@@ -11,7 +11,7 @@ use super::common::command::sh;
 use super::common::{Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, copy_tree, for_each_variant, tree_of};
 use super::story::{Random, check};
 
-for_each_variant! { reflink => all_that_was_there_is_kept, what_is_kept_goes_with_its_checkpoints }
+for_each_variant! { all => all_that_was_there_is_kept, what_is_kept_goes_with_its_checkpoints, without_reflink_small_files_are_copied }
 for_each_variant! { all => names_and_attributes_are_always_known, an_inode_number_that_is_given_away_takes_nothing_along }
 for_each_variant! { one => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline }
 
@@ -201,6 +201,31 @@ fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     rig.mount.ok(&["delete", "--now", "--yes", "2"]);
     rig.mount.umount();
     assert_eq!((kept(), root.join(".ckptfs/baseline").exists()), (0, false), "without a checkpoint there is no past");
+}
+
+/// A clone costs nothing. Copies are made of files up to 1 MiB and no more than 64 MiB of them, unless all is to be kept.
+fn without_reflink_small_files_are_copied(v: Variant) {
+    const MANY: usize = 70;
+    let write = |root: &Path, byte: u8| {
+        fs::write(root.join("large"), vec![byte; (1 << 20) + 1]).unwrap();
+        (0..MANY).for_each(|number| fs::write(root.join(format!("small{number}")), vec![byte; 1 << 20]).unwrap());
+    };
+    let mut rig = v.start_with(MountOpts::new(v.io), |root| write(root, b'1'));
+    let root = rig.path().to_owned();
+    for (byte, keep) in [(b'1', "--keep=some"), (b'2', "--keep=all")] {
+        let id = rig.mount.checkpoint();
+        rig.mount.ok(&["umount", keep]);
+        write(&root, byte + 1);
+        rig.mount.remount();
+        let view = rig.view(id);
+        let is_kept = |name: &str| match fs::read(view.join(name)) {
+            Ok(content) => content.iter().all(|there| *there == byte) || panic!("{name} in {id} is another"),
+            Err(error) => error.raw_os_error() != Some(libc::EIO) && panic!("{name} in {id}: {error}"),
+        };
+        let small = (0..MANY).filter(|number| is_kept(&format!("small{number}"))).count();
+        let all = v.fs.has_reflink() || keep == "--keep=all";
+        assert_eq!((is_kept("large"), small), if all { (true, MANY) } else { (false, 64) }, "{keep}");
+    }
 }
 
 /// A store can be brought back from a copy, and a disk can flip bits.

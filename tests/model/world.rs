@@ -65,9 +65,6 @@ pub struct Mounted {
     pub passthrough: bool,
 }
 
-/// XFS and btrfs (`XFS_SUPER_MAGIC`, `BTRFS_SUPER_MAGIC`).
-const REFLINK: [u64; 2] = [0x5846_5342, 0x9123_683e];
-
 /// A directory, its model, and everything that is open. Without a mount it is an ordinary directory: so the model itself is tested.
 pub struct World {
     // What is open is dropped first: it keeps the mount busy.
@@ -81,8 +78,6 @@ pub struct World {
     pub snaps: Vec<Snap>,
     pub tags: u64,
     pub view_inos: HashSet<u64>,
-    /// What is changed while nothing is mounted takes no content from older checkpoints: it is kept by reflink.
-    reflink: bool,
     /// Nothing is mounted just now.
     away: bool,
 }
@@ -108,14 +103,13 @@ impl World {
             views: Default::default(),
             tags: 0,
             view_inos: HashSet::new(),
-            reflink: rustix::fs::statfs(root).is_ok_and(|info| REFLINK.contains(&(info.f_type as u64 & 0xffff_ffff))),
             away: false,
         }
     }
 
     /// Takes the mount away until something needs it.
     fn leave(&mut self) -> Result<(), String> {
-        if self.reflink && self.mounted.is_some() && !self.away {
+        if self.mounted.is_some() && !self.away {
             self.close_all();
             let Some(mounted) = &mut self.mounted else { return Ok(()) };
             mounted.client = None;

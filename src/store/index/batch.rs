@@ -9,7 +9,7 @@ use crate::store::error::{CodecError, StoreError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;
-use crate::store::record::{Actor, Kept, Key, Record, Sealed, Undo, is_tag};
+use crate::store::record::{Actor, Kept, Key, Place, Record, Undo, is_tag};
 
 /// What happens to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +49,10 @@ impl CheckpointChange {
 #[derive(Debug, Default)]
 pub struct Batch {
     pub(super) changes: BTreeMap<Vec<u8>, Change>,
-    /// Undo records, by their keys without the epoch, and that.
+    /// What goes into a run, by its key without the epoch, and that: undo records, places, objects by what they hold.
     pub(super) undo: BTreeMap<(Vec<u8>, Epoch), Change>,
+    /// The open epoch, as far as it was told.
+    open: Epoch,
     pub(super) checkpoints: BTreeMap<CheckpointId, CheckpointChange>,
     /// Where the last record begins and ends.
     pub(super) applied: Option<(Address, Address)>,
@@ -64,9 +66,14 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// An empty batch.
+    /// An empty batch, of a journal from its beginning.
     pub fn new() -> Batch {
-        Batch::default()
+        Batch::after(None)
+    }
+
+    /// An empty batch of what comes after the record of a checkpoint.
+    pub fn after(last: Option<CheckpointId>) -> Batch {
+        Batch { open: last.map_or(Epoch(1), |last| last.epoch().next()), ..Batch::default() }
     }
 
     /// Takes data records out whose `Void` came when their epoch was closed. Says nothing of how far the journal is applied.
@@ -76,21 +83,9 @@ impl Batch {
         Batch { records: undo.len(), undo, ..Batch::default() }
     }
 
-    /// Takes objects out that are not there any more: no content leads to them. Says nothing of how far the journal is applied.
-    pub fn forget<'a>(gone: impl IntoIterator<Item = &'a Sealed>) -> Batch {
-        let changes: BTreeMap<_, _> = gone.into_iter().map(|sealed| (keys::content_key(&sealed.hash, sealed.object), Change::Remove)).collect();
-        Batch { records: changes.len(), changes, ..Batch::default() }
-    }
-
     /// Takes out records of hashes that the journal has no more. Says nothing of how far it is applied.
     pub fn forget_seals(of: &[(Epoch, Address)]) -> Batch {
         let changes: BTreeMap<_, _> = of.iter().map(|(epoch, at)| (keys::seal_key(*epoch, *at), Change::Remove)).collect();
-        Batch { records: changes.len(), changes, ..Batch::default() }
-    }
-
-    /// Takes out where these inodes were seen. Says nothing of how far the journal is applied.
-    pub(super) fn forget_places(of: &[Slot]) -> Batch {
-        let changes: BTreeMap<_, _> = of.iter().map(|slot| (keys::place_key(*slot), Change::Remove)).collect();
         Batch { records: changes.len(), changes, ..Batch::default() }
     }
 
@@ -107,7 +102,7 @@ impl Batch {
 
     /// Takes what was added so far; the next records can be added to what is left.
     pub(super) fn take(&mut self) -> Batch {
-        let next = Batch { by: self.by.take(), ..Batch::default() };
+        let next = Batch { by: self.by.take(), open: self.open, ..Batch::default() };
         std::mem::replace(self, next)
     }
 
@@ -132,18 +127,20 @@ impl Batch {
         let end = at.after(record)?;
         let by = self.by.take();
         match record {
-            Record::Undo { epoch, undo } => self.add_undo(*epoch, undo)?,
+            Record::Undo { epoch, undo } => {
+                self.open = *epoch;
+                self.add_undo(*epoch, undo)?;
+            }
             Record::Void { epoch, slot } => {
                 self.undo.insert((keys::undo_prefix(&Key::Data(*slot)), *epoch), Change::Remove);
             }
             Record::Moved { places } => {
                 for (slot, place) in places {
-                    let mut value = Vec::with_capacity(64);
-                    codec::encode_place(place, &mut value)?;
-                    self.changes.insert(keys::place_key(*slot), Change::Put(value));
+                    self.add_place(*slot, place)?;
                 }
             }
             Record::Checkpoint(checkpoint) => {
+                self.open = checkpoint.id.epoch().next();
                 let made = Some((Kept::new(checkpoint.clone(), by), at));
                 self.checkpoints.insert(checkpoint.id, CheckpointChange { made, ..Default::default() });
             }
@@ -167,7 +164,9 @@ impl Batch {
             Record::Sealed { epoch, whole, objects } => {
                 self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));
                 for sealed in objects.iter().filter(|sealed| sealed.size > 0) {
-                    self.changes.insert(keys::content_key(&sealed.hash, sealed.object), Change::Put(sealed.size.to_le_bytes().to_vec()));
+                    let mut value = Vec::with_capacity(8);
+                    codec::encode_uint(sealed.size, &mut value);
+                    self.undo.insert((keys::content_key(&sealed.hash, sealed.object), sealed.object.epoch), Change::Put(value));
                 }
             }
             Record::Dropped { epoch, objects, .. } => {
@@ -223,27 +222,25 @@ impl Batch {
     fn add_ahead(&mut self, at: Address, undo: &[Undo], upto: Epoch) -> StoreResult<()> {
         for (item, undo) in undo.iter().enumerate() {
             let item = u16::try_from(item).map_err(|_| CodecError::Limit)?;
-            let (key, value) = match undo {
-                Undo::Home { slot, before } => {
-                    let mut value = Vec::with_capacity(64);
-                    codec::encode_place(before, &mut value)?;
-                    (keys::place_key(*slot), value)
-                }
-                other => (keys::ahead_key(&other.key()), keys::item_value(at, item)),
-            };
-            self.changes.insert(key, Change::Put(value));
+            match undo {
+                Undo::Home { slot, before } => self.add_place(*slot, before)?,
+                other => drop(self.changes.insert(keys::ahead_key(&other.key()), Change::Put(keys::item_value(at, item)))),
+            }
         }
         self.changes.insert(keys::META_AHEAD.to_vec(), Change::Put(upto.0.to_le_bytes().to_vec()));
         Ok(())
     }
 
+    /// Where an inode is now. Its home's record of this epoch came before.
+    fn add_place(&mut self, slot: Slot, place: &Place) -> StoreResult<()> {
+        let mut value = Vec::with_capacity(64);
+        codec::encode_place(place, &mut value)?;
+        self.undo.insert((keys::place_key(slot), self.open), Change::Put(value));
+        Ok(())
+    }
+
     fn add_undo(&mut self, epoch: Epoch, undo: &[Undo]) -> StoreResult<()> {
         for undo in undo {
-            if let Undo::Home { slot, before } = undo {
-                let mut value = Vec::with_capacity(64);
-                codec::encode_place(before, &mut value)?;
-                self.changes.insert(keys::place_key(*slot), Change::Put(value));
-            }
             let mut value = Vec::with_capacity(64);
             codec::encode_before(undo, &mut value)?;
             match self.undo.entry((keys::undo_prefix(&undo.key()), epoch)) {
@@ -290,11 +287,23 @@ impl Image {
         Ok(kept)
     }
 
+    /// The number of the newest checkpoint.
+    pub fn last_checkpoint(&self) -> Option<CheckpointId> {
+        let prefix = keys::checkpoints_prefix();
+        let (key, _) = self.0.range(keys::checkpoint_key(CheckpointId(0))..=keys::checkpoint_key(CheckpointId(u64::MAX))).next_back()?;
+        keys::parse_checkpoint(key).filter(|_| key.starts_with(&prefix))
+    }
+
     /// The epoch of the last record of a key before that of `epoch`; 0: there is none.
     pub fn before(&self, undo: &[u8], epoch: Epoch) -> Epoch {
         let of = |epoch| keys::with_epoch(undo.to_vec(), epoch);
         let last = self.0.range(of(Epoch(0))..of(epoch)).next_back();
-        last.and_then(|(key, _)| keys::split_undo(key)).map_or(Epoch(0), |(_, before)| before)
+        last.and_then(|(key, _)| keys::split_epoch(key)).map_or(Epoch(0), |(_, before)| before)
+    }
+
+    /// Of an inode nothing later than this tells where it was seen last: neither a place of a later epoch nor its home's record.
+    pub fn is_last_place(&self, slot: Slot, epoch: Epoch) -> bool {
+        [keys::place_key(slot), keys::undo_prefix(&Key::Home(slot))].iter().all(|key| self.before(key, Epoch(u64::MAX)) <= epoch)
     }
 
     /// Sets a key to a value, which is not sealed yet.

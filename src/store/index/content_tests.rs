@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use super::seen::Look;
-use super::tests::Bench;
+use super::tests::{Bench, checkpoint};
 use super::*;
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{Record, Sealed};
@@ -31,24 +31,46 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
         batch.add(at, record).unwrap();
     }
     index.apply(&mut batch).unwrap();
-    let of = |index: &Index, hash: u8| index.contents(&[hash; 32], 16).unwrap();
+    let of = |hash: u8| {
+        let mut found = Vec::new();
+        let each = index.each_content(&[hash; 32], |object, size| {
+            found.push((object, size));
+            true
+        });
+        each.unwrap();
+        found
+    };
     // An empty object has no content.
     let both = vec![(objects[0].object, 5), (sealed(1, 10, 5, 7).object, 5)];
-    assert_eq!((of(&index, 7), of(&index, 8), of(&index, 9)), (both.clone(), vec![(objects[1].object, 6)], vec![]));
-    assert_eq!(index.contents(&[7; 32], 1).unwrap(), [(objects[0].object, 5)]);
+    assert_eq!((of(7), of(8), of(9)), (both.clone(), vec![(objects[1].object, 6)], vec![]));
+    let mut first = Vec::new();
+    index
+        .each_content(&[7; 32], |object, _| {
+            first.push(object);
+            false
+        })
+        .unwrap();
+    assert_eq!(first, [objects[0].object]);
     assert!(index.compare(&journal).unwrap().is_none());
     let grown = index.dump().unwrap();
-    index.apply(&mut Batch::forget(&objects[..1])).unwrap();
-    assert_eq!(of(&index, 7), both[1..]);
-    assert!(index.compare(&journal).unwrap().is_none(), "what is gone need not be known");
-    // One that the journal never told of is damage.
     index.rebuild(&journal, None).unwrap();
-    assert_eq!((of(&index, 7), index.dump().unwrap()), (both, grown));
-    let mut strange = Batch::new();
-    strange.add(Address::START, &Record::Sealed { epoch: Epoch(3), objects: vec![sealed(3, 1, 1, 1)], whole: false }).unwrap();
-    strange.applied = None;
-    index.apply(&mut strange).unwrap();
-    assert!(!index.compare(&journal).unwrap().is_none());
+    assert_eq!((of(7), index.dump().unwrap()), (both.clone(), grown));
+    // What is gone goes when the runs are put together, and need not be known; of what is there nothing does.
+    let upto = journal.position();
+    let is_gone = |object: ObjectId| object.epoch == Epoch(0);
+    let mut more = Batch::after(None);
+    for epoch in 1..=40 {
+        let before = crate::store::record::DataState { object: None, size: epoch, provisional: false };
+        let undo = vec![Undo::Data { slot: Slot(10), before }];
+        let gone = Record::Deleted { id: CheckpointId(epoch) };
+        let records = [Record::Undo { epoch: Epoch(epoch), undo }, Record::Checkpoint(checkpoint(epoch)), gone];
+        journal.append(&records).unwrap().into_iter().zip(&records).for_each(|(at, record)| more.add(at, record).unwrap());
+    }
+    index.apply(&mut more).unwrap();
+    assert!(!index.compact(&Needs { kept: &[], is_gone: &is_gone, upto }, &|| false).unwrap());
+    assert!(index.compact(&Needs { kept: &[], is_gone: &is_gone, upto: journal.position() }, &|| false).unwrap());
+    assert_eq!(of(7), both[1..]);
+    assert!(index.compare(&journal).unwrap().is_none());
 }
 
 #[test]
@@ -73,19 +95,16 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
     assert_eq!(index.seen(Slot(5), &look).unwrap(), None);
 }
 
-/// Contents of so many objects, all but the first of which were forgotten.
+/// Where so many records of hashes are, all but the first of which were forgotten.
 fn with_forgotten(bench: &Bench, index: &Index, count: u64) {
-    let mut slot = 0;
-    while slot < count {
-        let objects: Vec<_> =
-            (slot..slot + 1000).map(|slot| Sealed { hash: *blake3::hash(&slot.to_le_bytes()).as_bytes(), ..sealed(0, slot, 1, 0) }).collect();
-        let record = Record::Sealed { epoch: Epoch(0), objects, whole: false };
+    for first in (0..count).step_by(1000) {
+        let records: Vec<_> = (first..first + 1000).map(|_| Record::Sealed { epoch: Epoch(1), objects: vec![], whole: false }).collect();
         let mut batch = Batch::new();
-        batch.add(bench.journal.append(std::slice::from_ref(&record)).unwrap()[0], &record).unwrap();
+        let at = bench.journal.append(&records).unwrap();
+        at.iter().zip(&records).for_each(|(at, record)| batch.add(*at, record).unwrap());
         index.apply(&mut batch).unwrap();
-        let Record::Sealed { objects, .. } = record else { unreachable!() };
-        index.apply(&mut Batch::forget(&objects[usize::from(slot == 0)..])).unwrap();
-        slot += 1000;
+        let gone: Vec<_> = at.into_iter().skip(usize::from(first == 0)).map(|at| (Epoch(1), at)).collect();
+        index.apply(&mut Batch::forget_seals(&gone)).unwrap();
     }
     index.flush_durable().unwrap();
 }
@@ -122,8 +141,8 @@ fn writing_it_anew_can_fail_at_every_call() {
     let bench = Bench::new();
     let (mut index, _) = bench.index();
     with_forgotten(&bench, &index, 60_000);
-    let first = (ObjectId { slot: Slot(0), ..sealed(0, 0, 1, 0).object }, 1);
-    let hash = *blake3::hash(&0u64.to_le_bytes()).as_bytes();
+    let first = index.seals(Epoch(1)).unwrap();
+    assert_eq!(first.len(), 1);
     let mut failures = 0;
     for nth in 1.. {
         fault::arm_thread(Plan::nth(nth, Errno::EIO));
@@ -139,7 +158,7 @@ fn writing_it_anew_can_fail_at_every_call() {
         if opening != Opening::Ready {
             index.rebuild(&bench.journal, None).unwrap();
         }
-        assert_eq!(index.contents(&hash, 16).unwrap(), [first]);
+        assert_eq!(index.seals(Epoch(1)).unwrap().first(), first.first());
         if opening != Opening::Ready {
             with_forgotten(&bench, &index, 60_000);
         }

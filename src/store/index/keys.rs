@@ -10,7 +10,7 @@ use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -39,6 +39,8 @@ pub(super) const CAPTURES: [u8; 2] = [TAG_ATTR, TAG_DATA];
 
 /// Bytes of the checksum at the end of each value.
 const SUM: usize = 4;
+/// A tag, and the directory or the hash.
+const GROUP_BYTES: usize = 9;
 
 fn tagged(tag: u8, number: u64) -> Vec<u8> {
     let mut key = Vec::with_capacity(32);
@@ -196,27 +198,30 @@ pub(super) fn parse_dropped(key: &[u8], value: &[u8]) -> Option<(Epoch, Address,
 }
 
 /// Bytes of a hash that a key has: who finds an object by it compares.
-const CONTENT_HASH: usize = 16;
+const CONTENT_HASH: usize = 8;
 
 /// All keys of objects with this hash begin with this.
 pub(super) fn content_prefix(hash: &Hash) -> Vec<u8> {
-    let mut key = Vec::with_capacity(40);
+    let mut key = Vec::with_capacity(24);
     key.push(TAG_CONTENT);
     key.extend(hash.iter().take(CONTENT_HASH));
     key
 }
 
-/// The key of an object by what it holds.
+/// The key of an object by what it holds, without its epoch.
 pub(super) fn content_key(hash: &Hash, object: ObjectId) -> Vec<u8> {
     let mut key = content_prefix(hash);
-    key.extend_from_slice(&object.epoch.0.to_be_bytes());
-    key.extend_from_slice(&object.slot.0.to_be_bytes());
-    key.extend_from_slice(&object.serial.to_be_bytes());
-    key.push(match object.origin {
+    let origin = match object.origin {
         ObjectOrigin::Cloned => 0,
         ObjectOrigin::Moved => 1,
-    });
+    };
+    [object.slot.0, u64::from(object.serial), origin].iter().for_each(|number| codec::encode_uint(*number, &mut key));
     key
+}
+
+/// The key is that of an object by what it holds.
+pub(super) fn is_content(key: &[u8]) -> bool {
+    key.first() == Some(&TAG_CONTENT)
 }
 
 /// What a hash leads to is a hint, and so are hashes themselves, and what was captured ahead: nothing is missing where it is not.
@@ -224,20 +229,14 @@ pub(super) fn is_hint(key: &[u8]) -> bool {
     matches!(key.first(), Some(&(TAG_CONTENT | TAG_AHEAD | TAG_SEAL)))
 }
 
-/// All keys of places begin with this.
-pub(super) fn places_prefix() -> [u8; 1] {
-    [TAG_PLACE]
+/// The key is that of a place that no undo record tells.
+pub(super) fn is_place(key: &[u8]) -> bool {
+    key.first() == Some(&TAG_PLACE)
 }
 
-/// The inode of a place's key; `None` if it is another key.
-pub(super) fn place_slot(key: &[u8]) -> Option<Slot> {
-    let (tag, slot) = key.split_first()?;
-    (*tag == TAG_PLACE).then(|| slot.try_into().ok()).flatten().map(|slot| Slot(u64::from_be_bytes(slot)))
-}
-
-/// The inode of the key of a home's record, with its epoch; `None` if it is another key.
-pub(super) fn home_slot(key: &[u8]) -> Option<Slot> {
-    (key.first() == Some(&TAG_HOME)).then(|| owner(key)).flatten()
+/// The inode that a key tells the place of: by its home's record, or by a place; `None`: it is another key.
+pub(super) fn placed_slot(key: &[u8]) -> Option<Slot> {
+    key.first().is_some_and(|tag| [TAG_HOME, TAG_PLACE].contains(tag)).then(|| owner(key)).flatten()
 }
 
 /// The inode that the record of a name says it led to.
@@ -251,18 +250,17 @@ pub(super) fn entry_child(key: &[u8], value: &[u8]) -> Result<Option<Slot>, Code
     }
 }
 
-/// The object, from its key.
-pub(super) fn parse_content(key: &[u8]) -> Option<ObjectId> {
-    let (epoch, rest) = key.get(1 + CONTENT_HASH..)?.split_first_chunk::<8>()?;
-    let (slot, rest) = rest.split_first_chunk::<8>()?;
-    let (serial, origin) = rest.split_first_chunk::<4>()?;
+/// The object of this epoch, from its key.
+pub(super) fn parse_content(key: &[u8], epoch: Epoch) -> Option<ObjectId> {
+    let mut rest = key.get(1 + CONTENT_HASH..)?;
+    let mut number = || codec::decode_uint(&mut rest).ok();
+    let (slot, serial, origin) = (Slot(number()?), u32::try_from(number()?).ok()?, number()?);
     let origin = match origin {
-        [0] => ObjectOrigin::Cloned,
-        [1] => ObjectOrigin::Moved,
+        0 => ObjectOrigin::Cloned,
+        1 => ObjectOrigin::Moved,
         _ => return None,
     };
-    let (epoch, slot) = (Epoch(u64::from_be_bytes(*epoch)), Slot(u64::from_be_bytes(*slot)));
-    Some(ObjectId { epoch, slot, serial: u32::from_be_bytes(*serial), origin })
+    rest.is_empty().then_some(ObjectId { epoch, slot, serial, origin })
 }
 
 /// All keys of checkpoints begin with this.
@@ -324,19 +322,26 @@ pub(super) fn is_attr(key: &[u8]) -> bool {
     key.first() == Some(&TAG_ATTR)
 }
 
+/// It is that of an undo record.
+pub(super) fn is_undo(key: &[u8]) -> bool {
+    matches!(key.first(), Some(&(TAG_ENTRY | TAG_ATTR | TAG_XATTRS | TAG_DATA | TAG_HOME)))
+}
+
+/// The key that a filter has of several keys: of all names in a directory, and of all objects with a hash.
+pub(super) fn group(key: &[u8]) -> Option<&[u8]> {
+    key.first().is_some_and(|tag| [TAG_ENTRY, TAG_CONTENT].contains(tag)).then(|| key.split_at_checked(GROUP_BYTES)).flatten().map(|(group, _)| group)
+}
+
 /// The inode that the key of an undo record is of; of an entry, the directory.
 pub(super) fn owner(key: &[u8]) -> Option<Slot> {
     key.get(1..)?.first_chunk::<8>().map(|slot| Slot(u64::from_be_bytes(*slot)))
 }
 
-/// What the keys of undo records begin with but for attributes: all of them come later.
-pub(super) const AFTER_ATTRS: [u8; 1] = [TAG_ATTR + 1];
-
-/// The key of an undo record and its epoch, from both in one; `None`: it is another key.
-pub(super) fn split_undo(key: &[u8]) -> Option<(&[u8], Epoch)> {
+/// The key of what is in a run and its epoch, from both in one; `None`: it is another key.
+pub(super) fn split_epoch(key: &[u8]) -> Option<(&[u8], Epoch)> {
     let (prefix, epoch) = key.split_last_chunk::<8>()?;
-    let undo = matches!(key.first(), Some(&(TAG_ENTRY | TAG_ATTR | TAG_XATTRS | TAG_DATA | TAG_HOME)));
-    undo.then_some((prefix, Epoch(u64::from_be_bytes(*epoch))))
+    let in_run = is_undo(key) || is_place(key) || is_content(key);
+    in_run.then_some((prefix, Epoch(u64::from_be_bytes(*epoch))))
 }
 
 /// The key of a run in the list, by where its records begin.

@@ -20,11 +20,10 @@
 //! index.bad-N/     set aside
 //!
 //! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
-//! "ms"                                           u32 version = 6, 16 B store id
+//! "ms"                                           u32 version = 7, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
 //! 'R' begin: u32 segment, u32 offset             u64 N, u8 level          a run: its file, how often it was merged
 //! 'V' epoch, slot                                address                  a data record that was taken back, in runs that begin before
-//! 'P' slot                                       place (`codec`)          where an inode with a past was seen last
 //! 'C' id                                         u8 deleted, address, checkpoint and what is known of it (`codec`)
 //! 'L' id                                         u64 id                 the checkpoint that it comes from, if that is not the one before
 //! 'O' number                                     address, u64            an operation: its record, and which other it undoes (0: none)
@@ -32,12 +31,13 @@
 //! 'F' key of an undo record                      address, u16 item        what was captured ahead of it
 //! "mh"                                           u64 epoch               up to which what changed was looked at for that
 //! 'S' epoch, u32 segment, u32 offset             u8 whole                a record of hashes of that epoch's objects, by where it is
-//! 'K' 16 B of hash, epoch, slot, u32, u8 origin  u64 size                an object (its serial, 0 cloned or 1 moved) by what it holds; it may be gone
 //!
 //! address   u32 segment, u32 offset
 //! escaped   00 becomes 00 ff; ends with 00 00
 //!
 //! key of an undo record, in runs and behind 'F': 'E' dir, name escaped; 'A' 'X' 'D' 'H' slot: attributes, extended attributes, data, home
+//! other keys in runs: 'P' slot: the place (`codec`) at which an inode with a past is since that epoch; 'K' 8 B of hash, uint slot, uint serial, uint origin (0
+//! cloned, 1 moved): the size of an object of that epoch, by what it holds; it may be gone
 //! ```
 //! Another tree, "seen", holds hashes of live files (module `seen`): no record tells of them, and nothing is lost with them.
 
@@ -353,14 +353,12 @@ impl Index {
 
     /// Where an inode with a past was seen last. `None` if the journal never told: it had no past, or it is the root.
     pub fn place(&self, slot: Slot) -> StoreResult<Option<Place>> {
-        let key = keys::place_key(slot);
-        self.with("look up", |db| match get(db, &key)? {
-            Some(value) => {
-                let place = codec::decode_place(&value).ok().filter(|place| place.parent != slot);
-                place.map(Some).ok_or(StoreError::IndexDamaged)
-            }
-            None => Ok(None),
-        })
+        self.with_parts("look up", |parts| parts.runs.last_place(slot))
+    }
+
+    /// Whether a place of this inode from this epoch is there, which no undo record tells.
+    pub(super) fn has_place(&self, slot: Slot, epoch: Epoch) -> StoreResult<bool> {
+        self.with_parts("look up", |parts| parts.runs.has_place(slot, epoch))
     }
 
     /// All checkpoints that were not deleted for good, hidden ones too, with where their frames begin, in order of their numbers.
@@ -432,17 +430,9 @@ impl Index {
         })
     }
 
-    /// Objects that may hold what has this hash, `limit` at most: their hash begins as this one does, and they may be gone. With their sizes.
-    pub fn contents(&self, hash: &Hash, limit: usize) -> StoreResult<Vec<(ObjectId, u64)>> {
-        self.with("list", |db| {
-            let mut found = Vec::new();
-            for entry in db.scan_prefix(keys::content_prefix(hash)).take(limit) {
-                let (key, value) = entry?;
-                let size = keys::unseal(&key, &value).and_then(|value| value.try_into().ok()).map(u64::from_le_bytes);
-                found.push((keys::parse_content(&key).ok_or(StoreError::IndexDamaged)?, size.ok_or(StoreError::IndexDamaged)?));
-            }
-            Ok(found)
-        })
+    /// Calls with objects that may hold what has this hash, and their sizes, until it says `false`: their hash begins as this one does, and they may be gone.
+    pub fn each_content(&self, hash: &Hash, call: impl FnMut(ObjectId, u64) -> bool) -> StoreResult<()> {
+        self.with_parts("list", |parts| parts.runs.each_content(hash, call))
     }
 
     /// The records of dropped versions: the layer, where it is, the first and the last checkpoint that show something of it.
@@ -555,7 +545,7 @@ impl Index {
         found.retain(|(key, _)| key != keys::META_STORE && key != keys::META_APPLIED);
         let mut now = batch::Image::new();
         let add = |image: &mut batch::Image, from: Address, to: Option<Address>| -> StoreResult<()> {
-            let mut batch = Batch::new();
+            let mut batch = Batch::after(image.last_checkpoint());
             for entry in journal.scan(from, to) {
                 let (at, record) = entry?;
                 batch.add(at, &record)?;
@@ -572,19 +562,23 @@ impl Index {
         let mut later = now.clone();
         add(&mut later, applied, None)?;
         let kept = later.kept()?;
-        let counts = |key: &[u8]| keys::split_undo(key).is_none_or(|(undo, epoch)| is_read(&kept, now.before(undo, epoch), epoch));
+        // Where an inode is without a record nobody asks; and of its places the last counts.
+        let placed: HashSet<Slot> = found.iter().filter_map(|(key, _)| keys::placed_slot(key)).collect();
+        let counts = |key: &[u8]| match (keys::split_epoch(key), keys::owner(key)) {
+            (Some((_, epoch)), Some(slot)) if keys::is_place(key) => placed.contains(&slot) && now.is_last_place(slot, epoch),
+            (Some((undo, epoch)), _) => is_read(&kept, now.before(undo, epoch), epoch),
+            (None, _) => true,
+        };
         let mut difference = Difference::default();
         for (key, value) in &found {
             let here = now.get(key);
             let right = here.is_some_and(|known| known == value) || later.get(key).is_some_and(|known| known == value);
             // An entry that a record beyond takes back may be there still; one that was never told of may not.
             difference.wrong += u64::from(!right && (here.is_some() || later.get(key).is_some()) && counts(key));
-            difference.strange += u64::from(!right && here.is_none() && later.get(key).is_none());
+            let told = here.is_some() || later.get(key).is_some() || keys::is_content(key);
+            difference.strange += u64::from(!right && !told);
         }
         let there: HashSet<&[u8]> = found.iter().map(|(key, _)| key.as_slice()).collect();
-        // Where an inode is without a record nobody asks; with every other record of one is that of its home.
-        let homes: HashSet<Slot> = there.iter().filter_map(|key| keys::home_slot(key)).collect();
-        let counts = |key: &[u8]| counts(key) && keys::place_slot(key).is_none_or(|slot| homes.contains(&slot));
         let missing =
             now.keys().filter(|key| !keys::is_hint(key) && !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some() && counts(key));
         difference.missing = missing.count() as u64;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::run::Cursor;
-use super::{FAN, Listed, Struck, is_struck};
+use super::{FAN, Listed, Struck, is_struck, keys};
 use crate::store::error::StoreResult;
 use crate::store::ids::Epoch;
 
@@ -23,7 +23,8 @@ pub fn due(runs: &[Listed]) -> Option<Range<usize>> {
 /// A record: its key, its epoch, what it says.
 pub type Item<'a> = (&'a [u8], Epoch, &'a [u8]);
 
-/// The records of several runs, the oldest first, in the order of keys and epochs: of the same the oldest run's, and none that is struck.
+/// The records of several runs, the oldest first, in the order of keys and epochs: of the same the oldest run's, but of places the newest's; and none that
+/// is struck.
 pub struct Merged<'a> {
     struck: &'a Struck,
     /// Those that have a next entry, which they stand at.
@@ -49,11 +50,22 @@ impl<'a> Merged<'a> {
         Ok(Merged { struck, cursors, key: Vec::new(), epoch: Epoch(0), value: Vec::new(), begun: false })
     }
 
+    /// The cursor that comes next.
+    fn least(&self) -> Option<usize> {
+        let mut least: Option<(usize, &Cursor<'_>)> = None;
+        for (at, (cursor, _)) in self.cursors.iter().enumerate() {
+            let order = least.map(|(_, least)| (&cursor.key, cursor.epoch).cmp(&(&least.key, least.epoch)));
+            if order.is_none_or(|order| order.is_lt() || (order.is_eq() && keys::is_place(&cursor.key))) {
+                least = Some((at, cursor));
+            }
+        }
+        least.map(|(at, _)| at)
+    }
+
     /// The next record.
     pub fn next(&mut self) -> StoreResult<Option<Item<'_>>> {
         loop {
-            let least = self.cursors.iter().enumerate().min_by(|(_, (a, _)), (_, (b, _))| (&a.key, a.epoch).cmp(&(&b.key, b.epoch)));
-            let Some((at, (cursor, listed))) = least else { return Ok(None) };
+            let Some((at, (cursor, listed))) = self.least().and_then(|at| Some((at, self.cursors.get(at)?))) else { return Ok(None) };
             let known = self.begun && (&cursor.key, cursor.epoch) == (&self.key, self.epoch);
             let skip = known || is_struck(self.struck, listed, &cursor.key, cursor.epoch);
             if !skip {

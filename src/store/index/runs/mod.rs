@@ -1,10 +1,11 @@
-//! The undo records of closed epochs: sorted files that never change, the oldest first, and few of them.
+//! The undo records of closed epochs: sorted files that never change, the oldest first, and few of them. With them is what else has a key for each change:
+//! places that no undo record tells, and objects by what they hold.
 //!
 //! Whoever closes an epoch makes a run of its records; four neighbours of one level are merged into one of the next, so that a look-up asks few. What
 //! is listed is a run that is whole; the list is in the index's database, changed in one batch with the place up to which the journal is applied.
 //!
 //! Invariants:
-//! - a run holds the first record of each key in each of its epochs; where two hold the same, the older one's counts;
+//! - a run holds the first record of each key in each of its epochs; where two hold the same, the older one's counts. Of a place it is the last, and the newer one's;
 //! - a data record that was taken back later is struck: in the list, and for the runs that were there then. A merge leaves it out;
 //! - a file is synced before it is listed, and what it replaces is removed when the list was synced: after a power cut every one that is listed is there.
 //!   One that is not, or is not whole, is damage, and the index is made anew.
@@ -26,20 +27,21 @@ use rustix::fs::OFlags;
 
 use self::filter::Probe;
 use self::merge::{Item, Merged};
-use self::needs::Needs;
+use self::needs::{Needs, Reader};
 use self::run::{Builder, Bytes, Cache, Cursor, Out, Run, Weigh};
 use super::keys;
 use crate::store::at;
 use crate::store::error::{StoreError, StoreResult};
-use crate::store::ids::{Epoch, Name, Slot};
+use crate::store::hash::Hash;
+use crate::store::ids::{Epoch, Name, ObjectId, Slot};
 use crate::store::journal::{Address, codec};
-use crate::store::record::{Key, Undo};
+use crate::store::record::{Key, Place, Undo};
 use crate::sys::lock::{Mutex, RwLock};
 
 /// The directory of the files, in that of the index.
 pub const NAME: &str = "runs";
 /// Bytes of blocks that are kept in memory.
-const CACHE_BYTES: u64 = 64 << 20;
+const CACHE_BYTES: u64 = 32 << 20;
 /// Blocks that are, about.
 const CACHE_BLOCKS: usize = (CACHE_BYTES / 1024) as usize;
 /// Neighbours of one level that are merged.
@@ -216,9 +218,11 @@ impl Runs {
     ///
     /// Errors: `Io`.
     pub fn prepare<'a>(&self, entries: &[Item<'a>], from: Address) -> StoreResult<Option<Listed>> {
-        let epochs: BTreeSet<Epoch> = entries.iter().map(|(_, epoch, _)| *epoch).collect();
-        let (Some(first), Some(last)) = (epochs.first().copied(), epochs.last().copied()) else { return Ok(None) };
-        let run = self.make(first..=last, epochs.len() as u64, |builder| {
+        let epochs = || entries.iter().map(|(_, epoch, _)| *epoch);
+        let (Some(first), Some(last)) = (epochs().min(), epochs().max()) else { return Ok(None) };
+        // Objects are of older ones.
+        let recorded: BTreeSet<Epoch> = entries.iter().filter(|(key, ..)| !keys::is_content(key)).map(|(_, epoch, _)| *epoch).collect();
+        let run = self.make(first..=last, recorded.len() as u64, |builder| {
             entries.iter().try_for_each(|(key, epoch, value)| builder.add(key, *epoch, value)).map_err(failed("write"))
         })?;
         Ok(Some(Listed { run, from, level: 0 }))
@@ -251,27 +255,25 @@ impl Runs {
     }
 
     /// Puts the runs together without what is not needed, if that is enough, and lists nothing; `None`: it is not, or `stop` says so. `end` is where
-    /// the records of the last one end. Durable on return.
+    /// the records of the last one end, `ahead` are the inodes of which something was captured ahead. Durable on return.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn compact(&self, needs: &Needs<'_>, end: Address, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
+    pub fn compact(&self, needs: &Needs<'_>, end: Address, ahead: &[Slot], stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
         let list = self.list();
         let Some(count) = needs.due(&list.runs, end) else { return Ok(None) };
-        self.join(&list, 0..count, 0, Some(needs), stop)
+        let parts = list.runs.split_at_checked(count).unwrap_or_default();
+        let Some(reader) = needs.reader(parts, &list.struck, ahead, stop)? else { return Ok(None) };
+        self.join(&list, 0..count, 0, Some(reader), stop)
     }
 
-    /// Makes one run of several, `up` levels above theirs.
-    fn join(&self, list: &List, due: Range<usize>, up: u8, needs: Option<&Needs<'_>>, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
+    /// Makes one run of several, `up` levels above theirs, of what the reader needs, if there is one.
+    fn join(&self, list: &List, due: Range<usize>, up: u8, mut reader: Option<Reader<'_>>, stop: &dyn Fn() -> bool) -> StoreResult<Option<Merge>> {
         let Some(old) = list.runs.get(due.clone()) else { return Ok(None) };
         let Some(oldest) = old.first() else { return Ok(None) };
         let runs: Vec<&Run> = old.iter().map(|listed| &*listed.run).collect();
         let epochs = runs.iter().fold(oldest.run.first..=oldest.run.last, |epochs, run| run.first.min(*epochs.start())..=run.last.max(*epochs.end()));
         let held = runs.iter().map(|run| run.epochs).fold(0, u64::saturating_add);
-        let count = needs.map_or(held, |needs| needs.epochs(*epochs.start(), *epochs.end()).min(held));
-        let mut reader = match needs.map(|needs| needs.reader(old, &list.struck, stop)).transpose()? {
-            Some(None) => return Ok(None),
-            reader => reader.flatten(),
-        };
+        let count = reader.as_ref().map_or(held, |reader| reader.needs.epochs(*epochs.start(), *epochs.end()).min(held));
         let mut stopped = false;
         let run = self.make(epochs.clone(), count, |builder| {
             let mut merged = Merged::new(old, &list.struck, &[])?;
@@ -360,6 +362,62 @@ impl Runs {
             }
         }
         Ok(None)
+    }
+
+    /// Where an inode was seen last. In one epoch a place that no undo record tells is the later one.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn last_place(&self, slot: Slot) -> StoreResult<Option<Place>> {
+        let told = [keys::place_key(slot), keys::undo_prefix(&Key::Home(slot))].map(|key| (Probe::of(&key), key));
+        for listed in self.list().runs.iter().rev() {
+            let mut last: Option<(Epoch, Vec<u8>)> = None;
+            for (_, key) in told.iter().filter(|(probe, _)| listed.run.may_have(*probe)) {
+                let found = Cursor::new(&listed.run, Some(&self.cache)).last_of(key)?;
+                last = last.into_iter().chain(found).reduce(|last, found| if found.0 > last.0 { found } else { last });
+            }
+            if let Some((_, value)) = last {
+                let place = codec::decode_place(&value).ok().filter(|place| place.parent != slot);
+                return place.map(Some).ok_or(StoreError::IndexDamaged);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a place that no undo record tells is there of this epoch.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn has_place(&self, slot: Slot, epoch: Epoch) -> StoreResult<bool> {
+        let key = keys::place_key(slot);
+        let probe = Probe::of(&key);
+        for listed in self.list().runs.iter().filter(|listed| listed.run.covers(epoch) && listed.run.may_have(probe)) {
+            let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
+            if cursor.seek(&key, epoch)? && cursor.key == key && cursor.epoch == epoch {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Objects whose hash begins as this one does, with their sizes, the newest run's first, until `call` has enough of them and says `false`.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn each_content(&self, hash: &Hash, mut call: impl FnMut(ObjectId, u64) -> bool) -> StoreResult<()> {
+        let prefix = keys::content_prefix(hash);
+        let probe = Probe::of(&prefix);
+        for listed in self.list().runs.iter().rev().filter(|listed| listed.run.may_have(probe)) {
+            let mut cursor = Cursor::new(&listed.run, Some(&self.cache));
+            let mut found = cursor.seek(&prefix, Epoch(0))?;
+            while found && cursor.key.starts_with(&prefix) {
+                let mut value = cursor.value();
+                let object = keys::parse_content(&cursor.key, cursor.epoch).ok_or(StoreError::IndexDamaged)?;
+                let size = codec::decode_uint(&mut value).map_err(|_| StoreError::IndexDamaged)?;
+                if !call(object, size) {
+                    return Ok(());
+                }
+                found = cursor.next()?;
+            }
+        }
+        Ok(())
     }
 
     /// For each name in a directory that has a record from an epoch on, the first of them; in order of the names.

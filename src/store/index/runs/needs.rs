@@ -1,8 +1,11 @@
 //! Which records count: of a key, the first after each checkpoint that is kept. The others nobody looks up, and what is put together leaves them out.
-//! With any other record of an inode goes that of its attributes from the same epoch: it tells whose the record is.
+//! With any other record of an inode goes that of its attributes from the same epoch: it tells whose the record is. And of an inode that a record speaks of, and
+//! of the directories above, it stays where it was seen last.
 //!
 //! A record that is taken back uncovers the next, and a checkpoint whose deletion does not come to the disk is there again. So only what lies before a
 //! place is put together up to which everything is on the disk, objects and deletions too.
+
+use std::collections::{HashMap, HashSet};
 
 use super::merge::Merged;
 use super::{Listed, PASSED_MAX, Struck, keys};
@@ -45,35 +48,101 @@ impl Needs<'_> {
         below(last).saturating_sub(below(first)) + 1
     }
 
-    /// A reader of all records of these runs, which come to it in the order of keys and epochs; `None`: `stop` says so.
+    /// A reader of all records of the runs `of`, which come to it in the order of keys and epochs; `None`: `stop` says so. `later` are the runs behind these,
+    /// `ahead` the inodes of which something was captured ahead.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn reader(&self, runs: &[Listed], struck: &Struck, stop: &dyn Fn() -> bool) -> StoreResult<Option<Reader<'_>>> {
-        let mut reader = Reader { needs: self, key: Vec::new(), before: Epoch(0), with: Vec::new() };
-        let (mut with, mut passed) = (Vec::new(), 0_u32);
-        let mut others = Merged::new(runs, struck, &keys::AFTER_ATTRS)?;
-        while let Some((key, epoch, value)) = others.next()? {
-            if reader.needs(key, epoch, value)? {
-                with.extend(keys::owner(key).map(|slot| (slot, epoch)).filter(|last| with.last() != Some(last)));
-            }
+    pub fn reader(
+        &self,
+        (of, later): (&[Listed], &[Listed]),
+        struck: &Struck,
+        ahead: &[Slot],
+        stop: &dyn Fn() -> bool,
+    ) -> StoreResult<Option<Reader<'_>>> {
+        let mut reader = Reader { needs: self, key: Vec::new(), before: Epoch(0), value: Vec::new(), with: Vec::new(), places: Places::default() };
+        let (mut with, mut places) = (Vec::new(), Places::default());
+        let mut passed = 0_u32;
+        let mut stops = || {
             passed = passed.wrapping_add(1);
-            if passed.is_multiple_of(PASSED_MAX) && stop() {
+            passed.is_multiple_of(PASSED_MAX) && stop()
+        };
+        let mut all = Merged::new(of, struck, &[])?;
+        while let Some((key, epoch, value)) = all.next()? {
+            places.see(key, epoch, value)?;
+            if !keys::is_content(key) && reader.needs(key, epoch, value)? {
+                places.need(key, value)?;
+                with.extend(keys::owner(key).map(|slot| (slot, epoch)).filter(|last| !keys::is_attr(key) && with.last() != Some(last)));
+            }
+            if stops() {
                 return Ok(None);
             }
         }
+        let mut all = Merged::new(later, struck, &[])?;
+        while let Some((key, _, value)) = all.next()? {
+            places.need(key, value)?;
+            if stops() {
+                return Ok(None);
+            }
+        }
+        places.needed.extend(ahead);
+        places.close();
         with.sort_unstable();
         with.dedup();
-        Ok(Some(Reader { key: Vec::new(), with, ..reader }))
+        Ok(Some(Reader { key: Vec::new(), value: Vec::new(), with, places, ..reader }))
+    }
+}
+
+/// Where inodes were seen last, and of which that is needed: of those that a record speaks of, and of the directories that these lead to.
+#[derive(Default)]
+struct Places {
+    needed: HashSet<Slot>,
+    /// The epoch of the last place, whether no undo record tells it, and the directory that it is in.
+    last: HashMap<Slot, (Epoch, bool, Slot)>,
+}
+
+impl Places {
+    fn see(&mut self, key: &[u8], epoch: Epoch, value: &[u8]) -> StoreResult<()> {
+        let Some(slot) = keys::placed_slot(key) else { return Ok(()) };
+        let place = codec::decode_place(value).map_err(|_| StoreError::IndexDamaged)?;
+        let found = (epoch, keys::is_place(key), place.parent);
+        let last = self.last.entry(slot).or_insert(found);
+        *last = found.max(*last);
+        Ok(())
+    }
+
+    fn need(&mut self, key: &[u8], value: &[u8]) -> StoreResult<()> {
+        if keys::is_undo(key) {
+            self.needed.extend(keys::owner(key));
+            self.needed.extend(keys::entry_child(key, value).map_err(|_| StoreError::IndexDamaged)?);
+        }
+        Ok(())
+    }
+
+    /// The directories above what is needed are needed too.
+    fn close(&mut self) {
+        let mut open: Vec<Slot> = self.needed.iter().copied().collect();
+        while let Some(slot) = open.pop() {
+            open.extend(self.last.get(&slot).map(|(_, _, up)| *up).filter(|up| self.needed.insert(*up)));
+        }
+    }
+
+    /// It is where an inode was seen last that is needed.
+    fn is_needed(&self, key: &[u8], epoch: Epoch) -> bool {
+        let is_last = |slot: &Slot| self.last.get(slot).is_some_and(|(last, is_place, _)| (*last, *is_place) == (epoch, keys::is_place(key)));
+        keys::placed_slot(key).is_some_and(|slot| self.needed.contains(&slot) && is_last(&slot))
     }
 }
 
 /// See [`Needs::reader`].
 pub struct Reader<'a> {
-    needs: &'a Needs<'a>,
+    pub needs: &'a Needs<'a>,
     key: Vec<u8>,
     before: Epoch,
+    /// What the last record of the key said that is needed.
+    value: Vec<u8>,
     /// Inodes of which an epoch has a record that is needed.
     with: Vec<(Slot, Epoch)>,
+    places: Places,
 }
 
 impl Reader<'_> {
@@ -81,11 +150,20 @@ impl Reader<'_> {
     ///
     /// Errors: `IndexDamaged`.
     pub fn needs(&mut self, key: &[u8], epoch: Epoch, value: &[u8]) -> StoreResult<bool> {
+        if keys::is_content(key) {
+            let object = keys::parse_content(key, epoch).ok_or(StoreError::IndexDamaged)?;
+            return Ok(!(self.needs.is_gone)(object));
+        }
         if self.key != key {
             (self.key, self.before) = (key.to_vec(), Epoch(0));
+            self.value.clear();
         }
         let before = std::mem::replace(&mut self.before, epoch);
-        if is_read(self.needs.kept, before, epoch) {
+        // A home's record that is needed may say the same as the last.
+        let is_read = keys::is_undo(key) && is_read(self.needs.kept, before, epoch);
+        if is_read || (self.places.is_needed(key, epoch) && self.value != value) {
+            self.value.clear();
+            self.value.extend_from_slice(if keys::placed_slot(key).is_some() { value } else { &[] });
             return Ok(true);
         }
         if keys::is_attr(key) {

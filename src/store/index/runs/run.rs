@@ -1,4 +1,4 @@
-//! A run: the undo records of some epochs as one file, sorted by key and epoch, and never changed.
+//! A run: the undo records of some epochs as one file, sorted by key and epoch, and never changed; with them what else has a key for each change.
 //!
 //! ```text
 //! file     blocks, contents, tail
@@ -9,13 +9,14 @@
 //!          a block: uint length of its file's part, uint length of its first key, uint epoch of that - first, the key
 //! tail     "ckptruns", u64 offset of the contents, 32 B BLAKE3 of everything from there to here
 //! ```
-//! A key is that of `keys` without the epoch, a value what `codec::encode_before` makes.
+//! A key is that of `keys` without the epoch, a value what `codec::encode_before` makes; of a place the place, of an object its size as uint.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use super::super::keys;
 use super::filter::{Filter, Probe};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::Epoch;
@@ -29,8 +30,6 @@ const MAGIC: &[u8; 8] = b"ckptruns";
 const TAIL: usize = 48;
 /// Written to the file at once.
 const WRITE_BYTES: usize = 1 << 18;
-/// Bytes of keys of entries that tell of their directory.
-const DIR_KEY: usize = 9;
 
 /// Where the bytes of a run are.
 pub enum Bytes {
@@ -83,11 +82,6 @@ pub struct Run {
     filter: Filter,
 }
 
-/// The directory of an entry's key, as the filter has it.
-fn dir_of(key: &[u8]) -> Option<&[u8]> {
-    (key.first() == Some(&b'E') && key.len() > DIR_KEY).then(|| key.split_at(DIR_KEY).0)
-}
-
 fn sum(bytes: &[u8]) -> [u8; SUM] {
     let mut sum = [0; SUM];
     blake3::Hasher::new().update(bytes).finalize_xof().fill(&mut sum);
@@ -108,7 +102,7 @@ pub struct Builder {
     last: Epoch,
     epochs: u64,
     entries: u64,
-    /// Of each key and each directory.
+    /// Of each key and each group of keys.
     keys: Vec<Probe>,
     blocks: Vec<Block>,
     block: Vec<u8>,
@@ -139,11 +133,14 @@ impl Builder {
     pub fn add(&mut self, key: &[u8], epoch: Epoch, value: &[u8]) -> io::Result<()> {
         let same = self.entries > 0 && self.key == key;
         if !same {
-            let dir = dir_of(key);
-            if dir.is_some() && dir_of(&self.key) != dir {
-                self.keys.extend(dir.map(Probe::of));
+            let group = keys::group(key);
+            if group.is_some() && keys::group(&self.key) != group {
+                self.keys.extend(group.map(Probe::of));
             }
-            self.keys.push(Probe::of(key));
+            // An object is looked up by its hash alone.
+            if !keys::is_content(key) {
+                self.keys.push(Probe::of(key));
+            }
         }
         let shared = if self.block.is_empty() {
             self.blocks.push(Block { key: key.to_vec(), epoch, at: self.written + self.buffer.len() as u64, length: 0 });
@@ -273,7 +270,7 @@ impl Run {
         (self.first..=self.last).contains(&epoch)
     }
 
-    /// `false`: no entry has this key, or one that begins with it if it is that of a directory.
+    /// `false`: no entry has this key, or one that begins with it if it is that of a group.
     pub fn may_have(&self, probe: Probe) -> bool {
         self.filter.may_have(probe)
     }
@@ -355,6 +352,19 @@ impl<'a> Cursor<'a> {
             }
         }
         Ok(false)
+    }
+
+    /// The last entry of this key: its epoch and its value.
+    pub fn last_of(&mut self, key: &[u8]) -> StoreResult<Option<(Epoch, Vec<u8>)>> {
+        let after = self.run.blocks.partition_point(|block| block.key.as_slice() <= key);
+        self.enter(after.saturating_sub(1))?;
+        let mut last = None;
+        while self.next()? && self.key.as_slice() <= key {
+            if self.key == key {
+                last = Some((self.epoch, self.value().to_vec()));
+            }
+        }
+        Ok(last)
     }
 
     fn enter(&mut self, number: usize) -> StoreResult<()> {
