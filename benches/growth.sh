@@ -110,8 +110,8 @@ settle() {
 look() {
     sleep 3
     local newest
-    OLDEST=$(find "$TREE/.snapshots" -maxdepth 1 -name '[0-9]*' -printf '%f\n' | sort -n | head -1)
-    mapfile -t newest < <("$BIN" -C "$TREE" log --json | grep -o '"id": *[0-9]*' | grep -o '[0-9]*' | sort -rnu | head -2)
+    OLDEST=$(find "$TREE/.snapshots" -maxdepth 1 -name '[0-9]*' -printf '%f\n' | awk 'NR == 1 || $1 < least { least = $1 } END { print least }')
+    mapfile -t newest < <("$BIN" -C "$TREE" log --json | grep -o '"id": *[0-9]*' | grep -o '[0-9]*' | sort -rnu | sed -n 1,2p)
     "$BIN" umount "$TREE" >/dev/null 2>&1
     megabytes index && echo
     megabytes journal && echo

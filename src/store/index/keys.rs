@@ -10,7 +10,7 @@ use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";

@@ -20,7 +20,7 @@
 //! index.bad-N/     set aside
 //!
 //! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
-//! "ms"                                           u32 version = 7, 16 B store id
+//! "ms"                                           u32 version = 8, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
 //! 'R' begin: u32 segment, u32 offset             u64 N, u8 level          a run: its file, how often it was merged
 //! 'V' epoch, slot                                address                  a data record that was taken back, in runs that begin before

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! file     blocks, contents, tail
-//! block    entries, then the first 8 B of the BLAKE3 of them
+//! block    uint: bytes of the entries if they are compressed (Zstandard), or 0; the entries, then the first 8 B of the BLAKE3 of all that
 //! entry    uint: bytes that its key shares with that of the entry before (0 for the first of a block), uint: bytes of its key behind those,
 //!          uint epoch - first, uint: bytes of the value, these bytes of the key, the value
 //! contents uint first epoch, uint last epoch, uint epochs with records, uint entries, list of blocks, list of bytes: the filter
 //!          a block: uint length of its file's part, uint length of its first key, uint epoch of that - first, the key
-//! tail     "ckptruns", u64 offset of the contents, 32 B BLAKE3 of everything from there to here
+//! tail     "ckptrun2", u64 offset of the contents, 32 B BLAKE3 of everything from there to here
 //! ```
 //! A key is that of `keys` without the epoch, a value what `codec::encode_before` makes; of a place the place, of an object its size as uint.
 
@@ -16,17 +16,23 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use zstd::bulk::Compressor;
+
 use super::super::keys;
 use super::filter::{Filter, Probe};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::Epoch;
-use crate::store::journal::codec::{decode_uint, encode_uint};
+use crate::store::journal::codec::{PAYLOAD_MAX, decode_uint, encode_uint};
 use crate::sys::fault::{self, Call};
 
-/// A block ends with the entry that makes it so large.
+/// A block ends with the entry that makes it so large, before it is compressed: it is read and decoded for one entry.
 const BLOCK_BYTES: usize = 1024;
+/// How hard blocks are compressed.
+const LEVEL: i32 = 3;
+/// No block holds more: one entry, of a record that fits into a frame, is the largest.
+const ENTRIES_MAX: usize = 2 * PAYLOAD_MAX;
 const SUM: usize = 8;
-const MAGIC: &[u8; 8] = b"ckptruns";
+const MAGIC: &[u8; 8] = b"ckptrun2";
 const TAIL: usize = 48;
 /// Written to the file at once.
 const WRITE_BYTES: usize = 1 << 18;
@@ -106,6 +112,7 @@ pub struct Builder {
     keys: Vec<Probe>,
     blocks: Vec<Block>,
     block: Vec<u8>,
+    compressor: Option<Compressor<'static>>,
     /// Of the last entry.
     key: Vec<u8>,
     written: u64,
@@ -124,6 +131,7 @@ impl Builder {
             keys: Vec::new(),
             blocks: Vec::new(),
             block: Vec::new(),
+            compressor: None,
             key: Vec::new(),
             written: 0,
         }
@@ -164,11 +172,20 @@ impl Builder {
         if self.block.is_empty() {
             return Ok(());
         }
+        let compressor = match &mut self.compressor {
+            Some(compressor) => compressor,
+            none => none.insert(Compressor::new(LEVEL)?),
+        };
+        let compressed = compressor.compress(&self.block)?;
+        let (length, bytes) = if compressed.len() < self.block.len() { (self.block.len(), &compressed) } else { (0, &self.block) };
+        let at = self.buffer.len();
+        encode_uint(length as u64, &mut self.buffer);
+        self.buffer.extend_from_slice(bytes);
+        let sum = sum(self.buffer.get(at..).unwrap_or_default());
+        self.buffer.extend_from_slice(&sum);
         if let Some(block) = self.blocks.last_mut() {
-            block.length = self.block.len() + SUM;
+            block.length = self.buffer.len() - at;
         }
-        self.buffer.extend_from_slice(&self.block);
-        self.buffer.extend_from_slice(&sum(&self.block));
         self.block.clear();
         if self.buffer.len() >= WRITE_BYTES { self.write() } else { Ok(()) }
     }
@@ -215,6 +232,15 @@ impl Builder {
         };
         let Builder { first, last, epochs, blocks, written: bytes, .. } = self;
         Ok(Run { number, first, last, epochs, bytes, source, blocks, filter })
+    }
+}
+
+/// What is in a block, from its bytes without the checksum.
+fn entries(mut bytes: &[u8]) -> Option<Vec<u8>> {
+    match usize::try_from(uint(&mut bytes)?).ok()? {
+        0 => Some(bytes.to_vec()),
+        length if length > ENTRIES_MAX => None,
+        length => zstd::bulk::decompress(bytes, length).ok().filter(|entries| entries.len() == length),
     }
 }
 
@@ -283,13 +309,14 @@ impl Run {
         }
     }
 
-    /// Reads a block, without its checksum.
+    /// Reads the entries of a block.
     fn read(&self, number: usize) -> StoreResult<Vec<u8>> {
         let block = self.blocks.get(number).ok_or(StoreError::IndexDamaged)?;
         let mut bytes = self.source.read(block.at, block.length).map_err(StoreError::io("read", "index/runs"))?;
         let length = bytes.len().checked_sub(SUM).ok_or(StoreError::IndexDamaged)?;
         let found = bytes.split_off(length);
-        if sum(&bytes) != found.as_slice() { Err(StoreError::IndexDamaged) } else { Ok(bytes) }
+        let entries = (sum(&bytes) == found.as_slice()).then(|| entries(&bytes)).flatten();
+        entries.ok_or(StoreError::IndexDamaged)
     }
 
     /// Reads all of it and compares the checksums.
