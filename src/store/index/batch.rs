@@ -2,10 +2,9 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::RangeBounds;
 
 use super::keys;
-use crate::store::error::{CodecError, StoreError, StoreResult};
+use crate::store::error::{CodecError, StoreResult};
 use crate::store::ids::{CheckpointId, Epoch, Slot};
 use crate::store::journal::{Address, codec};
 use crate::store::lineage::Lineage;
@@ -14,7 +13,7 @@ use crate::store::record::{Actor, Kept, Key, Place, Record, Undo, is_tag};
 /// What happens to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It gets this value unless it has one: the first record of a key in an epoch wins.
+    /// It gets this value unless it has one: the first record of a key in an epoch wins. Only in runs.
     Keep(Vec<u8>),
     /// It gets this value.
     Put(Vec<u8>),
@@ -247,95 +246,6 @@ impl Batch {
                 Entry::Occupied(mut there) if *there.get() == Change::Remove => drop(there.insert(Change::Put(value))),
                 Entry::Occupied(_) => {}
                 Entry::Vacant(place) => drop(place.insert(Change::Keep(value))),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What the entries of an index are after batches, in memory.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Image(BTreeMap<Vec<u8>, Vec<u8>>);
-
-impl Image {
-    pub fn new() -> Image {
-        Image::default()
-    }
-
-    /// The sealed value of a key.
-    pub fn get(&self, key: &[u8]) -> Option<&Vec<u8>> {
-        self.0.get(key)
-    }
-
-    pub fn keys(&self) -> impl Iterator<Item = &Vec<u8>> {
-        self.0.keys()
-    }
-
-    pub fn range(&self, range: impl RangeBounds<Vec<u8>>) -> impl DoubleEndedIterator<Item = (&Vec<u8>, &Vec<u8>)> {
-        self.0.range(range)
-    }
-
-    /// The checkpoints that were not deleted for good, oldest first.
-    pub fn kept(&self) -> StoreResult<Vec<CheckpointId>> {
-        let prefix = keys::checkpoints_prefix();
-        let mut kept = Vec::new();
-        for (key, value) in self.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(&prefix)) {
-            let known = keys::unseal(key, value).and_then(super::KnownCheckpoint::parse).ok_or(StoreError::IndexDamaged)?;
-            let id = keys::parse_checkpoint(key).ok_or(StoreError::IndexDamaged)?;
-            kept.extend(Some(id).filter(|_| !known.deleted));
-        }
-        Ok(kept)
-    }
-
-    /// The number of the newest checkpoint.
-    pub fn last_checkpoint(&self) -> Option<CheckpointId> {
-        let prefix = keys::checkpoints_prefix();
-        let (key, _) = self.0.range(keys::checkpoint_key(CheckpointId(0))..=keys::checkpoint_key(CheckpointId(u64::MAX))).next_back()?;
-        keys::parse_checkpoint(key).filter(|_| key.starts_with(&prefix))
-    }
-
-    /// The epoch of the last record of a key before that of `epoch`; 0: there is none.
-    pub fn before(&self, undo: &[u8], epoch: Epoch) -> Epoch {
-        let of = |epoch| keys::with_epoch(undo.to_vec(), epoch);
-        let last = self.0.range(of(Epoch(0))..of(epoch)).next_back();
-        last.and_then(|(key, _)| keys::split_epoch(key)).map_or(Epoch(0), |(_, before)| before)
-    }
-
-    /// Of an inode nothing later than this tells where it was seen last: neither a place of a later epoch nor its home's record.
-    pub fn is_last_place(&self, slot: Slot, epoch: Epoch) -> bool {
-        [keys::place_key(slot), keys::undo_prefix(&Key::Home(slot))].iter().all(|key| self.before(key, Epoch(u64::MAX)) <= epoch)
-    }
-
-    /// Sets a key to a value, which is not sealed yet.
-    pub fn put(&mut self, key: &[u8], value: Vec<u8>) {
-        self.0.insert(key.to_vec(), keys::seal(key, value));
-    }
-
-    fn change(&mut self, key: Vec<u8>, change: &Change) {
-        match change {
-            Change::Remove => drop(self.0.remove(&key)),
-            Change::Keep(value) => drop(self.0.entry(key).or_insert_with_key(|key| keys::seal(key, value.clone()))),
-            Change::Put(value) => drop(self.0.insert(key.clone(), keys::seal(&key, value.clone()))),
-        }
-    }
-
-    /// As an index applies undo records.
-    pub fn apply_undo(&mut self, batch: &Batch) {
-        for ((key, epoch), change) in &batch.undo {
-            self.change(keys::with_epoch(key.clone(), *epoch), change);
-        }
-    }
-
-    /// As an index applies everything else.
-    pub fn apply(&mut self, batch: &Batch) -> StoreResult<()> {
-        for (key, change) in &batch.changes {
-            self.change(key.clone(), change);
-        }
-        for (id, change) in &batch.checkpoints {
-            let key = keys::checkpoint_key(*id);
-            let stored = self.0.get(&key).and_then(|value| keys::unseal(&key, value)).map(<[u8]>::to_vec);
-            if let Some(value) = super::checkpoint_after(&key, stored, change)? {
-                self.0.insert(key, value);
             }
         }
         Ok(())

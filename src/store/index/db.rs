@@ -1,34 +1,59 @@
 //! The database of the index: sled's, or in memory where the filesystem has no room for one.
 
+use std::collections::BTreeMap;
 use std::ops::{Bound, RangeBounds};
 
 use sled::IVec;
 
-use super::batch::{Batch, Image};
 use super::keys;
 use crate::store::error::StoreResult;
+use crate::sys::lock::RwLock;
 
 /// Entries in order of their keys.
 pub(super) type Entries<'a> = Box<dyn DoubleEndedIterator<Item = sled::Result<(IVec, IVec)>> + 'a>;
 
+/// What becomes of keys: they get a value, which is sealed, or go.
+#[derive(Debug, Default)]
+pub(super) struct Edits(Vec<(Vec<u8>, Option<Vec<u8>>)>);
+
+impl Edits {
+    /// Seals the value.
+    pub fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
+        let value = keys::seal(&key, value);
+        self.0.push((key, Some(value)));
+    }
+
+    pub fn remove(&mut self, key: Vec<u8>) {
+        self.0.push((key, None));
+    }
+}
+
 /// See the module. One in memory lasts as long as the mount; the one on disk stays as it is meanwhile, and is behind.
 pub(super) enum Db {
     Disk(sled::Db),
-    Memory(Image),
+    Memory(RwLock<BTreeMap<Vec<u8>, Vec<u8>>>),
 }
 
 impl Db {
+    pub fn in_memory() -> Db {
+        Db::Memory(RwLock::default())
+    }
+
     pub fn get(&self, key: &[u8]) -> sled::Result<Option<IVec>> {
         match self {
             Db::Disk(db) => db.get(key),
-            Db::Memory(image) => Ok(image.get(key).map(|value| value.as_slice().into())),
+            Db::Memory(map) => Ok(map.read().get(key).map(|value| value.as_slice().into())),
         }
     }
 
     pub fn range<'a>(&'a self, range: impl RangeBounds<Vec<u8>> + 'a) -> Entries<'a> {
         match self {
             Db::Disk(db) => Box::new(db.range(range)),
-            Db::Memory(image) => Box::new(image.range(range).map(|(key, value)| Ok((key.as_slice().into(), value.as_slice().into())))),
+            Db::Memory(map) => {
+                let pair = |(key, value): (&Vec<u8>, &Vec<u8>)| Ok((key.as_slice().into(), value.as_slice().into()));
+                let found: Vec<_> = map.read().range(range).map(pair).collect();
+                Box::new(found.into_iter())
+            }
         }
     }
 
@@ -37,22 +62,30 @@ impl Db {
         self.range((Bound::Included(prefix.to_vec()), end_of_prefix(prefix)))
     }
 
-    pub fn iter(&self) -> Entries<'_> {
-        self.range(..)
-    }
-
-    /// As `apply` of the disk's, in memory; whether it is there.
-    pub fn apply_in_memory(&mut self, batch: &Batch) -> StoreResult<bool> {
+    /// Makes all edits, or none of them. Not durable on return.
+    pub fn apply(&self, Edits(edits): Edits) -> StoreResult<()> {
         match self {
-            Db::Disk(_) => Ok(false),
-            Db::Memory(image) => {
-                image.apply(batch)?;
-                if let Some(applied) = batch.applied {
-                    image.put(keys::META_APPLIED, keys::applied_value(applied));
+            Db::Disk(db) => {
+                let mut batch = sled::Batch::default();
+                for (key, value) in edits {
+                    match value {
+                        Some(value) => batch.insert(key, value),
+                        None => batch.remove(key),
+                    }
                 }
-                Ok(true)
+                db.apply_batch(batch)?;
+            }
+            Db::Memory(map) => {
+                let mut map = map.write();
+                for (key, value) in edits {
+                    match value {
+                        Some(value) => map.insert(key, value),
+                        None => map.remove(&key),
+                    };
+                }
             }
         }
+        Ok(())
     }
 
     /// The database on disk, if that is where it is.

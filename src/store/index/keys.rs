@@ -64,6 +64,7 @@ pub(super) fn undo_prefix(key: &Key) -> Vec<u8> {
     }
 }
 
+#[cfg(test)]
 pub(super) fn with_epoch(mut prefix: Vec<u8>, epoch: Epoch) -> Vec<u8> {
     prefix.extend_from_slice(&epoch.0.to_be_bytes());
     prefix
@@ -338,6 +339,7 @@ pub(super) fn owner(key: &[u8]) -> Option<Slot> {
 }
 
 /// The key of what is in a run and its epoch, from both in one; `None`: it is another key.
+#[cfg(test)]
 pub(super) fn split_epoch(key: &[u8]) -> Option<(&[u8], Epoch)> {
     let (prefix, epoch) = key.split_last_chunk::<8>()?;
     let in_run = is_undo(key) || is_place(key) || is_content(key);

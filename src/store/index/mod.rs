@@ -43,6 +43,7 @@
 
 mod batch;
 mod compact;
+mod compare;
 mod db;
 mod files;
 mod keys;
@@ -50,16 +51,15 @@ mod parts;
 mod runs;
 pub mod seen;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use self::batch::CheckpointChange;
 use self::db::Db;
 use self::files::{Home, guarded};
-use self::parts::{Parts, apply, apply_on_disk, begin, fill, filled_in_memory, in_memory, listed, put_merged};
+use self::parts::{Parts, apply, begin, fill, filled_in_memory, in_memory, listed, put_merged};
 use self::runs::Runs;
-use self::runs::needs::is_read;
 use super::error::{StoreError, StoreResult};
 use super::hash::Hash;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
@@ -71,6 +71,7 @@ use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, Rank, RwLock};
 
 pub use self::batch::Batch;
+pub use self::compare::Difference;
 pub use self::runs::needs::Needs;
 pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
 
@@ -145,7 +146,7 @@ impl Index {
                 Err(StoreError::IndexDamaged) => Doubt::Damaged,
                 Err(error) if index.is_for_want_of_room(&error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "there is no room for the index: it is in memory");
-                    *index.db.write() = Some(in_memory(index.id));
+                    *index.db.write() = Some(in_memory(index.id)?);
                     return Ok((index, Opening::Rebuild(Doubt::NoRoom)));
                 }
                 Err(error) => {
@@ -195,7 +196,7 @@ impl Index {
             Err(error) if self.is_for_want_of_room(&error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "there is no room for an index: it is in memory");
                 self.home.discard();
-                Ok(in_memory(self.id))
+                in_memory(self.id)
             }
             made => made,
         }
@@ -232,7 +233,7 @@ impl Index {
         if let Some(parts) = slot.take() {
             close(parts.db);
         }
-        let parts = if on_disk { self.fresh()? } else { in_memory(self.id) };
+        let parts = if on_disk { self.fresh()? } else { in_memory(self.id)? };
         *slot = Some(self.filled(parts, journal, end)?);
         Ok(())
     }
@@ -249,8 +250,8 @@ impl Index {
     }
 
     /// Applies the journal to a new index; to one in memory, if there is no room for it on disk.
-    fn filled(&self, mut parts: Parts, journal: &Journal, end: Option<Address>) -> StoreResult<Parts> {
-        match fill(&mut parts, journal, end) {
+    fn filled(&self, parts: Parts, journal: &Journal, end: Option<Address>) -> StoreResult<Parts> {
+        match fill(&parts, journal, end) {
             Err(error) if parts.db.disk().is_some() && self.is_for_want_of_room(&error) => {
                 close(parts.db);
                 self.home.discard();
@@ -282,13 +283,7 @@ impl Index {
             return Ok(());
         }
         let _applying = self.applying.lock();
-        if self.is_in_memory() {
-            let mut parts = self.db.write();
-            let parts = parts.as_mut().ok_or(StoreError::IndexClosed)?;
-            guarded("apply", || apply(parts, batch))?;
-        } else {
-            self.with_parts("apply", |parts| apply_on_disk(parts, batch))?;
-        }
+        self.with_parts("apply", |parts| apply(parts, batch))?;
         drop(batch.take());
         Ok(())
     }
@@ -470,13 +465,7 @@ impl Index {
 
     /// The highest number that a checkpoint ever had, deleted ones included.
     pub fn last_checkpoint(&self) -> StoreResult<Option<CheckpointId>> {
-        self.with("look up", |db| match db.scan_prefix(keys::checkpoints_prefix()).next_back().transpose()? {
-            Some((key, value)) => {
-                keys::unseal(&key, &value).ok_or(StoreError::IndexDamaged)?;
-                Ok(Some(keys::parse_checkpoint(&key).ok_or(StoreError::IndexDamaged)?))
-            }
-            None => Ok(None),
-        })
+        self.with("look up", last_checkpoint)
     }
 
     /// Up to where the journal is applied: the end of the last record that is, so a scan from here gives those that are not.
@@ -518,71 +507,20 @@ impl Index {
         }
     }
 
-    /// All that is in the index, in order of the keys: two indexes with the same dump are equal. For fsck and tests.
+    /// All that is in the index, in order of the keys: two indexes with the same dump are equal.
+    #[cfg(test)]
     pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
         self.with_parts("list", |parts| {
-            let pairs = parts.db.iter().map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
+            let pairs = parts.db.range(..).map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
             let mut all: Vec<_> = pairs.collect::<Result<_, _>>()?;
             all.retain(|(key, _)| !keys::is_list(key));
-            parts.runs.each(|key, epoch, value| {
-                let key = keys::with_epoch(key.to_vec(), epoch);
-                let value = keys::seal(&key, value.to_vec());
-                all.push((key, value));
+            parts.runs.each_below(&[], |key, epoch, value| {
+                all.push((keys::with_epoch(key.to_vec(), epoch), value.to_vec()));
+                Ok(())
             })?;
             all.sort_unstable();
             Ok(all)
         })
-    }
-
-    /// How the index differs from what the journal says, as far as it says that it is applied: the number of entries that are missing or hold
-    /// something else, and of those that should not be there. Undo records that no checkpoint reads may be there or not. Entries of records that come after are right if they are those records'.
-    ///
-    /// Errors: those of reading either.
-    pub fn compare(&self, journal: &Journal) -> StoreResult<Difference> {
-        let _applying = self.applying.lock();
-        let applied = self.applied()?;
-        let mut found = self.dump()?;
-        found.retain(|(key, _)| key != keys::META_STORE && key != keys::META_APPLIED);
-        let mut now = batch::Image::new();
-        let add = |image: &mut batch::Image, from: Address, to: Option<Address>| -> StoreResult<()> {
-            let mut batch = Batch::after(image.last_checkpoint());
-            for entry in journal.scan(from, to) {
-                let (at, record) = entry?;
-                batch.add(at, &record)?;
-                if batch.is_full() {
-                    let full = batch.take();
-                    image.apply_undo(&full);
-                    image.apply(&full)?;
-                }
-            }
-            image.apply_undo(&batch);
-            image.apply(&batch)
-        };
-        add(&mut now, journal.start(), Some(applied))?;
-        let mut later = now.clone();
-        add(&mut later, applied, None)?;
-        let kept = later.kept()?;
-        // Where an inode is without a record nobody asks; and of its places the last counts.
-        let placed: HashSet<Slot> = found.iter().filter_map(|(key, _)| keys::placed_slot(key)).collect();
-        let counts = |key: &[u8]| match (keys::split_epoch(key), keys::owner(key)) {
-            (Some((_, epoch)), Some(slot)) if keys::is_place(key) => placed.contains(&slot) && now.is_last_place(slot, epoch),
-            (Some((undo, epoch)), _) => is_read(&kept, now.before(undo, epoch), epoch),
-            (None, _) => true,
-        };
-        let mut difference = Difference::default();
-        for (key, value) in &found {
-            let here = now.get(key);
-            let right = here.is_some_and(|known| known == value) || later.get(key).is_some_and(|known| known == value);
-            // An entry that a record beyond takes back may be there still; one that was never told of may not.
-            difference.wrong += u64::from(!right && (here.is_some() || later.get(key).is_some()) && counts(key));
-            let told = here.is_some() || later.get(key).is_some() || keys::is_content(key);
-            difference.strange += u64::from(!right && !told);
-        }
-        let there: HashSet<&[u8]> = found.iter().map(|(key, _)| key.as_slice()).collect();
-        let missing =
-            now.keys().filter(|key| !keys::is_hint(key) && !there.contains(key.as_slice()) && later.get(key.as_slice()).is_some() && counts(key));
-        difference.missing = missing.count() as u64;
-        Ok(difference)
     }
 
     fn with<T>(&self, what: &'static str, call: impl FnOnce(&Db) -> StoreResult<T>) -> StoreResult<T> {
@@ -607,24 +545,6 @@ impl Drop for Index {
 impl fmt::Debug for Index {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Index").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-/// How an index differs from its journal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Difference {
-    /// Entries that are not there.
-    pub missing: u64,
-    /// Entries that say something else.
-    pub wrong: u64,
-    /// Entries of which the journal knows nothing.
-    pub strange: u64,
-}
-
-impl Difference {
-    /// There is none.
-    pub fn is_none(&self) -> bool {
-        *self == Difference::default()
     }
 }
 
@@ -661,6 +581,13 @@ fn get(db: &Db, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
 fn applied_in(db: &Db) -> StoreResult<Option<(Address, Address)>> {
     let Some(value) = get(db, keys::META_APPLIED)? else { return Ok(None) };
     Ok(Some(keys::parse_applied(&value).ok_or(StoreError::IndexDamaged)?))
+}
+
+/// See [`Index::last_checkpoint`].
+fn last_checkpoint(db: &Db) -> StoreResult<Option<CheckpointId>> {
+    let Some((key, value)) = db.scan_prefix(keys::checkpoints_prefix()).next_back().transpose()? else { return Ok(None) };
+    keys::unseal(&key, &value).ok_or(StoreError::IndexDamaged)?;
+    keys::parse_checkpoint(&key).map(Some).ok_or(StoreError::IndexDamaged)
 }
 
 /// Bytes of all keys and values.
@@ -702,8 +629,8 @@ fn close(db: Db) {
     }
 }
 
-/// The sealed value of a checkpoint after a change; `stored`: the value before, without its checksum.
-fn checkpoint_after(key: &[u8], stored: Option<Vec<u8>>, change: &CheckpointChange) -> StoreResult<Option<Vec<u8>>> {
+/// The value of a checkpoint after a change; `stored`: the value before. Both without their checksum.
+fn checkpoint_after(stored: Option<Vec<u8>>, change: &CheckpointChange) -> StoreResult<Option<Vec<u8>>> {
     let base = match (&change.made, stored) {
         (Some((kept, at)), _) => KnownCheckpoint { deleted: false, at: *at, kept: kept.clone() },
         (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
@@ -715,7 +642,7 @@ fn checkpoint_after(key: &[u8], stored: Option<Vec<u8>>, change: &CheckpointChan
     let mut known = base;
     change.change(&mut known.kept);
     known.deleted |= change.deleted;
-    Ok(Some(keys::seal(key, known.bytes()?)))
+    known.bytes().map(Some)
 }
 
 #[cfg(test)]

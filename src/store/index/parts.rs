@@ -1,18 +1,30 @@
 //! The two parts of an index, the database and the runs: what one batch changes in both, and how they are made.
 
-use super::batch::{self, Batch, Change};
-use super::db::Db;
+use super::batch::{Batch, Change};
+use super::db::{Db, Edits};
 use super::files::{Home, guarded};
 use super::runs::{self, Line, Merge, Runs};
-use super::{applied_in, checkpoint_after, close, get, identity, keys};
+use super::{applied_in, checkpoint_after, close, get, identity, keys, last_checkpoint};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::journal::{Address, Journal};
 use crate::store::layout::StoreId;
+use crate::sys::lock::RwLock;
 
 /// An open index.
 pub(super) struct Parts {
     pub db: Db,
     pub runs: Runs,
+}
+
+impl Parts {
+    /// Of one in memory, another that begins with the same.
+    pub fn copy(&self) -> Parts {
+        let db = match &self.db {
+            Db::Memory(map) => Db::Memory(RwLock::new(map.read().clone())),
+            Db::Disk(_) => Db::in_memory(),
+        };
+        Parts { db, runs: self.runs.copy() }
+    }
 }
 
 /// The runs that are listed, in the order of their places, and what is struck in them.
@@ -34,13 +46,7 @@ pub(super) fn listed(db: &Db) -> StoreResult<(Vec<Line>, runs::Struck)> {
 /// Opens a new database and says whose it is.
 pub(super) fn begin(home: &Home, id: StoreId) -> StoreResult<Parts> {
     let db = home.open()?;
-    let begun = guarded("begin", || {
-        if let Some(db) = db.disk() {
-            db.insert(keys::META_STORE, keys::seal(keys::META_STORE, identity(id)))?;
-        }
-        Ok(())
-    });
-    match begun.and_then(|()| Runs::open(home.runs()?, &[], runs::Struck::new(), false)) {
+    match guarded("begin", || say_whose(&db, id)).and_then(|()| Runs::open(home.runs()?, &[], runs::Struck::new(), false)) {
         Ok(runs) => Ok(Parts { db, runs }),
         Err(error) => {
             close(db);
@@ -49,23 +55,30 @@ pub(super) fn begin(home: &Home, id: StoreId) -> StoreResult<Parts> {
     }
 }
 
+fn say_whose(db: &Db, id: StoreId) -> StoreResult<()> {
+    let mut edits = Edits::default();
+    edits.put(keys::META_STORE.to_vec(), identity(id));
+    db.apply(edits)
+}
+
 /// A new one that is on no disk.
-pub(super) fn in_memory(id: StoreId) -> Parts {
-    let mut image = batch::Image::new();
-    image.put(keys::META_STORE, identity(id));
-    Parts { db: Db::Memory(image), runs: Runs::in_memory() }
+pub(super) fn in_memory(id: StoreId) -> StoreResult<Parts> {
+    let db = Db::in_memory();
+    say_whose(&db, id)?;
+    Ok(Parts { db, runs: Runs::in_memory() })
 }
 
 pub(super) fn filled_in_memory(id: StoreId, journal: &Journal, end: Option<Address>) -> StoreResult<Parts> {
-    let mut parts = in_memory(id);
-    fill(&mut parts, journal, end)?;
+    let parts = in_memory(id)?;
+    fill(&parts, journal, end)?;
     Ok(parts)
 }
 
-/// Puts the journal into a new one, up to `end` or all of it.
-pub(super) fn fill(parts: &mut Parts, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
-    let mut batch = Batch::new();
-    for entry in journal.scan(journal.start(), end) {
+/// Puts the journal into one, from where it is applied, up to `end` or all of it.
+pub(super) fn fill(parts: &Parts, journal: &Journal, end: Option<Address>) -> StoreResult<()> {
+    let from = applied_in(&parts.db)?.map_or(journal.start(), |(_, end)| end);
+    let mut batch = Batch::after(last_checkpoint(&parts.db)?);
+    for entry in journal.scan(from, end) {
         let (at, record) = entry?;
         batch.add(at, &record)?;
         if batch.is_full() {
@@ -76,18 +89,39 @@ pub(super) fn fill(parts: &mut Parts, journal: &Journal, end: Option<Address>) -
     guarded("apply", || fill_in(parts, &batch))
 }
 
-fn fill_in(parts: &mut Parts, batch: &Batch) -> StoreResult<()> {
+fn fill_in(parts: &Parts, batch: &Batch) -> StoreResult<()> {
     apply(parts, batch)?;
     if merge(parts)? { parts.runs.remove_replaced() } else { Ok(()) }
 }
 
-pub(super) fn apply(parts: &mut Parts, batch: &Batch) -> StoreResult<()> {
-    if parts.db.disk().is_some() {
-        return apply_on_disk(parts, batch);
+/// Applies a batch, whole or not at all.
+pub(super) fn apply(parts: &Parts, batch: &Batch) -> StoreResult<()> {
+    let db = &parts.db;
+    let Listing { made, struck } = Listing::of(parts, batch)?;
+    let mut edits = Edits::default();
+    if let Some(made) = &made {
+        edits.put(keys::run_key(made.from), keys::run_value(&made.line()));
     }
-    let listing = Listing::of(parts, batch)?;
-    parts.db.apply_in_memory(batch)?;
-    parts.runs.put(listing.made, listing.struck);
+    for ((epoch, slot), upto) in &struck {
+        edits.put(keys::struck_key(*epoch, *slot), keys::struck_value(*upto));
+    }
+    for (key, change) in &batch.changes {
+        match change {
+            Change::Remove => edits.remove(key.clone()),
+            Change::Keep(value) | Change::Put(value) => edits.put(key.clone(), value.clone()),
+        }
+    }
+    for (id, change) in &batch.checkpoints {
+        let key = keys::checkpoint_key(*id);
+        if let Some(value) = checkpoint_after(get(db, &key)?, change)? {
+            edits.put(key, value);
+        }
+    }
+    if let Some(applied) = batch.applied {
+        edits.put(keys::META_APPLIED.to_vec(), keys::applied_value(applied));
+    }
+    db.apply(edits)?;
+    parts.runs.put(made, struck);
     Ok(())
 }
 
@@ -118,39 +152,6 @@ impl Listing {
     }
 }
 
-pub(super) fn apply_on_disk(parts: &Parts, batch: &Batch) -> StoreResult<()> {
-    let db = &parts.db;
-    let disk = db.disk().ok_or(StoreError::IndexClosed)?;
-    let listing = Listing::of(parts, batch)?;
-    let mut out = sled::Batch::default();
-    let mut insert = |key: &[u8], value: Vec<u8>| out.insert(key, keys::seal(key, value));
-    if let Some(made) = &listing.made {
-        insert(&keys::run_key(made.from), keys::run_value(&made.line()));
-    }
-    for ((epoch, slot), upto) in &listing.struck {
-        insert(&keys::struck_key(*epoch, *slot), keys::struck_value(*upto));
-    }
-    for (key, change) in &batch.changes {
-        match change {
-            Change::Remove => out.remove(key.as_slice()),
-            Change::Keep(_) if disk.contains_key(key)? => {}
-            Change::Keep(value) | Change::Put(value) => out.insert(key.as_slice(), keys::seal(key, value.clone())),
-        }
-    }
-    for (id, change) in &batch.checkpoints {
-        let key = keys::checkpoint_key(*id);
-        if let Some(value) = checkpoint_after(&key, get(db, &key)?, change)? {
-            out.insert(key.as_slice(), value);
-        }
-    }
-    if let Some(applied) = batch.applied {
-        out.insert(keys::META_APPLIED, keys::seal(keys::META_APPLIED, keys::applied_value(applied)));
-    }
-    disk.apply_batch(out)?;
-    parts.runs.put(listing.made, listing.struck);
-    Ok(())
-}
-
 /// Merges what is due; `true`: so much was replaced that the index should be made durable now.
 fn merge(parts: &Parts) -> StoreResult<bool> {
     let mut full = false;
@@ -165,23 +166,16 @@ pub(super) fn put_merged(parts: &Parts, mut merge: Merge) -> StoreResult<bool> {
     if !parts.runs.settle(&mut merge) {
         return Ok(false);
     }
-    if let Some(disk) = parts.db.disk() {
-        list_merged(disk, &merge)?;
-    }
-    Ok(parts.runs.put_merged(merge))
-}
-
-fn list_merged(disk: &sled::Db, merge: &Merge) -> StoreResult<()> {
-    let mut out = sled::Batch::default();
-    merge.old.iter().for_each(|old| out.remove(keys::run_key(old.from)));
-    let key = keys::run_key(merge.made.from);
-    out.insert(key.as_slice(), keys::seal(&key, keys::run_value(&merge.made.line())));
+    let mut edits = Edits::default();
+    merge.old.iter().for_each(|old| edits.remove(keys::run_key(old.from)));
+    edits.put(keys::run_key(merge.made.from), keys::run_value(&merge.made.line()));
     for ((epoch, slot), _, upto) in &merge.clean {
         let key = keys::struck_key(*epoch, *slot);
         match upto {
-            Some(upto) => out.insert(key.as_slice(), keys::seal(&key, keys::struck_value(*upto))),
-            None => out.remove(key),
+            Some(upto) => edits.put(key, keys::struck_value(*upto)),
+            None => edits.remove(key),
         }
     }
-    Ok(disk.apply_batch(out)?)
+    parts.db.apply(edits)?;
+    Ok(parts.runs.put_merged(merge))
 }

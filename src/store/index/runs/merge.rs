@@ -50,6 +50,11 @@ impl<'a> Merged<'a> {
         Ok(Merged { struck, cursors, key: Vec::new(), epoch: Epoch(0), value: Vec::new(), begun: false })
     }
 
+    /// The record that was given last.
+    pub fn last(&self) -> Item<'_> {
+        (&self.key, self.epoch, &self.value)
+    }
+
     /// The cursor that comes next.
     fn least(&self) -> Option<usize> {
         let mut least: Option<(usize, &Cursor<'_>)> = None;
@@ -82,7 +87,7 @@ impl<'a> Merged<'a> {
                 self.cursors.remove(at);
             }
             if !skip {
-                return Ok(Some((&self.key, self.epoch, &self.value)));
+                return Ok(Some(self.last()));
             }
         }
     }

@@ -184,6 +184,17 @@ impl Runs {
         Ok(())
     }
 
+    /// Of those in memory, others that begin with the same.
+    pub fn copy(&self) -> Runs {
+        let (list, next) = (self.list(), self.files.lock().0);
+        Runs { list: RwLock::new(list), files: Mutex::new((next, Vec::new(), 0)), ..Runs::in_memory() }
+    }
+
+    /// Every record that counts, for a [`Walk`].
+    pub fn walked(&self) -> Walked {
+        Walked(self.list())
+    }
+
     fn list(&self) -> Arc<List> {
         Arc::clone(&self.list.read())
     }
@@ -368,6 +379,15 @@ impl Runs {
     ///
     /// Errors: `Io`, `IndexDamaged`.
     pub fn last_place(&self, slot: Slot) -> StoreResult<Option<Place>> {
+        let Some((_, value)) = self.last_told(slot)? else { return Ok(None) };
+        let place = codec::decode_place(&value).ok().filter(|place| place.parent != slot);
+        place.map(Some).ok_or(StoreError::IndexDamaged)
+    }
+
+    /// The same as it stands there, with its epoch.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn last_told(&self, slot: Slot) -> StoreResult<Option<(Epoch, Vec<u8>)>> {
         let told = [keys::place_key(slot), keys::undo_prefix(&Key::Home(slot))].map(|key| (Probe::of(&key), key));
         for listed in self.list().runs.iter().rev() {
             let mut last: Option<(Epoch, Vec<u8>)> = None;
@@ -375,9 +395,8 @@ impl Runs {
                 let found = Cursor::new(&listed.run, Some(&self.cache)).last_of(key)?;
                 last = last.into_iter().chain(found).reduce(|last, found| if found.0 > last.0 { found } else { last });
             }
-            if let Some((_, value)) = last {
-                let place = codec::decode_place(&value).ok().filter(|place| place.parent != slot);
-                return place.map(Some).ok_or(StoreError::IndexDamaged);
+            if last.is_some() {
+                return Ok(last);
             }
         }
         Ok(None)
@@ -459,17 +478,7 @@ impl Runs {
         Ok(all)
     }
 
-    /// Every record that counts, in the order of keys and epochs.
-    ///
-    /// Errors: `Io`, `IndexDamaged`.
-    pub fn each(&self, mut call: impl FnMut(&[u8], Epoch, &[u8])) -> StoreResult<()> {
-        self.each_below(&[], |key, epoch, value| {
-            call(key, epoch, value);
-            Ok(())
-        })
-    }
-
-    /// Those whose keys begin so.
+    /// Every record that counts and whose key begins so, in the order of keys and epochs.
     ///
     /// Errors: `Io`, `IndexDamaged`, those of `call`.
     pub fn each_below(&self, prefix: &[u8], mut call: impl FnMut(&[u8], Epoch, &[u8]) -> StoreResult<()>) -> StoreResult<()> {
@@ -477,6 +486,48 @@ impl Runs {
         let mut merged = Merged::new(&list.runs, &list.struck, prefix)?;
         while let Some((key, epoch, value)) = merged.next()?.filter(|(key, _, _)| key.starts_with(prefix)) {
             call(key, epoch, value)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is walked.
+pub struct Walked(Arc<List>);
+
+/// Goes through records in the order of keys and epochs, beside others.
+pub struct Walk<'a> {
+    merged: Merged<'a>,
+    more: bool,
+}
+
+impl<'a> Walk<'a> {
+    /// At the first record.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn new(Walked(list): &'a Walked) -> StoreResult<Walk<'a>> {
+        let mut merged = Merged::new(&list.runs, &list.struck, &[])?;
+        let more = merged.next()?.is_some();
+        Ok(Walk { merged, more })
+    }
+
+    /// The key and the epoch of the record; `None`: there is no other.
+    pub fn at(&self) -> Option<(&[u8], Epoch)> {
+        let (key, epoch, _) = self.merged.last();
+        self.more.then_some((key, epoch))
+    }
+
+    /// What the record says, if it is this one.
+    pub fn says(&self, key: &[u8], epoch: Epoch) -> Option<&[u8]> {
+        let (_, _, value) = self.merged.last();
+        (self.at() == Some((key, epoch))).then_some(value)
+    }
+
+    /// To the next record, if it is this one.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn pass(&mut self, key: &[u8], epoch: Epoch) -> StoreResult<()> {
+        if self.at() == Some((key, epoch)) {
+            self.more = self.merged.next()?.is_some();
         }
         Ok(())
     }
