@@ -3,7 +3,7 @@
 //! A past node is an inode of one checkpoint's view. Its number is made from the two, so that it is the same at every look-up and after a remount,
 //! and never that of the live inode: `diff`, `tar` and `rsync` take equal numbers for the same file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use super::request::{Fh, NodeId};
 use crate::history::present::Trail;
 use crate::history::view::{Source, State, View};
-use crate::store::ids::{CheckpointId, Slot};
+use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{self, Errno, Kind, Ledger, ROW_WORDS, RowId, SysResult};
@@ -22,7 +22,7 @@ pub(super) const PAST: u64 = 1 << 62;
 pub(super) const PAST_HANDLE: u64 = 1 << 63;
 
 /// An inode of a view.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PastNode {
     pub(super) id: NodeId,
     pub(super) checkpoint: CheckpointId,
@@ -34,18 +34,39 @@ pub(super) struct PastNode {
 
 /// An open file of a view.
 pub(super) struct PastHandle {
-    node: Arc<PastNode>,
+    node: PastNode,
     open: Mutex<(Source, Option<Arc<File>>)>,
 }
 
 /// Rows of a ledger that tell of nodes: number, checkpoint, named, slot, kind, slot of the directory that it was found in.
 const LEFT_NODE: u64 = 3;
 
-/// A node that the kernel knows.
+/// A node that the kernel knows. There may be a million, so it is small: all that is in a directory share its trail.
 struct Known {
-    node: Arc<PastNode>,
+    checkpoint: CheckpointId,
+    slot: Slot,
+    /// Of a directory its own; of anything else that of the directory, and the name there.
+    trail: Arc<Trail>,
+    name: Option<Name>,
     lookups: u64,
     row: Option<RowId>,
+    kind: Kind,
+    named: bool,
+}
+
+impl Known {
+    fn new(checkpoint: CheckpointId, named: bool, child: Child, trail: Arc<Trail>, row: Option<RowId>) -> Known {
+        let (trail, name) = match &trail.up {
+            Some(up) if child.kind != Kind::Dir => (Arc::clone(up), Some(trail.name.clone())),
+            _ => (trail, None),
+        };
+        Known { checkpoint, slot: child.slot, trail, name, lookups: 0, row, kind: child.kind, named }
+    }
+
+    fn node(&self, id: NodeId) -> PastNode {
+        let trail = self.name.as_ref().map_or_else(|| Arc::clone(&self.trail), |name| self.trail.step(name, self.slot));
+        PastNode { id, checkpoint: self.checkpoint, named: self.named, child: Child { slot: self.slot, kind: self.kind }, trail }
+    }
 }
 
 /// A node that a worker before us told the kernel of, and that nobody has asked for since.
@@ -62,7 +83,8 @@ pub(super) struct Left {
 /// All past nodes that the kernel knows, and their open files. The locks are leaves.
 #[derive(Default)]
 pub(super) struct Past {
-    nodes: Mutex<HashMap<NodeId, Known>>,
+    /// A map that grows by a node at a time: a table would be copied, and be half empty then.
+    nodes: Mutex<BTreeMap<NodeId, Known>>,
     ledger: OnceLock<Arc<Ledger>>,
     left: Mutex<HashMap<NodeId, Left>>,
     handles: RwLock<HashMap<u64, Arc<PastHandle>>>,
@@ -84,19 +106,19 @@ impl Past {
     ///
     /// # Errors
     /// EIO if two inodes have one number: 60 bits of a hash make that a matter of 2^30 inodes in use at once.
-    pub(super) fn learn(&self, checkpoint: CheckpointId, named: bool, child: Child, trail: Arc<Trail>, lookups: u64) -> SysResult<Arc<PastNode>> {
+    pub(super) fn learn(&self, checkpoint: CheckpointId, named: bool, child: Child, trail: Arc<Trail>, lookups: u64) -> SysResult<PastNode> {
         let id = Past::number(checkpoint, named, child);
         let mut nodes = self.nodes.lock();
         let known = nodes.entry(id).or_insert_with(|| {
             let row = self.ledger.get().and_then(|ledger| ledger.put(LEFT_NODE, row_of(id, checkpoint, named, child, &trail)));
-            Known { node: Arc::new(PastNode { id, checkpoint, named, child, trail }), lookups: 0, row }
+            Known::new(checkpoint, named, child, trail, row)
         });
-        let node = &known.node;
+        let node = known.node(id);
         if node.checkpoint != checkpoint || node.child != child || node.named != named {
             return Err(Errno::EIO);
         }
         known.lookups += lookups;
-        Ok(Arc::clone(node))
+        Ok(node)
     }
 
     /// From now on nodes are entered into a ledger; those that a worker before us entered are known as left.
@@ -126,8 +148,8 @@ impl Past {
     }
 
     /// A node that the kernel knows.
-    pub(super) fn get(&self, id: NodeId) -> SysResult<Arc<PastNode>> {
-        self.nodes.lock().get(&id).map(|known| Arc::clone(&known.node)).ok_or(Errno::ESTALE)
+    pub(super) fn get(&self, id: NodeId) -> SysResult<PastNode> {
+        self.nodes.lock().get(&id).map(|known| known.node(id)).ok_or(Errno::ESTALE)
     }
 
     /// Takes back look-ups.
@@ -147,7 +169,7 @@ impl Past {
     }
 
     /// Opens a file of a view.
-    pub(super) fn open(&self, view: &View<'_>, node: Arc<PastNode>) -> SysResult<Fh> {
+    pub(super) fn open(&self, view: &View<'_>, node: PastNode) -> SysResult<Fh> {
         let (source, file) = view.open(&node.trail)?;
         let handle = Arc::new(PastHandle { node, open: Mutex::new((source, file.map(Arc::new))) });
         let id = PAST_HANDLE | (self.last_handle.fetch_add(1, Ordering::Relaxed) + 1);
@@ -156,7 +178,7 @@ impl Past {
     }
 
     /// Opens a file of a view under the number that the kernel knows from a worker before us.
-    pub(super) fn adopt(&self, view: &View<'_>, node: Arc<PastNode>, fh: Fh) -> SysResult<()> {
+    pub(super) fn adopt(&self, view: &View<'_>, node: PastNode, fh: Fh) -> SysResult<()> {
         let (source, file) = view.open(&node.trail)?;
         let handle = Arc::new(PastHandle { node, open: Mutex::new((source, file.map(Arc::new))) });
         self.last_handle.fetch_max(fh.0 & !PAST_HANDLE, Ordering::Relaxed);

@@ -24,7 +24,7 @@ pub(super) const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
 /// What a node id names.
 enum Node {
     Live(Slot),
-    Past(Arc<PastNode>),
+    Past(PastNode),
     /// `.snapshots` or one of our links.
     Control(NodeId),
 }

@@ -87,7 +87,7 @@ impl Engine {
     }
 
     /// A node of a view that the kernel knows, from us or from a worker before us.
-    pub(super) fn past_node(&self, id: NodeId) -> SysResult<Arc<PastNode>> {
+    pub(super) fn past_node(&self, id: NodeId) -> SysResult<PastNode> {
         match self.past.get(id) {
             Err(Errno::ESTALE) => self.revive(id, 0),
             found => found,
@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// Finds a node of a view that a worker before us told the kernel of: its directory first, and there its name.
-    fn revive(&self, id: NodeId, depth: u32) -> SysResult<Arc<PastNode>> {
+    fn revive(&self, id: NodeId, depth: u32) -> SysResult<PastNode> {
         let left = self.past.left(id).filter(|_| depth < DEPTH_MAX).ok_or(Errno::ESTALE)?;
         let trail = if left.child.slot == Slot::ROOT {
             Trail::root()

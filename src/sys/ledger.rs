@@ -13,6 +13,7 @@
 //!
 //! Locking: the free rows are behind a mutex of their own, the last of all; the words are atomic.
 
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
@@ -30,9 +31,20 @@ pub const ROW_WORDS: usize = ROW - 1;
 /// Rows that there may be at once. Memory is taken by rows that were used only.
 const ROWS_MAX: usize = 1 << 20;
 
-/// A row of a ledger.
+/// A row of a ledger: its number, counted from 1, so that one that may not be there takes no more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RowId(usize);
+pub struct RowId(NonZeroU32);
+
+impl RowId {
+    fn of(row: usize) -> Option<RowId> {
+        u32::try_from(row).ok()?.checked_add(1).and_then(NonZeroU32::new).map(RowId)
+    }
+
+    /// Where its words begin.
+    fn at(self) -> usize {
+        HEAD + (self.0.get() as usize - 1) * ROW
+    }
+}
 
 /// A row as it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,31 +155,31 @@ impl Ledger {
             self.store(HEAD + row * ROW + 1 + at, value);
         }
         self.store(HEAD + row * ROW, kind);
-        Some(RowId(row))
+        RowId::of(row)
     }
 
     /// Changes one word of a row that is there.
     pub fn set(&self, row: RowId, word: usize, value: u64) {
         debug_assert!(word < ROW_WORDS, "a row has so many words");
         if word < ROW_WORDS {
-            self.store(HEAD + row.0 * ROW + 1 + word, value);
+            self.store(row.at() + 1 + word, value);
         }
     }
 
     /// Takes a row out.
     pub fn remove(&self, row: RowId) {
-        let at = HEAD + row.0 * ROW;
+        let at = row.at();
         if self.load(at) != 0 {
             self.store(at, 0);
-            self.free.lock().push(row.0);
+            self.free.lock().push((at - HEAD) / ROW);
         }
     }
 
     /// All rows.
     pub fn rows(&self) -> Vec<Row> {
-        let rows = (0..self.used()).map(|row| {
-            let at = HEAD + row * ROW;
-            Row { id: RowId(row), kind: self.load(at), words: std::array::from_fn(|word| self.load(at + 1 + word)) }
+        let rows = (0..self.used()).filter_map(RowId::of).map(|id| {
+            let at = id.at();
+            Row { id, kind: self.load(at), words: std::array::from_fn(|word| self.load(at + 1 + word)) }
         });
         rows.filter(|row| row.kind != 0).collect()
     }
