@@ -16,7 +16,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use zstd::bulk::Compressor;
+use zstd::bulk::{Compressor, Decompressor};
 
 use super::super::keys;
 use super::filter::{Filter, Probe};
@@ -24,6 +24,7 @@ use crate::store::error::{StoreError, StoreResult};
 use crate::store::ids::Epoch;
 use crate::store::journal::codec::{PAYLOAD_MAX, decode_uint, encode_uint};
 use crate::sys::fault::{self, Call};
+use crate::sys::lock::Mutex;
 
 /// A block ends with the entry that makes it so large, before it is compressed: it is read and decoded for one entry.
 const BLOCK_BYTES: usize = 1024;
@@ -240,8 +241,18 @@ fn entries(mut bytes: &[u8]) -> Option<Vec<u8>> {
     match usize::try_from(uint(&mut bytes)?).ok()? {
         0 => Some(bytes.to_vec()),
         length if length > ENTRIES_MAX => None,
-        length => zstd::bulk::decompress(bytes, length).ok().filter(|entries| entries.len() == length),
+        length => decompress(bytes, length).ok().filter(|entries| entries.len() == length),
     }
+}
+
+/// To make a decompressor takes longer than to use it: there is one, and whoever finds it in use makes another.
+fn decompress(bytes: &[u8], length: usize) -> io::Result<Vec<u8>> {
+    static KEPT: Mutex<Option<Decompressor<'static>>> = Mutex::new(None);
+    let taken = KEPT.lock().take();
+    let mut decompressor = taken.map_or_else(Decompressor::new, Ok)?;
+    let entries = decompressor.decompress(bytes, length);
+    *KEPT.lock() = Some(decompressor);
+    entries
 }
 
 fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
