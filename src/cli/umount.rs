@@ -14,6 +14,7 @@ use crate::control::Client;
 use crate::engine::Keep;
 use crate::engine::api::{VerbError, VerbResult, host_path};
 use crate::engine::word::word;
+use crate::store::layout::noted_unkept;
 use crate::sys::{self, MountPoint};
 
 /// How long a daemon may take to put its store in order.
@@ -70,6 +71,9 @@ struct Unmounted<'a> {
     #[serde(serialize_with = "host_path::serialize")]
     unmounted: &'a Path,
     daemon_ended: bool,
+    /// Files whose content is not kept: if they are changed now, it is lost to the checkpoints that show it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_kept: Option<u64>,
     /// A process that has the filesystem mounted elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     mounted_for: Option<u32>,
@@ -125,9 +129,10 @@ fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outco
 
 /// Says how it went.
 fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
+    let not_kept = if *ended == Ended::All { not_kept(mount) } else { None };
     if context.out.json {
         let mounted_for = if let Ended::Elsewhere(pid, _) = ended { Some(*pid) } else { None };
-        return Ok(context.out.json(&Unmounted { unmounted: &mount.at, daemon_ended: *ended == Ended::All, mounted_for })?);
+        return Ok(context.out.json(&Unmounted { unmounted: &mount.at, daemon_ended: *ended == Ended::All, not_kept, mounted_for })?);
     }
     let at = mount.at.display();
     context.out.talk(&match ended {
@@ -138,7 +143,18 @@ fn tell(mount: &MountPoint, ended: &Ended, context: &mut Context) -> Outcome {
             format!("{at} is unmounted here; process {pid} has it mounted too, at {place}, and the daemon goes on until nobody does")
         }
     });
+    if let Some(files) = not_kept {
+        context.out.talk(&format!(
+            "the content of {files} files is not kept: where they are changed while nothing is mounted, checkpoints lose it; to keep all: ckptfs umount --keep all"
+        ));
+    }
     Ok(())
+}
+
+/// Of how many files the daemon has not kept the content, if of any.
+fn not_kept(mount: &MountPoint) -> Option<u64> {
+    let root = sys::open_root(&mount.backing()?).ok()?;
+    noted_unkept(root).filter(|files| *files > 0)
 }
 
 /// The mount of ours that is at `path`, or serves it.

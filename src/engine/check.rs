@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::api::{Damage, StateName, TreePath, VerbError, VerbResult, Verified, VerifyOptions};
 use super::error;
+use crate::store::baseline::Baseline;
 use crate::store::check::{Check, DamageKind, Finding, Version};
 use crate::store::ids::{CheckpointId, ObjectOrigin};
 use crate::store::index::{Doubt, Index};
@@ -64,6 +65,7 @@ fn repair_of(finding: &Finding) -> Option<&'static str> {
     match finding.kind {
         DamageKind::IndexMissing => Some("make the index from the journal"),
         DamageKind::IndexUnreadable | DamageKind::IndexWrong => Some("set the index aside and make it from the journal"),
+        DamageKind::BaselineDamaged => Some("remove it: a mount writes the tree down anew"),
         DamageKind::JournalTorn => Some("save the torn end beside the journal and cut it off, as mounting does"),
         DamageKind::ObjectChanged | DamageKind::ObjectSize => {
             Some("set the object aside, so that reading this version fails and never gives wrong bytes")
@@ -123,6 +125,7 @@ impl Engine {
                 let of = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;
                 let mut check = Check::begin(&store.journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
                 check.compare_index(&store.index, &store.journal);
+                check.read_baseline(&store.layout);
                 self.look_behind(of, options.deep, &mut check)?;
                 check
             }
@@ -240,6 +243,7 @@ impl StoreCheck {
         }
         let layers = Layers::new(&layout).map_err(|cause| unreadable(&cause))?;
         check_index(&mut check, &layout, &journal)?;
+        check.read_baseline(&layout);
         if options.strays {
             check.strays(&layers).map_err(|cause| unreadable(&cause))?;
         }
@@ -272,6 +276,10 @@ impl StoreCheck {
         let found = |kinds: &[DamageKind]| self.repaired.iter().any(|finding| kinds.contains(&finding.kind));
         let has = |kinds: &[DamageKind]| all && found(kinds);
         let of_index = has(&[DamageKind::IndexMissing, DamageKind::IndexUnreadable, DamageKind::IndexWrong]);
+        if has(&[DamageKind::BaselineDamaged]) {
+            Baseline::remove(&layout).map_err(|cause| unreadable(&cause))?;
+            said.push("the baseline was removed; a mount writes the tree down anew".to_owned());
+        }
         // Opening takes the lock itself.
         drop((journal, layers, layout));
         if found(&[DamageKind::JournalDamaged, DamageKind::FormatUnreadable]) || !(of_index || rebuild_index || has(&[DamageKind::JournalTorn])) {

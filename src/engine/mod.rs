@@ -293,6 +293,7 @@ impl Engine {
             let told = baseline.map_or(Ok(()), |baseline| self.live.record_absence(&baseline));
             if let Err(errno) = told {
                 tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
+                self.timeline().distrust_baseline();
             }
             match told.and_then(|()| self.live.record_unseen()) {
                 // What was captured ahead stays, and what has changed says so.
@@ -316,10 +317,15 @@ impl Engine {
         if store.journal.witness() < store.journal.position() {
             return None;
         }
-        Baseline::open(&store.layout, store.journal.position()).unwrap_or_else(|error| {
+        let baseline = Baseline::open(&store.layout, store.journal.position()).unwrap_or_else(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, "the baseline cannot be read");
             None
-        })
+        })?;
+        self.timeline().trust_baseline(baseline.changes.len(), baseline.gone());
+        if self.keeps_content() != Keep::None {
+            self.live.clone_ahead();
+        }
+        Some(baseline)
     }
 
     /// Sees to what the last daemon has left, and to what somebody can still write to.
@@ -429,12 +435,14 @@ impl Engine {
             tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
         self.timeline().stop();
-        let asked = *self.keep.lock();
-        let keep = asked.or_else(|| Keep::named(self.settings().text("umount.keep")?)).unwrap_or_default();
-        match self.live.write_baseline(keep) {
-            Ok(0) => {}
+        match self.live.write_baseline(self.keeps_content()) {
             Ok(files) => {
-                tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints")
+                if files > 0 {
+                    tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints");
+                }
+                if let Err(error) = self.timeline().store().layout.note_unkept(files) {
+                    tracing::debug!(%error, "that is not told to who unmounts");
+                }
             }
             Err(errno) => {
                 tracing::warn!(%errno, "there is no baseline: of what is changed while nothing is mounted, names and attributes will not be known");
@@ -442,6 +450,11 @@ impl Engine {
         }
         // Whoever changes the tree once we are gone shall be seen to have done so after us.
         sys::wait_for_tick(end);
+    }
+
+    fn keeps_content(&self) -> Keep {
+        let asked = *self.keep.lock();
+        asked.or_else(|| Keep::named(self.settings().text("umount.keep")?)).unwrap_or_default()
     }
 
     fn timeline(&self) -> &Arc<Timeline> {

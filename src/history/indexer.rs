@@ -146,6 +146,20 @@ impl Wake {
         false
     }
 
+    /// Waits for so long; `false`: there is something to do, or the thread shall end.
+    pub fn rest(&self, limit: Duration) -> bool {
+        let mut signals = self.signals.lock();
+        let until = Instant::now() + limit;
+        while signals.stop.is_none() && !signals.sealed {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            self.changed.wait_for(&mut signals, left);
+        }
+        false
+    }
+
     /// The thread begins: idle, unless somebody waits for its end already.
     fn begin(&self) {
         let mut signals = self.signals.lock();
@@ -329,6 +343,7 @@ impl Timeline {
                 index.apply(&mut piece)?;
             }
             self.inner.write().contents.indexed(end);
+            self.track(id.epoch());
             let indexed = self.take_indexed(id.epoch());
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
             drop(indexed);
@@ -374,6 +389,12 @@ impl Timeline {
         {
             tracing::warn!(error = &error as &dyn std::error::Error, "the journal was not packed");
         }
+    }
+
+    /// What these epochs changed is noted before their tables go.
+    fn track(&self, upto: Epoch) {
+        let tables: Vec<Arc<Table>> = self.inner.read().sealed.iter().take_while(|table| table.epoch <= upto).cloned().collect();
+        tables.iter().for_each(|table| self.tracked.lock().take(table));
     }
 
     /// Takes the tables of epochs up to this one out of memory.

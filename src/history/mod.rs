@@ -13,6 +13,7 @@ pub mod operations;
 pub mod present;
 mod resume;
 pub mod select;
+pub mod since;
 mod slow;
 pub mod table;
 pub mod tags;

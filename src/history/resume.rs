@@ -81,6 +81,7 @@ impl Timeline {
             distrusted: Mutex::default(),
             met: Mutex::default(),
             losses: AtomicU64::default(),
+            tracked: Mutex::default(),
             dropped: Mutex::default(),
         };
         Ok((timeline, aftermath))

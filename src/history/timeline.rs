@@ -17,6 +17,7 @@ use super::dropped::{DroppedList, Spans};
 use super::indexer::HURRY_EPOCHS;
 use super::operations::Operations;
 use super::select::{Known, Unselected, select, select_whole};
+use super::since::Tracked;
 use super::table::Table;
 use super::tags::Tags;
 use super::view::State;
@@ -66,6 +67,8 @@ pub(super) struct Inner {
     pub(super) dropped_spans: Spans,
     /// Records of what was captured ahead that the index may not have yet, and how far that is.
     pub(super) ahead: (Vec<Address>, Epoch),
+    /// How often the last checkpoint went, so that changes made no record.
+    pub(super) unrecorded: u64,
 }
 
 impl Inner {
@@ -88,6 +91,7 @@ impl Inner {
             dropped: BTreeMap::new(),
             dropped_spans: Spans::default(),
             ahead: (Vec::new(), Epoch(0)),
+            unrecorded: 0,
         }
     }
 
@@ -119,6 +123,7 @@ impl Inner {
             self.tags.take(id, &kept.tags);
         }
         self.hidden.remove(&id);
+        self.unrecorded += u64::from(self.checkpoints.is_empty() && self.hidden.is_empty());
     }
 
     pub(super) fn retag(&mut self, id: CheckpointId, mut tags: Vec<String>) {
@@ -226,6 +231,8 @@ pub struct Timeline {
     pub(super) dropped: Mutex<HashMap<Address, Arc<DroppedList>>>,
     /// See [`Timeline::losses`].
     pub(super) losses: AtomicU64,
+    /// What changed since the tree was written down. A leaf.
+    pub(super) tracked: Mutex<Tracked>,
 }
 
 /// Errors of the store as the kernel shall see them; each is logged where it happens.
@@ -266,13 +273,20 @@ impl Timeline {
     /// Notes that an inode was made (`true`) or that it is gone and its slot free (`false`).
     pub fn set_born(&self, slot: Slot, born: bool) {
         let mut inner = self.inner.write();
+        let mut noted = true;
         if born {
             inner.born.insert(slot, who::acting_number());
         } else {
             if inner.is_born(slot) {
                 inner.open.drop_place(slot);
+                // An inode that had the number before may have a record.
+                noted = inner.sealed.iter().map(|table| &**table).chain([&inner.open]).any(|table| table.node(slot).is_some());
             }
             inner.born.remove(&slot);
+        }
+        drop(inner);
+        if noted {
+            self.tracked.lock().set_gone(slot, !born);
         }
     }
 

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 
 use super::Live;
 use super::ahead::is_same;
+use super::find::is_elsewhere;
 use super::kept::{Keep, Keeper};
 use super::nodes::generation_of;
 use crate::history::ahead::AheadNode;
 use crate::history::present::Trail;
+use crate::store::Address;
 use crate::store::baseline::{self, Baseline, Node, ROOT, Writer};
 use crate::store::error::StoreError;
 use crate::store::ids::{Name, Slot};
@@ -29,16 +31,33 @@ use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
 /// A tree that takes longer to be looked at, but for what is kept, has no baseline. A mount waits a little longer for who is at it.
 const WRITE_MAX: Duration = Duration::from_secs(15);
 
-fn errno(error: StoreError) -> Errno {
+pub(super) fn errno(error: StoreError) -> Errno {
     error.errno()
 }
 
 /// Names of a directory that are part of the tree, sorted.
-fn names_of(slot: Slot, fd: &OwnedFd) -> SysResult<Vec<Name>> {
+pub(super) fn names_of(slot: Slot, fd: &OwnedFd) -> SysResult<Vec<Name>> {
     let names = sys::list_dir(fd)?.into_iter().map(|entry| entry.name);
     let mut names: Vec<Name> = names.filter(|name| slot != Slot::ROOT || name != STORE_NAME.as_bytes()).map(|name| Name::new(&name)).collect();
     names.sort_unstable();
     Ok(names)
+}
+
+/// A directory that is to be listed.
+struct Open {
+    number: u64,
+    trail: Arc<Trail>,
+    was: Stat,
+}
+
+/// What is in the way of a walk.
+pub(super) struct Walk<'a> {
+    /// Where the journal ends; `None`: the tree is served, and what changes meanwhile is counted for the next time.
+    pub(super) end: Option<Address>,
+    /// Keeps content beside it.
+    pub(super) keeper: Option<&'a Keeper<'a>>,
+    /// Asked before each directory: `false` ends it.
+    pub(super) go_on: &'a mut dyn FnMut() -> bool,
 }
 
 impl Live {
@@ -49,69 +68,158 @@ impl Live {
     /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
     pub fn write_baseline(&self, keep: Keep) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
-        Baseline::remove(layout).map_err(errno)?;
-        self.write_whole_baseline(keep).inspect_err(|_| {
-            if let Err(error) = Baseline::remove(layout) {
-                tracing::debug!(%error, "what there is of a baseline stays");
-            }
-        })
+        let written = self.write_or_advance(keep);
+        if written.is_err()
+            && let Err(error) = Baseline::remove(layout)
+        {
+            tracing::debug!(%error, "what there is of a baseline stays");
+        }
+        written
     }
 
-    fn write_whole_baseline(&self, keep: Keep) -> SysResult<u64> {
+    fn write_or_advance(&self, keep: Keep) -> SysResult<u64> {
         let store = self.timeline.store();
         // What no checkpoint shows needs no past.
         if self.timeline.stored_ids().is_empty() {
+            Baseline::remove(&store.layout).map_err(errno)?;
             return self.drop_kept().map(|()| 0);
         }
         let keeper = self.keeper(keep)?;
-        let began = Instant::now();
-        let mut writer = Writer::new(&store.layout, store.journal.position()).map_err(errno)?;
-        let root = Node {
-            child: Child { slot: Slot::ROOT, kind: Kind::Dir },
-            attr: AttrState { stat: sys::stat_fd(&self.root)?, target: None },
-            xattrs: sys::all_xattrs(&self.root)?,
-            number: ROOT,
-        };
+        let end = store.journal.position();
+        if let Some(files) = self.advance_baseline(Some(end), keeper.as_ref())? {
+            self.check_advanced(end)?;
+            return keeper.map_or(Ok(0), |keeper| keeper.catch_up(files));
+        }
+        let (began, most) = (Instant::now(), WRITE_MAX.saturating_add(keep.time()));
+        let mut go_on = || began.elapsed() <= most;
+        self.walk_baseline(Walk { end: Some(end), keeper: keeper.as_ref(), go_on: &mut go_on })?;
+        let gone = self.timeline.gone_now();
+        if let (false, Some(mut baseline)) = (gone.is_empty(), Baseline::open_any(&store.layout).map_err(errno)?) {
+            baseline.changes.set_gone(&gone);
+            baseline.write_changes(&store.layout, Some(end)).map_err(errno)?;
+        }
+        keeper.map_or(Ok(0), Keeper::finish)
+    }
+
+    /// Writes the tree down by looking at all of it.
+    ///
+    /// # Errors
+    /// As [`Live::write_baseline`].
+    pub(super) fn walk_baseline(&self, walk: Walk<'_>) -> SysResult<()> {
+        if !self.timeline.begin_baseline() {
+            return Err(Errno::ENODATA);
+        }
+        let walked = self.walk(walk);
+        self.timeline.end_baseline(walked.is_ok().then_some(0));
+        walked
+    }
+
+    fn walk(&self, Walk { end, keeper, go_on }: Walk<'_>) -> SysResult<()> {
+        let mut writer = Writer::new(&self.timeline.store().layout, end).map_err(errno)?;
+        let root = self.root_node()?;
         writer.add(0, b"", &root).map_err(errno)?;
-        let mut open = VecDeque::from([(ROOT, Trail::root(), root.attr.stat)]);
-        let mut last = ROOT;
-        while let Some((number, trail, was)) = open.pop_front() {
-            let fd = self.dir(&trail)?;
+        let mut open = VecDeque::from([Open { number: ROOT, trail: Trail::root(), was: root.attr.stat }]);
+        // If nobody changes it, what is not met is nowhere.
+        let mut unmet = if end.is_some() { self.timeline.recorded_now() } else { HashSet::new() };
+        unmet.remove(&Slot::ROOT);
+        let (mut last, mut above) = (ROOT, None);
+        while let Some(Open { number, trail, was }) = open.pop_front() {
+            if !go_on() {
+                return Err(Errno::ETIMEDOUT);
+            }
+            let Some(fd) = self.listed_dir(&trail, &mut above)? else { continue };
+            if self.timeline.is_born(trail.slot) {
+                self.timeline.note_unsure(trail.slot);
+            }
             for name in names_of(trail.slot, &fd)? {
                 let mut node = match self.node_at(&fd, &name) {
                     // Another filesystem is no part of the tree.
                     Err(Errno::EXDEV) => continue,
+                    Err(Errno::ENOENT) if end.is_none() => {
+                        self.timeline.note_missed(trail.slot, &name);
+                        continue;
+                    }
                     node => node?,
                 };
-                if !baseline::fits(&node.xattrs) {
-                    return Err(Errno::E2BIG);
-                }
-                if let Some(keeper) = &keeper {
+                unmet.remove(&node.child.slot);
+                if let Some(keeper) = keeper {
                     keeper.keep(&fd, &name, &node);
                 }
                 if node.child.kind == Kind::Dir {
                     last += 1;
                     node.number = last;
-                    open.push_back((last, trail.step(&name, node.child.slot), node.attr.stat));
+                    open.push_back(Open { number: last, trail: trail.step(&name, node.child.slot), was: node.attr.stat });
                 }
                 writer.add(number, name.as_bytes(), &node).map_err(errno)?;
             }
-            if !is_same(&sys::stat_fd(&fd)?, &was) {
+            if end.is_some() && !is_same(&sys::stat_fd(&fd)?, &was) {
                 return Err(Errno::EBUSY);
             }
-            if began.elapsed() > WRITE_MAX.saturating_add(keep.time()) {
-                return Err(Errno::ETIMEDOUT);
-            }
+            writer.listed(number, trail.slot, generation_of(&was));
         }
-        writer.finish().map_err(errno)?;
-        keeper.map_or(Ok(0), Keeper::finish)
+        unmet.into_iter().for_each(|slot| self.timeline.note_gone(slot));
+        writer.finish().map_err(errno)
     }
 
-    fn node_at(&self, dir: &OwnedFd, name: &Name) -> SysResult<Node> {
+    /// Goes through the files of the tree, until `call` says that it is enough; `false`: then.
+    pub(super) fn each_file(&self, mut call: impl FnMut(&OwnedFd, &Name, &Node) -> bool) -> SysResult<bool> {
+        let (mut open, mut above) = (VecDeque::from([Trail::root()]), None);
+        while let Some(trail) = open.pop_front() {
+            let Some(fd) = self.listed_dir(&trail, &mut above)? else { continue };
+            for name in names_of(trail.slot, &fd)? {
+                let Ok(stat) = sys::stat_at(&fd, name.as_bytes()) else { continue };
+                let Ok(slot) = self.slot_of(&stat) else { continue };
+                let node = Node { child: Child { slot, kind: stat.kind }, attr: AttrState { stat, target: None }, xattrs: Vec::new(), number: 0 };
+                if stat.kind == Kind::Dir {
+                    open.push_back(trail.step(&name, slot));
+                } else if !call(&fd, &name, &node) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn root_node(&self) -> SysResult<Node> {
+        Ok(Node {
+            child: Child { slot: Slot::ROOT, kind: Kind::Dir },
+            attr: AttrState { stat: sys::stat_fd(&self.root)?, target: None },
+            xattrs: sys::all_xattrs(&self.root)?,
+            number: ROOT,
+        })
+    }
+
+    /// Opens a directory that is to be listed; `None`: it is somewhere else, or nowhere. `above` is the directory that the last one was in. While the tree is
+    /// served this is done by a thread that may be kept from running: so the locks that everybody needs are not taken for each.
+    fn listed_dir(&self, trail: &Arc<Trail>, above: &mut Option<(Slot, Arc<OwnedFd>)>) -> SysResult<Option<Arc<OwnedFd>>> {
+        let Some(up) = &trail.up else { return Ok(Some(Arc::clone(&self.root))) };
+        if above.as_ref().is_none_or(|(slot, _)| *slot != up.slot) {
+            *above = self.dir(up).ok().map(|fd| (up.slot, fd));
+        }
+        if let Some((_, above)) = above
+            && let Ok(fd) = sys::open_dir_at(above, trail.name.as_bytes())
+            && self.slot_of(&sys::stat_fd(&fd)?) == Ok(trail.slot)
+        {
+            return Ok(Some(Arc::new(fd)));
+        }
+        match self.dir(trail) {
+            Err(errno) if is_elsewhere(errno) => {
+                self.timeline.note_missed(up.slot, &trail.name);
+                Ok(None)
+            }
+            fd => fd.map(Some),
+        }
+    }
+
+    /// What is at a name.
+    pub(super) fn node_at(&self, dir: &OwnedFd, name: &Name) -> SysResult<Node> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
         let child = Child { slot: self.slot_of(&stat)?, kind: stat.kind };
         let target = if stat.kind == Kind::Symlink { Some(sys::readlink_at(dir, name.as_bytes())?) } else { None };
         let xattrs = sys::all_xattrs_at(dir, name.as_bytes())?;
+        if !baseline::fits(&xattrs) {
+            return Err(Errno::E2BIG);
+        }
         Ok(Node { child, attr: AttrState { stat, target }, xattrs, number: 0 })
     }
 
@@ -123,7 +231,7 @@ impl Live {
         let root = baseline.root().map_err(errno)?;
         let ahead = self.timeline.ahead()?;
         let mut compared =
-            Compared { live: self, baseline, ahead, open: Vec::new(), away: HashMap::new(), new: HashMap::new(), unlisted: Vec::new() };
+            Compared { live: self, baseline, ahead, open: Vec::new(), away: HashMap::new(), new: HashMap::new(), unlisted: Vec::new(), told: HashSet::new() };
         compared.open.push(Directory { now: Trail::root(), was: Trail::root(), node: root });
         compared.all()
     }
@@ -151,6 +259,8 @@ struct Compared<'a> {
     new: HashMap<Slot, (Arc<Trail>, Name, Stat)>,
     /// New directories whose names were not looked at.
     unlisted: Vec<Arc<Trail>>,
+    /// Directories that are nowhere, and whose names were looked for.
+    told: HashSet<Slot>,
 }
 
 /// It is the inode that it was.
@@ -184,7 +294,7 @@ impl Compared<'_> {
         let Directory { now, was, node } = directory;
         let fd = self.live.dir(now)?;
         let stat = sys::stat_fd(&fd)?;
-        let names = self.baseline.names(node.number).map_err(errno)?;
+        let names = self.baseline.names(node).map_err(errno)?;
         let mut undo = Vec::new();
         let (dir, changed) = (now.slot, !is_same(&stat, &node.attr.stat));
         let mut known = HashSet::new();
@@ -271,9 +381,12 @@ impl Compared<'_> {
     /// Records what is nowhere any more. What was in a directory of these may be elsewhere.
     fn record_gone(&mut self) -> SysResult<()> {
         for (slot, (node, was)) in std::mem::take(&mut self.away) {
+            if !self.new.contains_key(&slot) && (node.child.kind == Kind::Dir || node.attr.stat.nlink <= 1) {
+                self.live.timeline.note_gone(slot);
+            }
             let mut undo = Vec::new();
-            if node.child.kind == Kind::Dir {
-                let names = self.baseline.names(node.number).map_err(errno)?;
+            if node.child.kind == Kind::Dir && self.told.insert(slot) {
+                let names = self.baseline.names(&node).map_err(errno)?;
                 // Another directory may have its number.
                 if let Some((dir, name, Stat { kind: Kind::Dir, .. })) = self.new.get(&slot) {
                     let fd = self.live.dir(&dir.step(name, slot))?;

@@ -6,12 +6,17 @@
 //! same: a clone is named by slot and time of birth, has the size of its file, and as its time of modification the ctime that its file had. It is set last,
 //! so a clone that was cut short counts for nothing.
 //!
+//! When every file that needs one has a clone, a file named `whole` says so. From then on only what has changed is looked at, until the clones go; without it
+//! the tree is gone through at an unmount, as far as the time goes. From the first orderly end on clones are made ahead, in idle time.
+//!
 //! A clone shares its extents with the file, or with the layer that has them once the file has changed. When a checkpoint was freed, or live files came to
 //! share those of others, it may be all that has them: then all clones go.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Live;
@@ -23,6 +28,8 @@ use crate::store::record::Key;
 use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, Time};
 
 const NAME: &[u8] = b"kept";
+/// In it: nothing is missing.
+const WHOLE: &[u8] = b"whole";
 /// Bytes of one copy, and of all copies, unless all is to be kept.
 const COPY_MAX: u64 = 1 << 20;
 const COPIES_MAX: u64 = 64 << 20;
@@ -77,7 +84,10 @@ pub(super) struct Keeper<'a> {
     live: &'a Live,
     dir: OwnedFd,
     how: Keep,
-    until: Instant,
+    /// `None`: there is all the time.
+    until: Option<Instant>,
+    /// How often all clones went, by then.
+    drops: u64,
     done: RefCell<Done>,
 }
 
@@ -85,6 +95,8 @@ pub(super) struct Keeper<'a> {
 struct Done {
     /// Clones that count.
     used: HashSet<Vec<u8>>,
+    /// Clones that may count for nothing any more.
+    doubtful: HashSet<Vec<u8>>,
     made: usize,
     left_out: u64,
     /// Bytes of the copies that count.
@@ -103,11 +115,26 @@ impl Live {
         if how == Keep::None {
             return self.drop_kept().map(|()| None);
         }
+        self.keeper_until(how, Instant::now().checked_add(how.time())).map(Some)
+    }
+
+    /// What clones ahead, in idle time.
+    pub(super) fn keeper_ahead(&self) -> SysResult<Keeper<'_>> {
+        self.keeper_until(Keep::All, None)
+    }
+
+    fn keeper_until(&self, how: Keep, until: Option<Instant>) -> SysResult<Keeper<'_>> {
+        let drops = self.kept_drops.load(Ordering::SeqCst);
         match sys::mkdir_at(self.timeline.store().layout.dir(), NAME, 0o700) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Some(Keeper { live: self, dir: self.kept_dir()?, how, until: Instant::now() + how.time(), done: RefCell::default() }))
+        Ok(Keeper { live: self, dir: self.kept_dir()?, how, until, drops, done: RefCell::default() })
+    }
+
+    /// Whether all is kept that is to be, but for what changed since the baseline. Of copies that is not known: together they may be too many.
+    pub(super) fn is_kept_whole(&self) -> bool {
+        self.reflink && self.kept_dir().is_ok_and(|dir| sys::stat_at(dir, WHOLE).is_ok())
     }
 
     /// Moves the clone of a file, as it was when it was last served, into the layer of the open epoch. `None`: there is none, or it is not needed.
@@ -136,6 +163,7 @@ impl Live {
     /// # Errors
     /// Those of unlink(2).
     pub fn drop_kept(&self) -> SysResult<()> {
+        self.kept_drops.fetch_add(1, Ordering::SeqCst);
         drop_kept(self.timeline.store().layout.dir())
     }
 }
@@ -163,20 +191,40 @@ pub fn drop_kept(store: impl AsFd) -> SysResult<()> {
 impl Keeper<'_> {
     /// Keeps the content of a file, if a checkpoint shows it and only the file has it.
     pub(super) fn keep(&self, dir: impl AsFd, name: &Name, node: &Node) {
+        self.keep_opened(node, |how| sys::open_file_at(&dir, name.as_bytes(), how));
+    }
+
+    /// As [`Keeper::keep`], of a file that a descriptor names.
+    pub(super) fn keep_inode(&self, fd: impl AsFd, node: &Node) {
+        self.keep_opened(node, |how| sys::reopen(&fd, how));
+    }
+
+    fn keep_opened(&self, node: &Node, open: impl Fn(Open) -> SysResult<File>) {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
+        if stat.kind != Kind::File || stat.size == 0 {
+            return;
+        }
         let timeline = &self.live.timeline;
-        if stat.kind != Kind::File || stat.size == 0 || timeline.is_born(slot) || !timeline.needs(&Key::Data(slot)) {
+        if timeline.is_born(slot) || !timeline.needs(&Key::Data(slot)) {
+            self.doubt(node);
             return;
         }
         let clone = name_of(slot, stat);
         let there = sys::stat_at(&self.dir, clone.as_bytes());
-        let counts = there.as_ref().is_ok_and(|there| is_of(there, stat));
-        if self.fits(stat) && (counts || (self.has_time() && self.make(dir, name, stat, &clone, there.is_ok()).is_ok())) {
+        let counts = there.as_ref().is_ok_and(|there| is_of(there, stat)) || self.done.borrow().used.contains(clone.as_bytes());
+        if self.fits(stat) && (counts || (self.has_time() && self.make(open, stat, &clone, there.is_ok()).is_ok())) {
             let mut done = self.done.borrow_mut();
             done.copied_bytes += stat.size;
             done.used.insert(clone.into_bytes());
         } else {
             self.done.borrow_mut().left_out += 1;
+        }
+    }
+
+    /// The clone of a file that was at a name may count for nothing any more.
+    pub(super) fn doubt(&self, node: &Node) {
+        if node.child.kind == Kind::File && node.attr.stat.size > 0 {
+            self.done.borrow_mut().doubtful.insert(name_of(node.child.slot, &node.attr.stat).into_bytes());
         }
     }
 
@@ -186,22 +234,25 @@ impl Keeper<'_> {
         all || (stat.size <= COPY_MAX && stat.size <= COPIES_MAX.saturating_sub(self.done.borrow().copied_bytes))
     }
 
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
     fn has_time(&self) -> bool {
         let made = self.done.borrow().made;
         if made.is_multiple_of(LOOK_EVERY) && !self.live.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
             return false;
         }
-        Instant::now() < self.until
+        !self.is_over()
     }
 
-    fn make(&self, dir: impl AsFd, name: &Name, stat: &Stat, clone: &str, stale: bool) -> SysResult<()> {
+    fn make(&self, open: impl Fn(Open) -> SysResult<File>, stat: &Stat, clone: &str, stale: bool) -> SysResult<()> {
         self.done.borrow_mut().made += 1;
         if stale {
             sys::unlink_at(&self.dir, clone.as_bytes())?;
         }
-        let quietly = Open { noatime: true, ..Open::READ };
-        let file = match sys::open_file_at(&dir, name.as_bytes(), quietly) {
-            Err(Errno::EPERM) => sys::open_file_at(&dir, name.as_bytes(), Open::READ),
+        let file = match open(Open { noatime: true, ..Open::READ }) {
+            Err(Errno::EPERM) => open(Open::READ),
             file => file,
         }?;
         self.live.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
@@ -221,19 +272,58 @@ impl Keeper<'_> {
         sys::utimens_fd(&made, SetTime::Omit, SetTime::At(time))
     }
 
-    /// Removes clones that count for nothing any more. Says how many files are not kept.
+    /// All of the tree was gone through: removes clones that count for nothing any more. Says how many files are not kept.
     pub(super) fn finish(self) -> SysResult<u64> {
         let done = self.done.take();
         for entry in sys::list_dir(&self.dir)? {
-            if !done.used.contains(&entry.name) {
+            if entry.name != WHOLE && !done.used.contains(&entry.name) {
                 sys::unlink_at(&self.dir, &entry.name)?;
             }
         }
+        self.settle(&done, done.left_out)
+    }
+
+    /// What changed was gone through: removes its clones that count for nothing any more, and keeps what was not kept before. Says how many files are not
+    /// kept, of so many as there are in the tree.
+    pub(super) fn catch_up(self, files: u64) -> SysResult<u64> {
+        let mut left_out = self.done.borrow().left_out;
+        if !self.live.is_kept_whole() {
+            (self.done.borrow_mut().left_out, self.done.borrow_mut().copied_bytes) = (0, 0);
+            let all = self.live.each_file(|dir, name, node| {
+                self.keep(dir, name, node);
+                !self.is_over()
+            })?;
+            let done = self.done.borrow();
+            left_out = if all { done.left_out } else { done.left_out.max(files.saturating_sub(done.used.len() as u64)).max(1) };
+        }
+        let done = self.done.take();
+        for name in done.doubtful.difference(&done.used) {
+            unlink(&self.dir, name)?;
+        }
+        self.settle(&done, left_out)
+    }
+
+    fn settle(&self, done: &Done, left_out: u64) -> SysResult<u64> {
         if !done.copies.is_empty() {
             // A power cut would leave zeros in what has its size already.
             sys::syncfs(&self.dir)?;
         }
         done.copies.iter().try_for_each(|(clone, time)| self.set_time(clone, *time))?;
-        Ok(done.left_out)
+        if left_out > 0 {
+            unlink(&self.dir, WHOLE)?;
+        } else if self.drops == self.live.kept_drops.load(Ordering::SeqCst) {
+            match sys::create_file_at(&self.dir, WHOLE, Open::READ_WRITE, 0o600) {
+                Ok(_) | Err(Errno::EEXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(left_out)
+    }
+}
+
+fn unlink(dir: impl AsFd, name: &[u8]) -> SysResult<()> {
+    match sys::unlink_at(dir, name) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Err(errno) => Err(errno),
     }
 }

@@ -10,6 +10,7 @@
 //!    under these three nothing is called that may wait for somebody else's process (module `busy`);
 //! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `undurable`.
 
+mod advance;
 mod ahead;
 mod attrs;
 mod baseline;
@@ -20,6 +21,7 @@ mod dirs;
 mod durable;
 mod find;
 mod hot;
+mod idle;
 mod kept;
 mod lately;
 mod mapped;
@@ -93,6 +95,7 @@ pub struct Live {
     callers: who::Callers,
     undurable: durable::Undurable,
     sealer: sealer::Sealer,
+    idle: idle::Idle,
     shared: share::SharedCounts,
     /// Objects that were captured ahead and may be superseded. A leaf.
     ahead_objects: Mutex<HashMap<Slot, Vec<crate::store::ids::ObjectId>>>,
@@ -108,6 +111,8 @@ pub struct Live {
     /// Whose the top directory is.
     owner: AtomicU32,
     reflink: bool,
+    /// How often what was kept for an absence was removed.
+    kept_drops: AtomicU64,
     /// What is left to the worker that takes over, if one would.
     legacy: OnceLock<takeover::Legacy>,
     /// What somebody syncs reaches the disk ahead of what was done before (btrfs's tree log).
@@ -151,6 +156,7 @@ impl Live {
             callers: who::Callers::default(),
             undurable: durable::Undurable::default(),
             sealer: sealer::Sealer::default(),
+            idle: idle::Idle::default(),
             shared: share::SharedCounts::default(),
             ahead_objects: Mutex::default(),
             knows_ahead: AtomicBool::default(),
@@ -160,6 +166,7 @@ impl Live {
             user: sys::ids().0,
             owner: AtomicU32::new(stat.uid),
             reflink,
+            kept_drops: AtomicU64::new(0),
             legacy: OnceLock::new(),
             syncs_overtake: filesystem == "btrfs" && !sys::host::left_out("overtaken"),
         })

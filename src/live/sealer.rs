@@ -6,6 +6,8 @@
 //!
 //! Only objects of closed epochs are hashed: those of the open one can still be taken back. One whose content another has shares it then (module `share`).
 //!
+//! Then it sees to what an unmount would have to do (module `idle`).
+//!
 //! With `--seal=full` it also captures ahead (module `ahead`), before it hashes.
 //!
 //! Locking: to hash, none but the timeline's, for a moment; to capture ahead, those of a change, for one inode at a time.
@@ -131,7 +133,10 @@ impl Live {
                     self.sealer.wake.pause(AGAIN_PAUSE);
                     self.sealer.wake.sealed();
                 }
-                Ok(_) => again = 0,
+                Ok(_) => {
+                    again = 0;
+                    self.prepare_absence(&self.sealer.wake);
+                }
                 Err(errno) => tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint"),
             }
         }

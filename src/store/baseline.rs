@@ -1,17 +1,32 @@
-//! The baseline: the tree as it was when it was last served, in one file.
+//! The baseline: the tree as it was when it was last served, in one file or two.
 //!
 //! It is written when a daemon ends in an orderly way, and read when the next begins: what differs was changed while nothing was mounted, and is recorded
 //! as any other change. It counts only if the journal ends where it did when the baseline was written, so one that is of an earlier end is none.
 //!
+//! The whole tree is written seldom, and in idle time. What changed after is beside it ([`Changes`]): a second run, whose keys tell inodes by their slots. If
+//! there is one, it alone says where the journal ended.
+//!
 //! ```text
-//! baseline   a run (module `index::runs`), of one epoch: u32 segment, u32 offset of the end of the journal
-//! key        u64 number of a directory (big-endian; the root is 1), name; of the root itself: number 0, no name
-//! value      uint number of the directory that the name leads to (0: it is none), and three parts, each uint length and bytes as in a record of kind 1:
-//!            what the name leads to, attributes, extended attributes (empty: none)
+//! baseline          a run (module `index::runs`), of one epoch: u32 segment, u32 offset of the end of the journal; 2^64-1: it counts with its changes alone
+//! key               u64 number of a directory (big-endian; the root is 1), name; of the root itself: number 0, no name
+//! value             uint number of the directory that the name leads to (0: it is none), and three parts, each uint length and bytes as in a record of kind 1:
+//!                   what the name leads to, attributes, extended attributes (empty: none)
+//! key               number 2^64-1
+//! value             uint files that are not empty, uint: which baseline it is, at random
+//! key               number 2^64-1, u64 slot of a directory (big-endian)
+//! value             uint its number, uint its generation
+//!
+//! baseline.changes  a run of one epoch, as above
+//! 'B'               uint: of which baseline they are
+//! 'A' slot          attributes and extended attributes of an inode, two parts as above
+//! 'G' slot          an inode that has lost its last name in the open epoch; no value
+//! 'N' slot name     of a directory: what the name leads to, as in a record of kind 1; no value: nothing
+//! 'W' slot          a directory all of whose names are here: uint its generation
 //! ```
 //! Directories are numbered in the order in which they are listed, so a parent comes before its children.
 
-use std::fs::File;
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -25,10 +40,18 @@ use super::index::{Builder, Bytes, Cursor, Out, Run};
 use super::journal::codec::{PAYLOAD_MAX, decode_before, decode_uint, encode_before, encode_uint, is_name};
 use super::layout::Layout;
 use super::record::{AttrState, Child, Key, Undo};
-use crate::sys::Xattrs;
+use crate::sys::{Kind, Xattrs};
 
 const NAME: &str = "baseline";
+const CHANGES: &str = "baseline.changes";
+/// What is not finished yet of either.
 const UNFINISHED: &str = "baseline.new";
+/// The key of which baseline changes are.
+const OF: &[u8] = b"B";
+/// The number under which directories are found by their slots.
+const BY_SLOT: u64 = u64::MAX;
+/// In place of the end of the journal: it counts with its changes alone.
+const OPEN: Epoch = Epoch(u64::MAX);
 
 /// The number of the root directory.
 pub const ROOT: u64 = 1;
@@ -52,8 +75,54 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> StoreError {
     StoreError::io(what, NAME)
 }
 
-fn token(end: Address) -> Epoch {
-    Epoch(u64::from(end.segment) << 32 | u64::from(end.offset))
+fn token(end: Option<Address>) -> Epoch {
+    end.map_or(OPEN, |end| Epoch(u64::from(end.segment) << 32 | u64::from(end.offset)))
+}
+
+fn put_part(part: Option<&Undo>, value: &mut Vec<u8>) -> StoreResult<()> {
+    let mut bytes = Vec::new();
+    part.map_or(Ok(()), |part| encode_before(part, &mut bytes))?;
+    encode_uint(bytes.len() as u64, value);
+    value.extend_from_slice(&bytes);
+    Ok(())
+}
+
+fn take_part<'a>(value: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = usize::try_from(decode_uint(value).ok()?).ok()?;
+    let (part, rest) = value.split_at_checked(length)?;
+    *value = rest;
+    Some(part)
+}
+
+fn named(child: Option<Child>) -> Undo {
+    Undo::Entry { dir: Slot::ROOT, name: Name::new(b"-"), before: child }
+}
+
+fn child_of(bytes: &[u8]) -> Option<Option<Child>> {
+    match decode_before(Key::Entry(Slot::ROOT, Name::new(b"-")), bytes).ok()? {
+        Undo::Entry { before, .. } => Some(before),
+        _ => None,
+    }
+}
+
+/// Attributes and extended attributes.
+fn put_inode(node: &Node, value: &mut Vec<u8>) -> StoreResult<()> {
+    let slot = node.child.slot;
+    put_part(Some(&Undo::Attr { slot, before: node.attr.clone() }), value)?;
+    let xattrs = Some(Undo::Xattrs { slot, before: node.xattrs.clone() }).filter(|_| !node.xattrs.is_empty());
+    put_part(xattrs.as_ref(), value)
+}
+
+fn take_inode(slot: Slot, value: &mut &[u8]) -> Option<(AttrState, Xattrs)> {
+    let Undo::Attr { before: attr, .. } = decode_before(Key::Attr(slot), take_part(value)?).ok()? else { return None };
+    let xattrs = match take_part(value)? {
+        [] => Vec::new(),
+        bytes => match decode_before(Key::Xattrs(slot), bytes).ok()? {
+            Undo::Xattrs { before, .. } => before,
+            _ => return None,
+        },
+    };
+    Some((attr, xattrs))
 }
 
 fn key(number: u64, name: &[u8]) -> Vec<u8> {
@@ -65,43 +134,78 @@ pub struct Writer<'a> {
     dir: BorrowedFd<'a>,
     builder: Builder,
     token: Epoch,
+    /// Directories that were listed: slot, number, generation.
+    listed: Vec<(Slot, u64, u64)>,
+    /// Files that are not empty.
+    files: u64,
 }
 
 impl<'a> Writer<'a> {
-    /// Begins one that counts for as long as the journal ends at `end`.
+    /// Begins one that counts for as long as the journal ends at `end`; without, together with its changes.
     ///
     /// Errors: `Io`.
-    pub fn new(layout: &'a Layout, end: Address) -> StoreResult<Writer<'a>> {
+    pub fn new(layout: &'a Layout, end: Option<Address>) -> StoreResult<Writer<'a>> {
         let dir = layout.dir();
-        let file = at::open_file(dir, UNFINISHED, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC).map_err(failed("make"))?;
         let token = token(end);
-        Ok(Writer { dir, builder: Builder::new(Out::File(file), token, token, 1), token })
+        Ok(Writer { dir, builder: builder(dir, token)?, token, listed: Vec::new(), files: 0 })
     }
 
     /// Adds a name of the directory with this number. Names come sorted, directories by their numbers; the root itself comes first, as number 0 without a name.
     ///
     /// Errors: `Io`, `Codec`.
     pub fn add(&mut self, number: u64, name: &[u8], node: &Node) -> StoreResult<()> {
-        let slot = node.child.slot;
         let mut value = Vec::with_capacity(128);
         encode_uint(node.number, &mut value);
-        let child = Undo::Entry { dir: Slot::ROOT, name: Name::new(b"-"), before: Some(node.child).filter(|child| child.slot != Slot::ROOT) };
-        let xattrs = Some(Undo::Xattrs { slot, before: node.xattrs.clone() }).filter(|_| !node.xattrs.is_empty());
-        for part in [Some(child), Some(Undo::Attr { slot, before: node.attr.clone() }), xattrs] {
-            let mut bytes = Vec::new();
-            part.map_or(Ok(()), |part| encode_before(&part, &mut bytes))?;
-            encode_uint(bytes.len() as u64, &mut value);
-            value.extend_from_slice(&bytes);
-        }
+        put_part(Some(&named(Some(node.child).filter(|child| child.slot != Slot::ROOT))), &mut value)?;
+        put_inode(node, &mut value)?;
+        self.files += u64::from(node.child.kind == Kind::File && node.attr.stat.size > 0);
         self.builder.add(&key(number, name), self.token, &value).map_err(failed("write"))
     }
 
-    /// Puts it in place of an older one. Durable on return.
+    /// All names of the directory with this number were added.
+    pub fn listed(&mut self, number: u64, slot: Slot, generation: u64) {
+        self.listed.push((slot, number, generation));
+    }
+
+    /// Puts it in place of an older one, which has no changes any more. Durable on return.
     ///
     /// Errors: `Io`.
-    pub fn finish(self) -> StoreResult<()> {
-        let run = self.builder.finish(0).map_err(failed("write"))?;
-        run.sync().and_then(|()| at::rename(self.dir, UNFINISHED, NAME)).and_then(|()| at::sync_dir(self.dir)).map_err(failed("write"))
+    pub fn finish(mut self) -> StoreResult<()> {
+        let mut files = Vec::new();
+        encode_uint(self.files, &mut files);
+        encode_uint(RandomState::new().hash_one(0u8), &mut files);
+        self.builder.add(&key(BY_SLOT, b""), self.token, &files).map_err(failed("write"))?;
+        self.listed.sort_unstable();
+        let mut listed = self.listed.iter().peekable();
+        while let Some((slot, number, generation)) = listed.next() {
+            // One that was moved meanwhile may have been listed twice.
+            if listed.peek().is_none_or(|next| next.0 != *slot) {
+                let mut value = Vec::new();
+                encode_uint(*number, &mut value);
+                encode_uint(*generation, &mut value);
+                self.builder.add(&key(BY_SLOT, &slot.0.to_be_bytes()), self.token, &value).map_err(failed("write"))?;
+            }
+        }
+        // The changes of another must not meet it.
+        at::remove_tree(self.dir, CHANGES.as_bytes()).and_then(|()| at::sync_dir(self.dir)).map_err(failed("write"))?;
+        finish(self.builder, self.dir, NAME)
+    }
+}
+
+fn builder(dir: BorrowedFd<'_>, token: Epoch) -> StoreResult<Builder> {
+    let file = at::open_file(dir, UNFINISHED, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC).map_err(failed("make"))?;
+    Ok(Builder::new(Out::File(file), token, token, 1))
+}
+
+fn finish(builder: Builder, dir: BorrowedFd<'_>, name: &str) -> StoreResult<()> {
+    let run = builder.finish(0).map_err(failed("write"))?;
+    run.sync().and_then(|()| at::rename(dir, UNFINISHED, name)).and_then(|()| at::sync_dir(dir)).map_err(failed("write"))
+}
+
+fn open(layout: &Layout, name: &str) -> StoreResult<Option<Run>> {
+    match at::open_file(layout.dir(), name, OFlags::RDONLY) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        file => Run::open(0, Bytes::File(file.map_err(failed("open"))?)).map(Some),
     }
 }
 
@@ -110,9 +214,84 @@ pub fn fits(xattrs: &Xattrs) -> bool {
     xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() <= XATTRS_MAX
 }
 
+/// What changed since a baseline was written, by key as it is in the file.
+#[derive(Clone, Debug, Default)]
+pub struct Changes(BTreeMap<Vec<u8>, Vec<u8>>);
+
+fn slot_key(kind: u8, slot: Slot) -> Vec<u8> {
+    [&[kind][..], &slot.0.to_be_bytes()].concat()
+}
+
+fn slot_of(key: &[u8]) -> Option<Slot> {
+    key.get(1..).and_then(|slot| slot.try_into().ok()).map(|slot| Slot(u64::from_be_bytes(slot)))
+}
+
+impl Changes {
+    fn read(run: &Run) -> StoreResult<Changes> {
+        let mut cursor = Cursor::new(run, None);
+        let mut changes = BTreeMap::new();
+        while cursor.next()? {
+            changes.insert(cursor.key.clone(), cursor.value().to_vec());
+        }
+        Ok(Changes(changes))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// There are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a name of a directory leads to now.
+    ///
+    /// Errors: `Codec`.
+    pub fn put_name(&mut self, dir: Slot, name: &Name, child: Option<Child>) -> StoreResult<()> {
+        let mut value = Vec::new();
+        child.map_or(Ok(()), |child| encode_before(&named(Some(child)), &mut value))?;
+        self.0.insert([&slot_key(b'N', dir)[..], name.as_bytes()].concat(), value);
+        Ok(())
+    }
+
+    /// What an inode is now.
+    ///
+    /// Errors: `Codec`.
+    pub fn put_inode(&mut self, node: &Node) -> StoreResult<()> {
+        let mut value = Vec::with_capacity(96);
+        put_inode(node, &mut value)?;
+        self.0.insert(slot_key(b'A', node.child.slot), value);
+        Ok(())
+    }
+
+    /// All names of a directory are among those that are put from now on.
+    pub fn put_whole(&mut self, dir: Slot, generation: u64) {
+        let prefix = slot_key(b'N', dir);
+        let known: Vec<Vec<u8>> = self.0.range(prefix.clone()..).map(|(key, _)| key).take_while(|key| key.starts_with(&prefix)).cloned().collect();
+        known.iter().for_each(|key| drop(self.0.remove(key)));
+        let mut value = Vec::new();
+        encode_uint(generation, &mut value);
+        self.0.insert(slot_key(b'W', dir), value);
+    }
+
+    /// These inodes, and no others, have lost their last name in the open epoch.
+    pub fn set_gone(&mut self, gone: &[Slot]) {
+        self.0.retain(|key, _| key.first() != Some(&b'G'));
+        self.0.extend(gone.iter().map(|slot| (slot_key(b'G', *slot), Vec::new())));
+    }
+
+    fn whole(&self, dir: Slot) -> Option<u64> {
+        self.0.get(&slot_key(b'W', dir)).and_then(|value| decode_uint(&mut value.as_slice()).ok())
+    }
+}
+
 /// A baseline that is read.
 pub struct Baseline {
     run: Run,
+    /// What changed since.
+    pub changes: Changes,
 }
 
 impl Baseline {
@@ -120,19 +299,34 @@ impl Baseline {
     ///
     /// Errors: `Io`; `IndexDamaged`: it is not whole.
     pub fn open(layout: &Layout, end: Address) -> StoreResult<Option<Baseline>> {
-        let file: File = match at::open_file(layout.dir(), NAME, OFlags::RDONLY) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(failed("open"))?,
-        };
-        let run = Run::open(0, Bytes::File(file))?;
-        Ok(Some(Baseline { run }).filter(|baseline| baseline.run.first == token(end)))
+        let Some(run) = open(layout, NAME)? else { return Ok(None) };
+        let changes = open(layout, CHANGES)?;
+        if changes.as_ref().unwrap_or(&run).first != token(Some(end)) {
+            return Ok(None);
+        }
+        Baseline::with(run, changes)
+    }
+
+    /// Opens that of a store, which is being brought up to date by whoever knows what changed since.
+    ///
+    /// Errors: as [`Baseline::open`].
+    pub fn open_any(layout: &Layout) -> StoreResult<Option<Baseline>> {
+        let Some(run) = open(layout, NAME)? else { return Ok(None) };
+        Baseline::with(run, open(layout, CHANGES)?)
     }
 
     /// Removes that of a store. It is not an error if there is none.
     ///
     /// Errors: `Io`.
     pub fn remove(layout: &Layout) -> StoreResult<()> {
-        [NAME, UNFINISHED].iter().try_for_each(|name| at::remove_tree(layout.dir(), name.as_bytes())).map_err(failed("remove"))
+        [NAME, CHANGES, UNFINISHED].iter().try_for_each(|name| at::remove_tree(layout.dir(), name.as_bytes())).map_err(failed("remove"))
+    }
+
+    /// Removes what was begun and not finished.
+    ///
+    /// Errors: `Io`.
+    pub fn discard(layout: &Layout) -> StoreResult<()> {
+        at::remove_tree(layout.dir(), UNFINISHED.as_bytes()).map_err(failed("remove"))
     }
 
     /// The root directory.
@@ -143,44 +337,153 @@ impl Baseline {
         if !cursor.next()? || cursor.key != key(0, b"") {
             return Err(StoreError::IndexDamaged);
         }
-        parse(cursor.value()).ok_or(StoreError::IndexDamaged)
+        parse(cursor.value()).and_then(|root| self.as_changed(root)).ok_or(StoreError::IndexDamaged)
     }
 
-    /// The names of the directory with this number, sorted.
+    /// With the attributes that it had last.
+    fn as_changed(&self, mut node: Node) -> Option<Node> {
+        if !self.changes.is_empty()
+            && let Some(value) = self.changes.0.get(&slot_key(b'A', node.child.slot)) {
+            (node.attr, node.xattrs) = take_inode(node.child.slot, &mut value.as_slice())?;
+        }
+        (node.attr.stat.kind == node.child.kind).then_some(node)
+    }
+
+    /// The names of a directory, sorted.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    pub fn names(&self, number: u64) -> StoreResult<Vec<(Name, Node)>> {
+    pub fn names(&self, dir: &Node) -> StoreResult<Vec<(Name, Node)>> {
+        let slot = dir.child.slot;
+        let mut names = BTreeMap::new();
+        if self.changes.whole(slot).is_none() {
+            // One that was moved is known by its slot alone.
+            let number = if dir.number == 0 { self.number(slot)?.map_or(0, |(number, _)| number) } else { dir.number };
+            if number == 0 {
+                return Err(StoreError::IndexDamaged);
+            }
+            self.names_written(number, &mut names)?;
+        }
+        let prefix = slot_key(b'N', slot);
+        for (key, value) in self.changes.0.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix)) {
+            let name = key.strip_prefix(&prefix[..]).filter(|name| is_name(name)).map(Name::new).ok_or(StoreError::IndexDamaged)?;
+            if value.is_empty() {
+                names.remove(&name);
+                continue;
+            }
+            names.insert(name, self.changed_child(value)?);
+        }
+        let changed = names.into_iter().map(|(name, node)| Some((name, self.as_changed(node)?)));
+        changed.collect::<Option<Vec<_>>>().ok_or(StoreError::IndexDamaged)
+    }
+
+    /// As they were written with the tree.
+    fn names_written(&self, number: u64, names: &mut BTreeMap<Name, Node>) -> StoreResult<()> {
         let prefix = number.to_be_bytes();
         let mut cursor = Cursor::new(&self.run, None);
         let mut found = cursor.seek(&prefix, self.run.first)?;
-        let mut names = Vec::new();
         while found && let Some(name) = cursor.key.strip_prefix(&prefix) {
             let node = parse(cursor.value()).filter(|node| is_name(name) && (node.number == 0 || node.number > number));
-            names.push((Name::new(name), node.ok_or(StoreError::IndexDamaged)?));
+            names.insert(Name::new(name), node.ok_or(StoreError::IndexDamaged)?);
             found = cursor.next()?;
         }
-        Ok(names)
+        Ok(())
+    }
+
+    fn value(&self, key: &[u8]) -> StoreResult<Option<Vec<u8>>> {
+        let mut cursor = Cursor::new(&self.run, None);
+        Ok((cursor.seek(key, self.run.first)? && cursor.key == key).then(|| cursor.value().to_vec()))
+    }
+
+    fn number(&self, dir: Slot) -> StoreResult<Option<(u64, u64)>> {
+        let Some(value) = self.value(&key(BY_SLOT, &dir.0.to_be_bytes()))? else { return Ok(None) };
+        let mut value = value.as_slice();
+        let mut uint = || decode_uint(&mut value).map_err(|_| StoreError::IndexDamaged);
+        Ok(Some((uint()?, uint()?)))
+    }
+
+    /// How many files that are not empty there were when all was written, and which baseline it is; zeros of one that an older program wrote.
+    fn written(&self) -> StoreResult<(u64, u64)> {
+        let value = self.value(&key(BY_SLOT, b""))?.unwrap_or(vec![0, 0]);
+        let mut value = value.as_slice();
+        let mut uint = || decode_uint(&mut value).map_err(|_| StoreError::IndexDamaged);
+        Ok((uint()?, uint()?))
+    }
+
+    /// How many files that are not empty there were when all was written.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn files(&self) -> StoreResult<u64> {
+        Ok(self.written()?.0)
+    }
+
+    /// Puts its changes in place of older ones; it counts for as long as the journal ends at `end`, if that is given. Durable on return.
+    ///
+    /// Errors: `Io`.
+    pub fn write_changes(&mut self, layout: &Layout, end: Option<Address>) -> StoreResult<()> {
+        let (token, mut of) = (token(end), Vec::new());
+        encode_uint(self.written()?.1, &mut of);
+        self.changes.0.insert(OF.to_vec(), of);
+        let mut builder = builder(layout.dir(), token)?;
+        self.changes.0.iter().try_for_each(|(key, value)| builder.add(key, token, value)).map_err(failed("write"))?;
+        finish(builder, layout.dir(), CHANGES)
+    }
+
+    /// With what is beside it. `None`: that is of another.
+    fn with(run: Run, changes: Option<Run>) -> StoreResult<Option<Baseline>> {
+        let Some(changes) = changes else { return Ok(Some(Baseline { run, changes: Changes::default() })) };
+        let baseline = Baseline { run, changes: Changes::read(&changes)? };
+        let of = baseline.changes.0.get(OF).and_then(|of| decode_uint(&mut of.as_slice()).ok());
+        let same = of == Some(baseline.written()?.1);
+        Ok(Some(baseline).filter(|_| same))
+    }
+
+    /// What a name of a directory led to, as far as that is easily told.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn at(&self, dir: Slot, name: &Name) -> StoreResult<Option<Node>> {
+        if let Some(value) = self.changes.0.get(&[&slot_key(b'N', dir)[..], name.as_bytes()].concat()) {
+            return Ok(if value.is_empty() { None } else { Some(self.changed_child(value)?) });
+        }
+        let Some((number, _)) = self.number(dir)?.filter(|_| self.changes.whole(dir).is_none()) else { return Ok(None) };
+        let Some(value) = self.value(&key(number, name.as_bytes()))? else { return Ok(None) };
+        parse(&value).and_then(|node| self.as_changed(node)).map(Some).ok_or(StoreError::IndexDamaged)
+    }
+
+    /// What is at a name that changed.
+    fn changed_child(&self, value: &[u8]) -> StoreResult<Node> {
+        let child = child_of(value).flatten().ok_or(StoreError::IndexDamaged)?;
+        let attr = self.changes.0.get(&slot_key(b'A', child.slot)).ok_or(StoreError::IndexDamaged)?;
+        let (attr, xattrs) = take_inode(child.slot, &mut attr.as_slice()).ok_or(StoreError::IndexDamaged)?;
+        Ok(Node { child, attr, xattrs, number: 0 })
+    }
+
+    /// The generation of a directory all of whose names are known.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn generation(&self, dir: Slot) -> StoreResult<Option<u64>> {
+        match self.changes.whole(dir) {
+            None => Ok(self.number(dir)?.map(|(_, generation)| generation)),
+            whole => Ok(whole),
+        }
+    }
+
+    /// Inodes that had lost their last name in the epoch that was open.
+    pub fn gone(&self) -> impl Iterator<Item = Slot> {
+        let from = slot_key(b'G', Slot(0));
+        self.changes.0.range(from..).map(|(key, _)| key).take_while(|key| key.first() == Some(&b'G')).filter_map(|key| slot_of(key))
+    }
+
+    /// Reads all of it and compares the checksums.
+    ///
+    /// Errors: `Io`, `IndexDamaged`.
+    pub fn check(layout: &Layout) -> StoreResult<()> {
+        [NAME, CHANGES].iter().try_for_each(|name| open(layout, name)?.map_or(Ok(()), |run| run.check()))
     }
 }
 
 fn parse(mut value: &[u8]) -> Option<Node> {
     let number = decode_uint(&mut value).ok()?;
-    let mut part = || {
-        let length = usize::try_from(decode_uint(&mut value).ok()?).ok()?;
-        let (part, rest) = value.split_at_checked(length)?;
-        value = rest;
-        Some(part)
-    };
-    let (child, attr, xattrs) = (part()?, part()?, part()?);
-    let Undo::Entry { before, .. } = decode_before(Key::Entry(Slot::ROOT, Name::new(b"-")), child).ok()? else { return None };
-    let child = before.unwrap_or(Child { slot: Slot::ROOT, kind: crate::sys::Kind::Dir });
-    let Undo::Attr { before: attr, .. } = decode_before(Key::Attr(child.slot), attr).ok()? else { return None };
-    let xattrs = match xattrs {
-        [] => Vec::new(),
-        bytes => match decode_before(Key::Xattrs(child.slot), bytes).ok()? {
-            Undo::Xattrs { before, .. } => before,
-            _ => return None,
-        },
-    };
-    (attr.stat.kind == child.kind && (number == 0 || child.kind == crate::sys::Kind::Dir)).then_some(Node { child, attr, xattrs, number })
+    let child = child_of(take_part(&mut value)?)?.unwrap_or(Child { slot: Slot::ROOT, kind: Kind::Dir });
+    let (attr, xattrs) = take_inode(child.slot, &mut value)?;
+    (attr.stat.kind == child.kind && (number == 0 || child.kind == Kind::Dir)).then_some(Node { child, attr, xattrs, number })
 }

@@ -13,11 +13,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::baseline::Baseline;
 use super::error::{StoreError, StoreResult};
 use super::ids::{CheckpointId, Epoch, ObjectId, ObjectOrigin, Slot};
 use super::index::{Difference, Index};
 use super::journal::Journal;
 use super::layers::{self, Layers};
+use super::layout::Layout;
 use super::record::{Checkpoint, DataState, Place, Record, Sealed, Undo, in_a_circle};
 use crate::sys::{Errno, Kind};
 
@@ -40,6 +42,8 @@ pub enum DamageKind {
     IndexUnreadable,
     /// The index says something else than the journal.
     IndexWrong,
+    /// The tree as it was written down last cannot be read; without it what is changed while nothing is mounted is told worse.
+    BaselineDamaged,
     /// A version that a checkpoint needs is not in the store.
     ObjectMissing,
     /// A version has another size than it had.
@@ -68,6 +72,7 @@ impl DamageKind {
             DamageKind::IndexMissing => "index-missing",
             DamageKind::IndexUnreadable => "index-unreadable",
             DamageKind::IndexWrong => "index-wrong",
+            DamageKind::BaselineDamaged => "baseline-damaged",
             DamageKind::ObjectMissing => "object-missing",
             DamageKind::ObjectSize => "object-size",
             DamageKind::ObjectChanged => "object-changed",
@@ -389,6 +394,13 @@ impl Check {
                 self.findings.push(Finding::of_store(DamageKind::IndexWrong, "index", detail));
             }
             Err(error) => self.findings.push(Finding::of_store(DamageKind::IndexUnreadable, "index", error.to_string())),
+        }
+    }
+
+    /// Reads the baseline, if there is one.
+    pub fn read_baseline(&mut self, layout: &Layout) {
+        if let Err(error) = Baseline::check(layout) {
+            self.findings.push(Finding::of_store(DamageKind::BaselineDamaged, "baseline", error.to_string()));
         }
     }
 

@@ -77,6 +77,8 @@ const SYNCED_NAME: &str = "synced";
 const GITIGNORE_NAME: &str = ".gitignore";
 /// See [`Layout::note_held`].
 const HELD_NAME: &str = "held";
+/// See [`Layout::note_unkept`].
+const UNKEPT_NAME: &str = "unkept";
 /// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
 const NOTED_BYTES: usize = 20 + 1 + 16 + 1;
 /// First line of `format`.
@@ -306,6 +308,14 @@ impl Layout {
         read_noted(&self.dir, HELD_NAME)?.try_into().ok().map(Epoch)
     }
 
+    /// Notes of how many files the content was not kept when the mount ended; 0: of none.
+    pub fn note_unkept(&self, files: u64) -> StoreResult<()> {
+        if files == 0 {
+            return at::remove_tree(&self.dir, UNKEPT_NAME.as_bytes()).map_err(StoreError::io("remove", UNKEPT_NAME));
+        }
+        self.note(UNKEPT_NAME, i64::try_from(files).unwrap_or(i64::MAX))
+    }
+
     fn note(&self, name: &'static str, value: i64) -> StoreResult<()> {
         let note = || -> io::Result<()> {
             let file = at::open_file(&self.dir, name, OFlags::WRONLY | OFlags::CREATE)?;
@@ -470,6 +480,12 @@ fn noted_text(value: i64) -> String {
     let number = format!("{value:020}");
     let hash = blake3::hash(number.as_bytes()).to_hex();
     format!("{number} {}\n", hash.get(..16).unwrap_or_default())
+}
+
+/// What [`Layout::note_unkept`] was told last in the store of `root`, if it can be read.
+pub fn noted_unkept(root: impl AsFd) -> Option<u64> {
+    let dir = at::open_dir(root, STORE_NAME).ok()?;
+    read_noted(&dir, UNKEPT_NAME)?.try_into().ok()
 }
 
 fn read_noted(dir: &OwnedFd, name: &str) -> Option<i64> {

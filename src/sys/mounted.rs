@@ -3,8 +3,9 @@
 //! Anybody may mount a FUSE filesystem that calls itself what it likes, and say of the files in it what they like. What nobody can say for another is
 //! who mounted it: the kernel has that from whoever called mount(2), or fusermount3, and shows it in its table (`user_id=`).
 
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use super::args::MountPoint;
 
@@ -63,6 +64,20 @@ impl MountPoint {
         self.is_ours() && self.source == mount_source(backing)
     }
 
+    /// The directory that it serves, if it is ours.
+    pub fn backing(&self) -> Option<PathBuf> {
+        let mut rest = self.source.strip_prefix(SOURCE_PREFIX).filter(|_| self.is_ours())?.as_bytes();
+        let mut path = Vec::with_capacity(rest.len());
+        while let Some((byte, after)) = rest.split_first() {
+            rest = after;
+            let code = (*byte == b'%').then(|| rest.split_at_checked(2)).flatten();
+            let decoded = code.and_then(|(code, after)| Some((u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok()?, after)));
+            path.push(decoded.map_or(*byte, |(byte, _)| byte));
+            rest = decoded.map_or(rest, |(_, after)| after);
+        }
+        Some(PathBuf::from(OsString::from_vec(path)))
+    }
+
     /// Whether somebody who is neither the caller nor root answers for what is in it: attributes and owners there are what they say.
     pub fn is_foreign(&self) -> bool {
         self.owner.is_some_and(|owner| !is_trusted(owner))
@@ -98,6 +113,10 @@ mod tests {
         let own = super::super::process::ids().0;
         for owner in [0, own] {
             let ours = mount("fuse.ckptfs", "ckptfs#/p", Some(owner));
+            for path in [b"/p".as_slice(), b"/srv/a,dev,100%\n", b"/\xff\xc3%2", "/home/é x".as_bytes()] {
+                let path = Path::new(OsStr::from_bytes(path));
+                assert_eq!(mount("fuse.ckptfs", &mount_source(path), Some(owner)).backing().as_deref(), Some(path));
+            }
             assert!(ours.is_ours() && ours.serves(Path::new("/p")) && !ours.serves(Path::new("/p/q")) && !ours.is_foreign());
         }
         let forged = mount("fuse.ckptfs", "ckptfs#/p", Some(own + 1));

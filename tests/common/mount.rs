@@ -67,8 +67,22 @@ impl MountOpts {
     }
 
     /// With a journal that is packed in idle time whatever its size, and not from some hundred kilobytes on.
-    pub fn packing(mut self) -> MountOpts {
-        self.env.push(("CKPTFS_UNSAFE_FOR_TESTS".into(), "pack-size".into()));
+    pub fn packing(self) -> MountOpts {
+        self.leaving_out("pack-size")
+    }
+
+    /// The tree is written down ahead whenever there is a moment; and what an unmount writes of what changed is compared with a walk, see
+    /// [`Mount::compared_baseline`].
+    pub fn comparing(self) -> MountOpts {
+        self.leaving_out("calm,baseline-trust")
+    }
+
+    fn leaving_out(mut self, steps: &str) -> MountOpts {
+        const NAME: &str = "CKPTFS_UNSAFE_FOR_TESTS";
+        match self.env.iter_mut().find(|(name, _)| name == NAME) {
+            Some((_, known)) => *known = format!("{known},{steps}"),
+            None => self.env.push((NAME.into(), steps.into())),
+        }
         self
     }
 
@@ -280,6 +294,17 @@ impl Mount {
     /// Unmounts with the verb, as a user would, and waits until the daemon has gone.
     pub fn umount(&mut self) {
         self.try_umount().unwrap_or_else(|problem| panic!("{problem}"));
+    }
+
+    /// What the last unmount has written is what a walk says. `false`: it was a walk.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn compared_baseline(&self) -> Result<bool, String> {
+        let compared = self.path().join(".ckptfs/baseline.compared");
+        let Ok(said) = std::fs::read_to_string(&compared) else { return Ok(false) };
+        std::fs::remove_file(&compared).map_err(|error| error.to_string())?;
+        if said == "right\n" { Ok(true) } else { Err(format!("a walk says something else than the baseline: {said}")) }
     }
 
     fn try_umount(&mut self) -> Result<(), String> {

@@ -12,6 +12,7 @@ use super::common::{Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, cop
 use super::story::{Random, check};
 
 for_each_variant! { all => all_that_was_there_is_kept, what_is_kept_goes_with_its_checkpoints, without_reflink_small_files_are_copied }
+for_each_variant! { all => what_changed_brings_a_baseline_up_to_date }
 for_each_variant! { all => names_and_attributes_are_always_known, an_inode_number_that_is_given_away_takes_nothing_along }
 for_each_variant! { one => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline }
 
@@ -172,6 +173,68 @@ fn names_and_attributes_are_always_known(v: Variant) {
     }
 }
 
+/// A baseline that was written in idle time and brought up to date at each unmount is what a walk would have written; and an unmount makes no walk.
+fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
+    let root = rig.path().to_owned();
+    let written = |name: &str| {
+        let file = root.join(".ckptfs").join(name);
+        fs::metadata(file).map(|stat| stat.modified().unwrap()).ok()
+    };
+    rig.mount.checkpoint();
+    let before = wait(|| written("baseline"));
+    let mut copies = Copies::new();
+    for round in 0..4 {
+        sh(&root, "echo open > src/edited; mkdir -p born/deep; echo 1 > born/deep/file; ln src/linked src/again; mkfifo src/pipe; rm src/pipe");
+        change(&root, 10 + round);
+        sh(&root, "echo second >> src/edited; echo 2 > born/deep/more; mv born/deep born/moved; rm born/moved/file; rm src/again; mkdir empty2");
+        if round % 2 == 0 {
+            keep(&rig, &mut copies);
+            sh(&root, "echo third >> src/edited; echo 3 >> born/moved/more; setfattr -n user.x -v y src/kept; truncate -s 7 src/touched");
+        }
+        // For the next round.
+        sh(&root, "rm -rf changes empty2 empty born src/link[0-9]* ; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo");
+        rig.mount.umount();
+        if round == 0 {
+            assert_eq!(written("baseline"), Some(before), "it is brought up to date, and not written anew");
+        }
+        let exact = v.fs == Fs::Xfs || v.fs == Fs::Btrfs || v.fs == Fs::Ext4;
+        assert!(rig.mount.compared_baseline().unwrap() || !exact, "an unmount walks the tree, round {round}");
+        if round == 1 {
+            change(&root, 20);
+            sh(&root, "rm -rf changes empty; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo");
+        }
+        rig.mount.remount();
+        assert_names(&rig, &copies);
+    }
+}
+
+/// Every checkpoint has the names that it had, and content that can be read is what it was.
+fn assert_names(rig: &Rig, copies: &Copies) {
+    for (id, copy) in copies {
+        let view = rig.view(*id);
+        let (was, is) = (described(copy), described(&view));
+        let differ: Vec<_> = was.symmetric_difference(&is).collect();
+        assert!(differ.is_empty(), "checkpoint {id}: {differ:#?}");
+        for path in tree_of(copy).keys() {
+            if let Ok(content) = fs::read(view.join(path)) {
+                assert_eq!(content, fs::read(copy.join(path)).unwrap(), "{path:?} in {id}");
+            }
+        }
+    }
+}
+
+fn wait<T>(found: impl Fn() -> Option<T>) -> T {
+    let began = std::time::Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(began.elapsed().as_secs() < 30, "nothing is written down in idle time");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 fn what_is_kept_goes_with_its_checkpoints(v: Variant) {
     let (mut rig, copies) = story(v, "");
     let root = rig.path().to_owned();
@@ -232,17 +295,27 @@ fn without_reflink_small_files_are_copied(v: Variant) {
 fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
     let (mut rig, copies) = story(v, "");
     let root = rig.path().to_owned();
-    let (baseline, old) = (root.join(".ckptfs/baseline"), rig.image.path().join("old"));
-    fs::copy(&baseline, &old).unwrap();
+    // The tree, and what changed since that was written.
+    let files = ["baseline", "baseline.changes"].map(|name| root.join(".ckptfs").join(name));
+    let umount = |rig: &mut Rig| {
+        sh(&root, "echo seen >> src/edited; rm -f src/gone; mkdir -p src/seen");
+        rig.mount.umount();
+    };
+    let mut old = [fs::read(&files[0]).unwrap(), Vec::new()];
     rig.mount.remount();
-    sh(&root, "echo seen >> src/edited; rm src/gone; mkdir src/seen");
-    rig.mount.umount();
-    let good = fs::read(&baseline).unwrap();
+    umount(&mut rig);
+    old[1] = fs::read(&files[1]).unwrap();
     let mut random = Random::new("flips");
-    for round in 0..12 {
+    for round in 0..16 {
+        if !files[1].exists() {
+            rig.mount.remount();
+            umount(&mut rig);
+        }
+        let (which, round) = (round % 2, round / 2);
+        let good = fs::read(&files[which]).unwrap();
         let mut bytes = good.clone();
         match round {
-            0 => bytes = fs::read(&old).unwrap(),
+            0 => bytes.clone_from(&old[which]),
             1 => bytes.truncate(good.len() / 2),
             2 => bytes.clear(),
             _ => {
@@ -250,7 +323,12 @@ fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
                 bytes[at] ^= 1 << random.below(8);
             }
         }
-        fs::write(&baseline, bytes).unwrap();
+        let damaged = round > 0;
+        fs::write(&files[which], &bytes).unwrap();
+        if damaged {
+            let (status, report) = check(&root, &["verify"]);
+            assert!(status != 0 && report.to_string().contains("baseline-damaged"), "{status} {report}");
+        }
         sh(&root, &format!("echo unseen{round} > src/new{round}; echo {round} >> src/kept; mv untouched/x untouched/y; mv untouched/y untouched/x"));
         rig.mount.remount();
         for (id, copy) in &copies {
@@ -264,7 +342,7 @@ fn a_baseline_that_is_old_or_damaged_shows_nothing_false(v: Variant) {
             assert!(unseen.kind() == ErrorKind::NotFound || unseen.raw_os_error() == Some(libc::EIO), "{unseen}");
         }
         rig.mount.umount();
-        assert_ne!(fs::read(&baseline).unwrap(), good);
+        assert!(!damaged || fs::read(&files[which]).unwrap_or_default() != bytes, "it is written anew");
     }
 }
 

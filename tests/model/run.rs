@@ -42,7 +42,7 @@ fn number(variable: &str) -> Option<u64> {
 
 impl Bench {
     pub fn new(variant: Variant) -> Bench {
-        let opts = MountOpts { limit: RUN_LIMIT, ..MountOpts::new(variant.io).packing() };
+        let opts = MountOpts { limit: RUN_LIMIT, ..MountOpts::new(variant.io).packing().comparing() };
         Bench { image: Image::of(variant.fs), opts: Some(opts), next: AtomicU64::new(1) }
     }
 

@@ -115,6 +115,7 @@ impl World {
             mounted.client = None;
             mounted.mount.umount();
             self.away = true;
+            mounted.mount.compared_baseline()?;
         }
         Ok(())
     }

@@ -333,7 +333,6 @@ impl Run {
     /// Reads all of it and compares the checksums.
     ///
     /// Errors: `Io`, `IndexDamaged`.
-    #[cfg(test)]
     pub fn check(&self) -> StoreResult<()> {
         (0..self.blocks.len()).try_for_each(|number| self.read(number).map(drop))
     }

@@ -1,0 +1,198 @@
+//! What changed since the tree was written down last (the baseline): every key that has an undo record from the epoch on that was open then.
+//!
+//! A key has a record at its first change in an epoch only, so all of that epoch counts. What makes no record is known by something that does: an inode
+//! that was made since by its name in a directory that was there before, and all that is in a directory that was made since by that directory. One that was
+//! walked while its epoch was still open is noted here, for what changes in it makes none either.
+//!
+//! It is in memory, and gone with the daemon: then the tree is walked again. What is in the tables of the open epoch and of closed ones that the index does
+//! not have is told from there; the indexer leaves their keys here when it takes them.
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::table::Table;
+use super::timeline::Timeline;
+use crate::store::ids::{Epoch, Name, Slot};
+
+/// With more keys than this all of the tree is walked instead.
+const KEYS_MAX: usize = 200_000;
+
+/// What changed, or may have, since some moment.
+#[derive(Clone, Debug)]
+pub struct Since {
+    from: Epoch,
+    /// How often there was no checkpoint, by then.
+    unrecorded: u64,
+    /// Names in directories.
+    pub names: BTreeSet<(Slot, Name)>,
+    /// Inodes.
+    pub nodes: HashSet<Slot>,
+    /// Directories of which not all changes were recorded.
+    pub unsure: HashSet<Slot>,
+    /// Inodes that have lost their last name.
+    pub gone: HashSet<Slot>,
+    /// There is more than is held.
+    lost: bool,
+}
+
+impl Since {
+    fn new(from: Epoch, unrecorded: u64) -> Since {
+        let (names, nodes) = (BTreeSet::new(), HashSet::new());
+        Since { from, unrecorded, names, nodes, unsure: HashSet::new(), gone: HashSet::new(), lost: false }
+    }
+
+    fn take(&mut self, table: &Table) {
+        if table.epoch < self.from || self.lost {
+            return;
+        }
+        for (dir, name, _) in table.entries() {
+            self.nodes.insert(dir);
+            self.names.insert((dir, name.clone()));
+        }
+        self.nodes.extend(table.nodes().map(|(slot, _)| slot));
+        if self.keys() > KEYS_MAX {
+            *self = Since { lost: true, ..Since::new(self.from, self.unrecorded) };
+        }
+    }
+
+    /// How many keys there are.
+    pub fn keys(&self) -> usize {
+        self.names.len() + self.nodes.len()
+    }
+}
+
+/// What is kept track of. Behind one mutex, a leaf.
+#[derive(Debug, Default)]
+pub(super) struct Tracked {
+    /// Since the baseline that there is; `None`: there is none that could be brought up to date.
+    since: Option<Since>,
+    /// Since the beginning of the one that is being made.
+    next: Option<Since>,
+    /// Changes that are beside the baseline.
+    changes: usize,
+    /// Inodes of any epoch that have lost their last name.
+    gone: HashSet<Slot>,
+}
+
+impl Tracked {
+    pub(super) fn take(&mut self, table: &Table) {
+        self.since.iter_mut().chain(&mut self.next).for_each(|since| since.take(table));
+    }
+
+    /// An inode was made, or has lost its last name.
+    pub(super) fn set_gone(&mut self, slot: Slot, gone: bool) {
+        if !gone {
+            self.gone.remove(&slot);
+        } else if self.gone.len() < KEYS_MAX {
+            self.gone.insert(slot);
+        }
+    }
+}
+
+impl Timeline {
+    /// The tree is written down from now on; what changes counts for the next time. `false`: no checkpoint shows anything, so no change is recorded.
+    pub fn begin_baseline(&self) -> bool {
+        // No epoch is closed meanwhile, or the indexer could take it before what is to note it is there.
+        let inner = self.inner.read();
+        if inner.checkpoints.is_empty() && inner.hidden.is_empty() {
+            return false;
+        }
+        let (from, unrecorded) = (inner.open.epoch, inner.unrecorded);
+        self.tracked.lock().next = Some(Since::new(from, unrecorded));
+        true
+    }
+
+    /// It was written down, with so many changes beside it; `None`: it was not.
+    pub fn end_baseline(&self, written: Option<usize>) {
+        let open = self.recorded_now();
+        let mut tracked = self.tracked.lock();
+        let next = tracked.next.take();
+        if let Some(changes) = written {
+            (tracked.since, tracked.changes) = (next, changes);
+            // Of all others there is no record since.
+            tracked.gone.retain(|slot| open.contains(slot));
+        }
+    }
+
+    /// The last daemon has written it down, with so many changes beside it; these inodes were gone then, and all that changed after is on record in the epoch that was open at the beginning,
+    /// or later.
+    pub fn trust_baseline(&self, changes: usize, gone: impl IntoIterator<Item = Slot>) {
+        let (from, unrecorded) = {
+            let inner = self.inner.read();
+            (inner.open.epoch, inner.unrecorded)
+        };
+        let mut tracked = self.tracked.lock();
+        tracked.gone.extend(gone);
+        (tracked.since, tracked.changes) = (Some(Since::new(from, unrecorded)), changes);
+    }
+
+    /// What there was is not to be believed any more.
+    pub fn distrust_baseline(&self) {
+        self.tracked.lock().since = None;
+    }
+
+    /// How many changes are beside the baseline; `None`: there is none that can be brought up to date.
+    pub fn baseline_changes(&self) -> Option<usize> {
+        let unrecorded = self.inner.read().unrecorded;
+        let tracked = self.tracked.lock();
+        tracked.since.as_ref().filter(|since| !since.lost && since.unrecorded == unrecorded).map(|_| tracked.changes)
+    }
+
+    /// Something of a directory that is being written down could not be seen as it is: it counts as changed.
+    pub fn note_missed(&self, dir: Slot, name: &Name) {
+        if let Some(next) = &mut self.tracked.lock().next {
+            next.nodes.insert(dir);
+            next.names.insert((dir, name.clone()));
+        }
+    }
+
+    /// What changes in this directory is not recorded, although it is written down.
+    pub fn note_unsure(&self, dir: Slot) {
+        if let Some(next) = &mut self.tracked.lock().next {
+            next.unsure.insert(dir);
+        }
+    }
+
+    /// An inode is nowhere any more, although nobody removed it through the mount.
+    pub fn note_gone(&self, slot: Slot) {
+        self.tracked.lock().set_gone(slot, true);
+    }
+
+    /// How many keys have changed since the baseline, about.
+    pub fn changed_keys(&self) -> usize {
+        let open = {
+            let inner = self.inner.read();
+            inner.open.nodes().count()
+        };
+        open + self.tracked.lock().since.as_ref().map_or(0, Since::keys)
+    }
+
+    /// What changed since the baseline. `None`: there is none, or too much has.
+    pub fn changed_since(&self) -> Option<Since> {
+        let (tables, open, unrecorded) = {
+            let inner = self.inner.read();
+            // An epoch that is taken by the index meanwhile is counted twice.
+            (inner.sealed.clone(), inner.open.clone(), inner.unrecorded)
+        };
+        let tracked = self.tracked.lock();
+        let mut since = tracked.since.clone().filter(|since| !since.lost && since.unrecorded == unrecorded)?;
+        since.gone.clone_from(&tracked.gone);
+        drop(tracked);
+        tables.iter().for_each(|table| since.take(table));
+        since.take(&open);
+        Some(since).filter(|since| !since.lost)
+    }
+
+    /// Inodes that have a record in the open epoch, whatever became of them.
+    pub fn recorded_now(&self) -> HashSet<Slot> {
+        self.inner.read().open.nodes().map(|(slot, _)| slot).collect()
+    }
+
+    /// Of the inodes that have lost their last name, those that have a record in the open epoch.
+    pub fn gone_now(&self) -> Vec<Slot> {
+        let gone = self.tracked.lock().gone.clone();
+        let inner = self.inner.read();
+        let mut gone: Vec<Slot> = gone.into_iter().filter(|slot| inner.open.node(*slot).is_some()).collect();
+        gone.sort_unstable();
+        gone
+    }
+}

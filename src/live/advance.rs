@@ -1,0 +1,256 @@
+//! A baseline is brought up to date by what changed since it was written, and not by a walk.
+//!
+//! Which keys those are history says ([`crate::history::since`]); what they hold is looked at: a name by its directory, an inode by its slot. A directory that is
+//! not known to the baseline, or in which changes made no records, is walked. An inode that cannot be found, and of which nobody knows that it is gone, is at
+//! a name that nobody knows: then all of the tree is walked.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::Live;
+use super::ahead::at_place;
+use super::baseline::{errno, names_of};
+use super::find::is_elsewhere;
+use super::kept::Keeper;
+use super::nodes::generation_of;
+use crate::history::present::Trail;
+use crate::history::since::Since;
+use crate::store::Address;
+use crate::store::baseline::{Baseline, Node};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{AttrState, Child};
+use crate::sys::{self, Errno, Kind, SysResult};
+
+/// With more changes than this a walk is no dearer, and needs less memory.
+const CHANGES_MAX: usize = 300_000;
+
+struct Advance<'a> {
+    live: &'a Live,
+    baseline: Baseline,
+    since: Since,
+    keeper: Option<&'a Keeper<'a>>,
+    /// The tree is served.
+    served: bool,
+    /// Inodes that were looked at.
+    seen: HashSet<Slot>,
+    /// New directories that were walked.
+    walked: HashSet<Slot>,
+}
+
+impl Live {
+    /// Brings the baseline up to date, so that it counts as long as the journal ends at `end`; without, the tree is served. Says how many files
+    /// there were when it was written, about. `None`: there is none that could be, or a walk is to be made instead.
+    ///
+    /// # Errors
+    /// ENOSPC, EIO.
+    pub(super) fn advance_baseline(&self, end: Option<Address>, keeper: Option<&Keeper<'_>>) -> SysResult<Option<u64>> {
+        let layout = &self.timeline.store().layout;
+        let Some(since) = self.timeline.changed_since() else { return Ok(None) };
+        let baseline = match Baseline::open_any(layout) {
+            Ok(Some(baseline)) => baseline,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                tracing::warn!(%error, "the baseline cannot be read; the tree is walked");
+                return Ok(None);
+            }
+        };
+        if !self.timeline.begin_baseline() {
+            return Ok(None);
+        }
+        let files = baseline.files().unwrap_or(0);
+        let mut advance = Advance { live: self, baseline, since, keeper, served: end.is_none(), seen: HashSet::new(), walked: HashSet::new() };
+        let advanced = advance.all().and_then(|()| {
+            let mut baseline = advance.baseline;
+            baseline.changes.set_gone(&self.timeline.gone_now());
+            baseline.write_changes(layout, end).map(|()| baseline.changes.len()).map_err(errno)
+        });
+        self.timeline.end_baseline(advanced.ok());
+        match advanced {
+            Err(errno) if errno.is_no_room() || errno == Errno::E2BIG => Err(errno),
+            Err(errno) => {
+                tracing::debug!(%errno, "the baseline cannot be brought up to date; the tree is walked");
+                Ok(None)
+            }
+            Ok(_) => Ok(Some(files)),
+        }
+    }
+}
+
+impl Advance<'_> {
+    fn all(&mut self) -> SysResult<()> {
+        for (dir, name) in std::mem::take(&mut self.since.names) {
+            if dir == Slot::STAGING {
+                continue;
+            }
+            match self.live.dir(dir) {
+                Ok(fd) => self.name(dir, &fd, &name)?,
+                Err(errno) if is_elsewhere(errno) && self.since.gone.contains(&dir) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        for slot in std::mem::take(&mut self.since.nodes) {
+            if slot != Slot::STAGING && !self.seen.contains(&slot) {
+                self.inode(slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a name leads to now.
+    fn name(&mut self, dir: Slot, fd: &OwnedFd, name: &Name) -> SysResult<()> {
+        if let Some(keeper) = self.keeper {
+            self.baseline.at(dir, name).map_err(errno)?.iter().for_each(|old| keeper.doubt(old));
+        }
+        let node = match self.live.node_at(fd, name) {
+            // Nothing is there, or another filesystem, which is no part of the tree.
+            Err(Errno::ENOENT | Errno::EXDEV) => return self.baseline.changes.put_name(dir, name, None).map_err(errno),
+            node => node?,
+        };
+        if self.put_at(dir, fd, name, &node)? {
+            self.walk(at_place(dir).step(name, node.child.slot), &node)?;
+        }
+        Ok(())
+    }
+
+    /// What is at a name is this; `true`: it is a directory that is to be walked.
+    fn put_at(&mut self, dir: Slot, fd: &OwnedFd, name: &Name, node: &Node) -> SysResult<bool> {
+        self.baseline.changes.put_name(dir, name, Some(node.child)).map_err(errno)?;
+        self.put(node)?;
+        if let Some(keeper) = self.keeper {
+            keeper.keep(fd, name, node);
+        }
+        Ok(node.child.kind == Kind::Dir && !self.knows(node)? && self.walked.insert(node.child.slot))
+    }
+
+    fn put(&mut self, node: &Node) -> SysResult<()> {
+        self.seen.insert(node.child.slot);
+        if self.baseline.changes.len() > CHANGES_MAX {
+            return Err(Errno::EFBIG);
+        }
+        self.baseline.changes.put_inode(node).map_err(errno)
+    }
+
+    /// The baseline has the names of this directory, as they are but for what is recorded.
+    fn knows(&self, node: &Node) -> SysResult<bool> {
+        let (slot, generation) = (node.child.slot, generation_of(&node.attr.stat));
+        if generation == 0 || self.since.unsure.contains(&slot) {
+            return Ok(false);
+        }
+        Ok(self.baseline.generation(slot).map_err(errno)? == Some(generation))
+    }
+
+    /// Looks at all that is in a new directory.
+    fn walk(&mut self, trail: Arc<Trail>, node: &Node) -> SysResult<()> {
+        let mut open = VecDeque::from([(trail, generation_of(&node.attr.stat))]);
+        while let Some((trail, generation)) = open.pop_front() {
+            let fd = match self.live.dir(&trail) {
+                // It will be found where it is by what moved it.
+                Err(errno) if is_elsewhere(errno) && self.served => {
+                    if let Some(up) = &trail.up {
+                        self.live.timeline.note_missed(up.slot, &trail.name);
+                    }
+                    continue;
+                }
+                fd => fd?,
+            };
+            if self.live.timeline.is_born(trail.slot) {
+                self.live.timeline.note_unsure(trail.slot);
+            }
+            self.baseline.changes.put_whole(trail.slot, generation);
+            for name in names_of(trail.slot, &fd)? {
+                let node = match self.live.node_at(&fd, &name) {
+                    Err(Errno::EXDEV) => continue,
+                    Err(Errno::ENOENT) if self.served => {
+                        self.live.timeline.note_missed(trail.slot, &name);
+                        continue;
+                    }
+                    node => node?,
+                };
+                if self.put_at(trail.slot, &fd, &name, &node)? {
+                    open.push_back((trail.step(&name, node.child.slot), generation_of(&node.attr.stat)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What an inode is now that changed at a name that did not.
+    fn inode(&mut self, slot: Slot) -> SysResult<()> {
+        if self.live.is_dead(slot) {
+            return Ok(());
+        }
+        let fd = match self.live.fd(slot) {
+            Err(errno) if is_elsewhere(errno) && self.since.gone.contains(&slot) => return Ok(()),
+            fd => fd?,
+        };
+        let stat = sys::stat_fd(&fd)?;
+        if stat.nlink == 0 {
+            return Ok(());
+        }
+        let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(&fd)?) } else { None };
+        let node = Node { child: Child { slot, kind: stat.kind }, attr: AttrState { stat, target }, xattrs: sys::all_xattrs(&fd)?, number: 0 };
+        if !crate::store::baseline::fits(&node.xattrs) {
+            return Err(Errno::E2BIG);
+        }
+        self.put(&node)?;
+        if let Some(keeper) = self.keeper {
+            keeper.keep_inode(&fd, &node);
+        }
+        Ok(())
+    }
+}
+
+impl Live {
+    /// In a test: a walk says the same, or what it says is in a file that the test looks for.
+    pub(super) fn check_advanced(&self, end: Address) -> SysResult<()> {
+        if !sys::host::left_out("baseline-trust") {
+            return Ok(());
+        }
+        let layout = &self.timeline.store().layout;
+        let baseline = Baseline::open(layout, end).map_err(errno)?.ok_or(Errno::ENODATA)?;
+        let mut wrong = Vec::new();
+        let root = self.root_node()?;
+        if is_other(&root, &baseline.root().map_err(errno)?) {
+            wrong.push("the root".to_owned());
+        }
+        let mut open = VecDeque::from([(Trail::root(), baseline.root().map_err(errno)?)]);
+        while let Some((trail, node)) = open.pop_front() {
+            let fd = self.dir(&trail)?;
+            let mut known: BTreeMap<Name, Node> = match baseline.names(&node) {
+                Ok(names) => names.into_iter().collect(),
+                Err(error) => {
+                    wrong.push(format!("{}: {error}", String::from_utf8_lossy(&trail.path())));
+                    continue;
+                }
+            };
+            for name in names_of(trail.slot, &fd)? {
+                let Ok(now) = self.node_at(&fd, &name) else { continue };
+                let trail = trail.step(&name, now.child.slot);
+                match known.remove(&name) {
+                    Some(then) if !is_other(&now, &then) => {
+                        if now.child.kind == Kind::Dir {
+                            open.push_back((trail, then));
+                        }
+                    }
+                    then => wrong.push(format!("{}: {now:?}, and not {then:?}", String::from_utf8_lossy(&trail.path()))),
+                }
+            }
+            wrong.extend(known.keys().map(|name| format!("{}/{name:?} is gone", String::from_utf8_lossy(&trail.path()))));
+        }
+        let lines = if wrong.is_empty() { "right\n".to_owned() } else { wrong.join("\n") };
+        let file = sys::create_file_at(layout.dir(), b"baseline.compared", sys::Open { truncate: true, ..sys::Open::READ_WRITE }, 0o600)
+            .or_else(|_| sys::open_file_at(layout.dir(), b"baseline.compared", sys::Open { truncate: true, ..sys::Open::READ_WRITE }))?;
+        sys::write_all_at(&file, lines.as_bytes(), 0)
+    }
+}
+
+/// Something differs but what no change of a file changes.
+fn is_other(now: &Node, then: &Node) -> bool {
+    let same = |node: &Node| {
+        let mut stat = node.attr.stat;
+        (stat.atime, stat.blocks) = (stat.mtime, 0);
+        (node.child, AttrState { stat, target: node.attr.target.clone() }, node.xattrs.clone())
+    };
+    same(now) != same(then)
+}
