@@ -295,6 +295,8 @@ impl Engine {
                 tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
                 self.timeline().distrust_baseline();
             }
+            // A baseline that cannot be read to its end is none for the rest.
+            let told = told.or_else(|errno| if errno.is_no_room() { Err(errno) } else { Ok(()) });
             match told.and_then(|()| self.live.record_unseen()) {
                 // What was captured ahead stays, and what has changed says so.
                 Err(errno) if errno.is_no_room() => self.warn(UNSEEN.to_owned()),
