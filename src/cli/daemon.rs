@@ -342,9 +342,10 @@ fn open_log(engine: &Engine) -> VerbResult<File> {
 /// Has the engine watch what somebody can write to past the mount that covers the directory now; who has something of it.
 fn watch_below(args: &Args, engine: &Engine) -> Vec<Holder> {
     let Some(tree) = Tree::below(&args.backing) else { return Vec::new() };
+    let elsewhere = tree.is_elsewhere();
     let found = tree.users(&[std::os::unix::process::parent_id()], holders::THOROUGH);
     engine.watch_held(found.files.iter().map(|HeldFile { ino, path }| (path.as_os_str().as_bytes(), *ino)));
-    engine.tell_below(!found.holders.is_empty(), found.complete);
+    engine.tell_below(elsewhere || !found.holders.is_empty(), found.complete);
     found.holders
 }
 

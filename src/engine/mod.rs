@@ -49,7 +49,7 @@ pub mod word;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use api::{VerbError, VerbResult};
@@ -437,7 +437,9 @@ impl Engine {
             tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
         self.timeline().stop();
-        match self.live.write_baseline(self.keeps_content()) {
+        // Over the directory itself a mount leaves nobody a way there who was not there before.
+        let alone = self.config.mount == self.config.backing && !self.had_below.load(Ordering::Relaxed);
+        match self.live.write_baseline(self.keeps_content(), alone) {
             Ok(files) => {
                 if files > 0 {
                     tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints");

@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// The mount covers the directory: whether somebody was found who has something of it below, and whether that was looked for to the end.
+    /// The mount covers the directory: whether somebody was found who has something of it below, or can get at it by another mount of its filesystem, and whether that was looked for to the end.
     pub fn tell_below(&self, found: bool, all: bool) {
         self.had_below.store(found || !all, Ordering::Relaxed);
         if !all {

@@ -62,12 +62,16 @@ pub(super) struct Walk<'a> {
 
 impl Live {
     /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and no layer has, for as long as `keep` says. Nothing may be served
-    /// any more. Says how many files are not kept for want of time or space.
+    /// any more. Says how many files are not kept for want of time or space. `alone`: nobody could change the tree past the mount, so what was recorded is all that
+    /// changed.
     ///
     /// # Errors
     /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
-    pub fn write_baseline(&self, keep: Keep) -> SysResult<u64> {
+    pub fn write_baseline(&self, keep: Keep, alone: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
+        if !alone {
+            self.timeline.distrust_baseline();
+        }
         let written = self.write_or_advance(keep);
         if written.is_err()
             && let Err(error) = Baseline::remove(layout)
