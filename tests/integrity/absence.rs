@@ -12,6 +12,7 @@ use super::common::{Fs, MountOpts, Rig, TreeOpts, Variant, assert_same_tree, cop
 use super::story::{Random, check};
 
 for_each_variant! { all => all_that_was_there_is_kept, what_is_kept_goes_with_its_checkpoints, without_reflink_small_files_are_copied }
+for_each_variant! { reflink => content_is_kept_ahead_from_the_first_unmount_on }
 for_each_variant! { all => what_changed_brings_a_baseline_up_to_date }
 for_each_variant! { all => names_and_attributes_are_always_known, an_inode_number_that_is_given_away_takes_nothing_along }
 for_each_variant! { one => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline }
@@ -209,6 +210,37 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
     }
 }
 
+/// After an orderly end content is cloned in idle time, and an unmount sees to what changed alone: also after all clones went.
+fn content_is_kept_ahead_from_the_first_unmount_on(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io).comparing(), fill);
+    let root = rig.path().to_owned();
+    let mut copies = Copies::new();
+    let kept = || fs::read_dir(root.join(".ckptfs/kept")).map_or(0, Iterator::count);
+    keep(&rig, &mut copies);
+    wait(|| root.join(".ckptfs/baseline").exists().then_some(()));
+    assert_eq!(kept(), 0, "nobody has ended a mount of it yet");
+    rig.mount.ok(&["umount", "--keep=none"]);
+    rig.mount.remount();
+    wait(|| root.join(".ckptfs/kept/whole").exists().then_some(()));
+    let all = kept();
+    sh(&root, "echo a >> src/edited; rm src/gone; mv dir moved; mv src/away src/kept2");
+    keep(&rig, &mut copies);
+    // Of these the layer has what they were before.
+    sh(&root, "echo b >> src/edited; rm src/touched");
+    rig.mount.umount();
+    assert!(rig.mount.compared_baseline().unwrap());
+    // Gone: `gone`, `touched`, and `edited`, which has a record.
+    assert_eq!(kept(), all - 3, "{}", sh(&root, "ls -l .ckptfs/kept"));
+    change_to_what_is_kept(&root);
+    rig.mount.remount();
+    assert_all(&rig, &copies);
+}
+
+/// What is there is edited where it lies.
+fn change_to_what_is_kept(root: &Path) {
+    sh(root, "find . -path ./.ckptfs -prune -o -type f -exec sh -c 'echo lost >> \"$1\"' _ {} \\;");
+}
+
 /// Every checkpoint has the names that it had, and content that can be read is what it was.
 fn assert_names(rig: &Rig, copies: &Copies) {
     for (id, copy) in copies {
@@ -277,7 +309,9 @@ fn without_reflink_small_files_are_copied(v: Variant) {
     let root = rig.path().to_owned();
     for (byte, keep) in [(b'1', "--keep=some"), (b'2', "--keep=all")] {
         let id = rig.mount.checkpoint();
-        rig.mount.ok(&["umount", keep]);
+        let said: serde_json::Value = serde_json::from_str(&rig.mount.ok(&["umount", "--json", keep])).unwrap();
+        let not_kept = if v.fs.has_reflink() || keep == "--keep=all" { None } else { Some(1 + MANY as u64 - 64) };
+        assert_eq!(said["not_kept"].as_u64(), not_kept, "{said}");
         write(&root, byte + 1);
         rig.mount.remount();
         let view = rig.view(id);
