@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::table::Table;
 use super::timeline::Timeline;
+use super::who;
 use crate::store::ids::{Epoch, Name, Slot};
 
 /// With more keys than this all of the tree is walked instead.
@@ -89,6 +90,35 @@ impl Tracked {
 }
 
 impl Timeline {
+    /// Notes that an inode was made (`true`), or that it is gone and its slot free, or seen by a checkpoint (`false`).
+    pub fn set_born(&self, slot: Slot, born: bool) {
+        let mut inner = self.inner.write();
+        if born {
+            inner.born.insert(slot, who::acting_number());
+            drop(inner);
+            self.tracked.lock().set_gone(slot, false);
+        } else {
+            if inner.is_born(slot) {
+                inner.open.drop_place(slot);
+            }
+            inner.born.remove(&slot);
+        }
+    }
+
+    /// Notes that an inode has lost its last name.
+    pub fn set_gone(&self, slot: Slot) {
+        let noted = {
+            let inner = self.inner.read();
+            // One that had the number before may have a record.
+            let mut tables = inner.sealed.iter().map(|table| &**table).chain([&inner.open]);
+            !inner.is_born(slot) || tables.any(|table| table.node(slot).is_some())
+        };
+        if noted {
+            self.note_gone(slot);
+        }
+        self.set_born(slot, false);
+    }
+
     /// The tree is written down from now on; what changes counts for the next time. `false`: no checkpoint shows anything, so no change is recorded.
     pub fn begin_baseline(&self) -> bool {
         // No epoch is closed meanwhile, or the indexer could take it before what is to note it is there.
@@ -103,13 +133,13 @@ impl Timeline {
 
     /// It was written down, with so many changes beside it; `None`: it was not.
     pub fn end_baseline(&self, written: Option<usize>) {
-        let open = self.recorded_now();
+        let recorded = self.recorded_now();
         let mut tracked = self.tracked.lock();
         let next = tracked.next.take();
         if let Some(changes) = written {
-            (tracked.since, tracked.changes) = (next, changes);
             // Of all others there is no record since.
-            tracked.gone.retain(|slot| open.contains(slot));
+            tracked.gone.retain(|slot| recorded.contains(slot) || next.as_ref().is_some_and(|next| next.nodes.contains(slot)));
+            (tracked.since, tracked.changes) = (next, changes);
         }
     }
 
@@ -168,23 +198,24 @@ impl Timeline {
 
     /// What changed since the baseline. `None`: there is none, or too much has.
     pub fn changed_since(&self) -> Option<Since> {
-        let (tables, open, unrecorded) = {
-            let inner = self.inner.read();
-            // An epoch that is taken by the index meanwhile is counted twice.
-            (inner.sealed.clone(), inner.open.clone(), inner.unrecorded)
+        // No table goes meanwhile: its keys are noted before.
+        let inner = self.inner.read();
+        let (since, gone) = {
+            let tracked = self.tracked.lock();
+            (tracked.since.clone(), tracked.gone.clone())
         };
-        let tracked = self.tracked.lock();
-        let mut since = tracked.since.clone().filter(|since| !since.lost && since.unrecorded == unrecorded)?;
-        since.gone.clone_from(&tracked.gone);
-        drop(tracked);
-        tables.iter().for_each(|table| since.take(table));
-        since.take(&open);
+        let mut since = since.filter(|since| !since.lost && since.unrecorded == inner.unrecorded)?;
+        since.gone = gone;
+        inner.sealed.iter().for_each(|table| since.take(table));
+        since.take(&inner.open);
         Some(since).filter(|since| !since.lost)
     }
 
-    /// Inodes that have a record in the open epoch, whatever became of them.
+    /// Inodes that have a record in the open epoch, or in a closed one that is not in the index yet, whatever became of them.
     pub fn recorded_now(&self) -> HashSet<Slot> {
-        self.inner.read().open.nodes().map(|(slot, _)| slot).collect()
+        let inner = self.inner.read();
+        let tables = inner.sealed.iter().map(|table| &**table).chain([&inner.open]);
+        tables.flat_map(|table| table.nodes().map(|(slot, _)| slot)).collect()
     }
 
     /// Of the inodes that have lost their last name, those that have a record in the open epoch.
@@ -194,5 +225,69 @@ impl Timeline {
         let mut gone: Vec<Slot> = gone.into_iter().filter(|slot| inner.open.node(*slot).is_some()).collect();
         gone.sort_unstable();
         gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::store::Store;
+    use crate::store::ids::CheckpointId;
+    use crate::store::record::{Checkpoint, Place, Reason, Undo};
+
+    fn close(timeline: &Timeline, id: u64) {
+        let (tags, note) = (Vec::new(), String::new());
+        let checkpoint = Checkpoint { id: CheckpointId(id), tags, note, created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked };
+        timeline.seal(None, checkpoint, Vec::new(), &[]).unwrap();
+    }
+
+    fn change(timeline: &Timeline, slot: u64) {
+        let before = Place { parent: Slot::ROOT, name: Name::new(b"name") };
+        timeline.record(vec![Undo::Home { slot: Slot(slot), before }], Vec::new()).unwrap();
+    }
+
+    fn nodes(timeline: &Timeline) -> Option<Vec<u64>> {
+        let mut nodes: Vec<u64> = timeline.changed_since()?.nodes.into_iter().map(|slot| slot.0).collect();
+        nodes.sort_unstable();
+        Some(nodes)
+    }
+
+    /// All of the epoch in which the tree was written down counts, and what the index has taken since; nothing does after a moment without a checkpoint.
+    #[test]
+    fn what_changed_since_is_what_was_recorded_from_that_epoch_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(std::fs::File::open(dir.path()).unwrap(), true).unwrap();
+        let timeline = Timeline::open(Arc::new(store)).unwrap().0;
+        change(&timeline, 2);
+        assert!(!timeline.begin_baseline(), "nothing is recorded");
+        close(&timeline, 1);
+        change(&timeline, 3);
+        close(&timeline, 2);
+        change(&timeline, 4);
+        assert!(timeline.begin_baseline());
+        change(&timeline, 5);
+        timeline.note_unsure(Slot(6));
+        timeline.end_baseline(Some(0));
+        assert_eq!(nodes(&timeline), Some(vec![4, 5]));
+        timeline.set_gone(Slot(5));
+        close(&timeline, 3);
+        change(&timeline, 7);
+        timeline.index_closed().unwrap();
+        assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));
+        let since = timeline.changed_since().unwrap();
+        assert!(since.unsure.contains(&Slot(6)) && since.gone.contains(&Slot(5)));
+        assert_eq!(timeline.gone_now(), [], "it has no record in the open epoch");
+        // Another that was not finished changes nothing.
+        assert!(timeline.begin_baseline());
+        timeline.end_baseline(None);
+        assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));
+        for id in 1..=3 {
+            assert!(nodes(&timeline).is_some());
+            timeline.inner.write().drop_checkpoint(CheckpointId(id));
+        }
+        close(&timeline, 4);
+        assert_eq!((nodes(&timeline), timeline.baseline_changes()), (None, None));
     }
 }

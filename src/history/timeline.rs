@@ -270,26 +270,6 @@ impl Timeline {
         self.inner.read().is_born(slot)
     }
 
-    /// Notes that an inode was made (`true`) or that it is gone and its slot free (`false`).
-    pub fn set_born(&self, slot: Slot, born: bool) {
-        let mut inner = self.inner.write();
-        let mut noted = true;
-        if born {
-            inner.born.insert(slot, who::acting_number());
-        } else {
-            if inner.is_born(slot) {
-                inner.open.drop_place(slot);
-                // An inode that had the number before may have a record.
-                noted = inner.sealed.iter().map(|table| &**table).chain([&inner.open]).any(|table| table.node(slot).is_some());
-            }
-            inner.born.remove(&slot);
-        }
-        drop(inner);
-        if noted {
-            self.tracked.lock().set_gone(slot, !born);
-        }
-    }
-
     /// Counts changed paths.
     pub fn count(&self, by: i64) {
         self.inner.write().open.count(by);

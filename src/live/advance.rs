@@ -154,9 +154,7 @@ impl Advance<'_> {
                 }
                 fd => fd?,
             };
-            if self.live.timeline.is_born(trail.slot) {
-                self.live.timeline.note_unsure(trail.slot);
-            }
+            self.live.note_born(trail.slot);
             self.baseline.changes.put_whole(trail.slot, generation);
             for name in names_of(trail.slot, &fd)? {
                 let node = match self.live.node_at(&fd, &name) {

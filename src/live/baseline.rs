@@ -132,9 +132,7 @@ impl Live {
                 return Err(Errno::ETIMEDOUT);
             }
             let Some(fd) = self.listed_dir(&trail, &mut above)? else { continue };
-            if self.timeline.is_born(trail.slot) {
-                self.timeline.note_unsure(trail.slot);
-            }
+            self.note_born(trail.slot);
             for name in names_of(trail.slot, &fd)? {
                 let mut node = match self.node_at(&fd, &name) {
                     // Another filesystem is no part of the tree.
@@ -162,7 +160,8 @@ impl Live {
             writer.listed(number, trail.slot, generation_of(&was));
         }
         unmet.into_iter().for_each(|slot| self.timeline.note_gone(slot));
-        writer.finish().map_err(errno)
+        // Half of it may have been put in place of what there was.
+        writer.finish().map_err(errno).inspect_err(|_| self.timeline.distrust_baseline())
     }
 
     /// Goes through the files of the tree, until `call` says that it is enough; `false`: then.
@@ -182,6 +181,15 @@ impl Live {
             }
         }
         Ok(true)
+    }
+
+    /// A directory that is about to be listed is noted if what changes in it makes no record. The tree is locked for a moment: whoever has just made it
+    /// shall have said so.
+    pub(super) fn note_born(&self, dir: Slot) {
+        drop(self.tree.read());
+        if self.timeline.is_born(dir) {
+            self.timeline.note_unsure(dir);
+        }
     }
 
     pub(super) fn root_node(&self) -> SysResult<Node> {
@@ -234,8 +242,16 @@ impl Live {
     pub fn record_absence(&self, baseline: &Baseline) -> SysResult<()> {
         let root = baseline.root().map_err(errno)?;
         let ahead = self.timeline.ahead()?;
-        let mut compared =
-            Compared { live: self, baseline, ahead, open: Vec::new(), away: HashMap::new(), new: HashMap::new(), unlisted: Vec::new(), told: HashSet::new() };
+        let mut compared = Compared {
+            live: self,
+            baseline,
+            ahead,
+            open: Vec::new(),
+            away: HashMap::new(),
+            new: HashMap::new(),
+            unlisted: Vec::new(),
+            told: HashSet::new(),
+        };
         compared.open.push(Directory { now: Trail::root(), was: Trail::root(), node: root });
         compared.all()
     }

@@ -25,6 +25,8 @@ const KEYS_MAX: usize = 20_000;
 const CHANGES_MAX: usize = 50_000;
 /// Between two times that all content is kept ahead because all of it went.
 const KEEP_EVERY: Duration = Duration::from_secs(3600);
+/// Clones that are removed between two pauses.
+const DROP_MAX: usize = 1000;
 /// A pause is as long as the work before it, but not longer.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
@@ -64,6 +66,11 @@ impl Live {
 
     /// Does what is due, once the tree is left alone. Ends early if there is something to hash, or the thread is to end.
     pub(super) fn prepare_absence(&self, wake: &Wake) {
+        while matches!(self.drop_rest(DROP_MAX), Ok(true)) {
+            if !wake.pause(PAUSE_MAX) {
+                return;
+            }
+        }
         let Some(due) = self.due() else { return };
         let since = *self.idle.times.lock().0.get_or_insert_with(Instant::now);
         let hasty = sys::host::left_out("calm");

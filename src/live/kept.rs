@@ -30,6 +30,10 @@ use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, 
 const NAME: &[u8] = b"kept";
 /// In it: nothing is missing.
 const WHOLE: &[u8] = b"whole";
+/// What is to go, and did not at once.
+const GONE: &[u8] = b"kept.gone";
+/// Clones that are removed at once.
+const DROP_MAX: usize = 10_000;
 /// Bytes of one copy, and of all copies, unless all is to be kept.
 const COPY_MAX: u64 = 1 << 20;
 const COPIES_MAX: u64 = 64 << 20;
@@ -158,13 +162,30 @@ impl Live {
         Ok(Some(object))
     }
 
-    /// Removes all clones. What was to be kept by them is kept again when this daemon ends.
+    /// Removes all clones; of very many the rest goes in idle time. What was to be kept by them is kept again when this daemon ends.
     ///
     /// # Errors
     /// Those of unlink(2).
     pub fn drop_kept(&self) -> SysResult<()> {
         self.kept_drops.fetch_add(1, Ordering::SeqCst);
-        drop_kept(self.timeline.store().layout.dir())
+        let store = self.timeline.store().layout.dir();
+        match sys::rename_at(store, NAME, store, GONE, RenameMode::NoReplace) {
+            Err(Errno::ENOENT) => Ok(()),
+            // There is a rest of others.
+            Err(Errno::EEXIST) => drop_kept(store),
+            Err(errno) => Err(errno),
+            Ok(()) => {
+                if self.drop_rest(DROP_MAX)? {
+                    self.wake_sealer();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes so many clones of those that are to go; `true`: there are more.
+    pub(super) fn drop_rest(&self, most: usize) -> SysResult<bool> {
+        drop_some(self.timeline.store().layout.dir(), GONE, most)
     }
 }
 
@@ -173,19 +194,30 @@ impl Live {
 /// # Errors
 /// Those of unlink(2).
 pub fn drop_kept(store: impl AsFd) -> SysResult<()> {
-    let there = |removed: SysResult<()>| match removed {
-        // Somebody else is at it.
-        Err(Errno::ENOENT | Errno::ENOTEMPTY) => Ok(()),
-        removed => removed,
-    };
-    let dir = match sys::open_dir_at(&store, NAME) {
-        Err(Errno::ENOENT) => return Ok(()),
+    for name in [NAME, GONE] {
+        while drop_some(&store, name, DROP_MAX)? {}
+    }
+    Ok(())
+}
+
+/// Removes so many files of a directory, and it, if nothing is left; `true`: there is more.
+fn drop_some(store: impl AsFd, name: &[u8], most: usize) -> SysResult<bool> {
+    let dir = match sys::open_dir_at(&store, name) {
+        Err(Errno::ENOENT) => return Ok(false),
         dir => dir?,
     };
-    for entry in sys::list_dir(&dir)? {
-        there(sys::unlink_at(&dir, &entry.name))?;
+    let (entries, last) = sys::read_dir(&dir, 0, most)?;
+    for entry in entries.iter().filter(|entry| !matches!(entry.name.as_slice(), b"." | b"..")) {
+        unlink(&dir, &entry.name)?;
     }
-    there(sys::rmdir_at(&store, NAME))
+    if !last {
+        return Ok(true);
+    }
+    match sys::rmdir_at(&store, name) {
+        // Somebody else is at it.
+        Ok(()) | Err(Errno::ENOENT | Errno::ENOTEMPTY) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }
 
 impl Keeper<'_> {

@@ -191,7 +191,7 @@ impl Live {
             self.dirs.remove(target.slot);
             self.hot.lock().remove(&target.slot);
             self.leave_cold(target.slot);
-            self.timeline.set_born(target.slot, false);
+            self.timeline.set_gone(target.slot);
         } else {
             self.lately.note(target.slot);
         }

@@ -343,7 +343,8 @@ impl Baseline {
     /// With the attributes that it had last.
     fn as_changed(&self, mut node: Node) -> Option<Node> {
         if !self.changes.is_empty()
-            && let Some(value) = self.changes.0.get(&slot_key(b'A', node.child.slot)) {
+            && let Some(value) = self.changes.0.get(&slot_key(b'A', node.child.slot))
+        {
             (node.attr, node.xattrs) = take_inode(node.child.slot, &mut value.as_slice())?;
         }
         (node.attr.stat.kind == node.child.kind).then_some(node)

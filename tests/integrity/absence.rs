@@ -194,7 +194,10 @@ fn what_changed_brings_a_baseline_up_to_date(v: Variant) {
             sh(&root, "echo third >> src/edited; echo 3 >> born/moved/more; setfattr -n user.x -v y src/kept; truncate -s 7 src/touched");
         }
         // For the next round.
-        sh(&root, "rm -rf changes empty2 empty born src/link[0-9]* ; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo");
+        sh(
+            &root,
+            "rm -rf changes empty2 empty born src/link[0-9]* ; mkdir -p dir lost empty; touch changes src/gone src/moved src/away src/twice1; mkfifo src/fifo",
+        );
         rig.mount.umount();
         if round == 0 {
             assert_eq!(written("baseline"), Some(before), "it is brought up to date, and not written anew");
