@@ -63,6 +63,7 @@ impl Live {
         let advanced = advance.all().and_then(|()| {
             let mut baseline = advance.baseline;
             baseline.changes.set_gone(&self.timeline.gone_now());
+            self.unsettle_kept()?;
             baseline.write_changes(layout, end).map(|()| baseline.changes.len()).map_err(errno)
         });
         self.timeline.end_baseline(advanced.ok());

@@ -160,6 +160,7 @@ impl Live {
             writer.listed(number, trail.slot, generation_of(&was));
         }
         unmet.into_iter().for_each(|slot| self.timeline.note_gone(slot));
+        self.unsettle_kept()?;
         // Half of it may have been put in place of what there was.
         writer.finish().map_err(errno).inspect_err(|_| self.timeline.distrust_baseline())
     }

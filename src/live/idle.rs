@@ -55,7 +55,8 @@ impl Live {
             return None;
         }
         let lately = self.idle.times.lock().1.is_some_and(|last| last.elapsed() < KEEP_EVERY);
-        let keep = self.reflink && self.idle.keeps.load(Ordering::Relaxed);
+        // After a kill clones tell of an orderly end before.
+        let keep = self.reflink && (self.idle.keeps.load(Ordering::Relaxed) || self.has_kept());
         match self.timeline.baseline_changes() {
             Some(changes) if changes < CHANGES_MAX && (!keep || lately || self.is_kept_whole()) => {
                 (self.timeline.changed_keys() > KEYS_MAX).then_some(Due::Advance)
@@ -92,7 +93,7 @@ impl Live {
         };
         let began = Instant::now();
         let done = match due {
-            Due::Advance => self.advance_baseline(None, None).map(drop),
+            Due::Advance => self.advance_ahead(),
             Due::Walk { keep } => self.walk_ahead(keep, &mut pace),
         };
         match done {
@@ -101,6 +102,15 @@ impl Live {
                 tracing::debug!(%errno, "the tree was not written down ahead");
                 let _ = Baseline::discard(&self.timeline.store().layout);
             }
+        }
+    }
+
+    fn advance_ahead(&self) -> SysResult<()> {
+        // Where something is missing that is not looked for now, but at the next walk.
+        let keeper = self.is_kept_whole().then(|| self.keeper_ahead()).transpose()?;
+        match (self.advance_baseline(None, keeper.as_ref())?, keeper) {
+            (Some(files), Some(keeper)) => keeper.catch_up(files).map(drop),
+            _ => Ok(()),
         }
     }
 

@@ -92,6 +92,8 @@ pub(super) struct Keeper<'a> {
     until: Option<Instant>,
     /// How often all clones went, by then.
     drops: u64,
+    /// Nothing was missing, but for what changed since the baseline that there was then.
+    whole: bool,
     done: RefCell<Done>,
 }
 
@@ -133,12 +135,26 @@ impl Live {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Keeper { live: self, dir: self.kept_dir()?, how, until, drops, done: RefCell::default() })
+        Ok(Keeper { live: self, dir: self.kept_dir()?, how, until, drops, whole: self.is_kept_whole(), done: RefCell::default() })
     }
 
     /// Whether all is kept that is to be, but for what changed since the baseline. Of copies that is not known: together they may be too many.
     pub(super) fn is_kept_whole(&self) -> bool {
         self.reflink && self.kept_dir().is_ok_and(|dir| sys::stat_at(dir, WHOLE).is_ok())
+    }
+
+    /// There may be clones of an earlier daemon, or ours.
+    pub(super) fn has_kept(&self) -> bool {
+        self.kept_dir().is_ok()
+    }
+
+    /// Another baseline is put in place of the one that there was: what changed before it is not to be looked for any more, and only who has seen to all of that
+    /// knows that nothing is missing.
+    pub(super) fn unsettle_kept(&self) -> SysResult<()> {
+        match self.kept_dir() {
+            Err(Errno::ENOENT) => Ok(()),
+            dir => unlink(dir?, WHOLE),
+        }
     }
 
     /// Moves the clone of a file, as it was when it was last served, into the layer of the open epoch. `None`: there is none, or it is not needed.
@@ -319,7 +335,7 @@ impl Keeper<'_> {
     /// kept, of so many as there are in the tree.
     pub(super) fn catch_up(self, files: u64) -> SysResult<u64> {
         let mut left_out = self.done.borrow().left_out;
-        if !self.live.is_kept_whole() {
+        if !self.whole {
             (self.done.borrow_mut().left_out, self.done.borrow_mut().copied_bytes) = (0, 0);
             let all = self.live.each_file(|dir, name, node| {
                 self.keep(dir, name, node);
@@ -341,9 +357,7 @@ impl Keeper<'_> {
             sys::syncfs(&self.dir)?;
         }
         done.copies.iter().try_for_each(|(clone, time)| self.set_time(clone, *time))?;
-        if left_out > 0 {
-            unlink(&self.dir, WHOLE)?;
-        } else if self.drops == self.live.kept_drops.load(Ordering::SeqCst) {
+        if left_out == 0 && self.drops == self.live.kept_drops.load(Ordering::SeqCst) {
             match sys::create_file_at(&self.dir, WHOLE, Open::READ_WRITE, 0o600) {
                 Ok(_) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno),
