@@ -177,7 +177,8 @@ impl Search<'_> {
         let mut durable = None;
         for &number in self.segments.iter().rev() {
             let Some((before, said)) = self.first_frame(number)? else { continue };
-            if before.seq <= *durable.get_or_insert(said) {
+            // What is packed was on disk.
+            if before.seq <= *durable.get_or_insert(said) || self.is_packed(number.saturating_sub(1)) {
                 return Ok(number);
             }
         }
