@@ -55,6 +55,7 @@ impl Timeline {
             replay.aftermath.recorded_ns = replay.aftermath.recorded_ns.max(time_of(&record));
             if matches!(record, Record::Checkpoint(_)) {
                 replay.only = None;
+                replay.aftermath.comparing = None;
             }
             if !indexed {
                 replay.take(address, record);
@@ -278,7 +279,9 @@ impl Replay {
                 // Beyond the witness the end was orderly, and the power was cut before the tree was on the disk: what it left is to be mended.
                 self.aftermath.unclean = beyond;
                 self.aftermath.stopped_ns = Some(at_ns);
+                self.aftermath.comparing = None;
             }
+            Record::Comparing(comparing) => self.aftermath.comparing = comparing,
             Record::Ahead { undo, upto, .. } => {
                 for item in undo {
                     if let Undo::Home { slot, before } = item {

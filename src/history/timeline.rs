@@ -24,7 +24,7 @@ use super::who::{self, Numbered};
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
 use crate::store::operation::Deed;
-use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
+use crate::store::record::{Actor, AttrState, Checkpoint, Comparing, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, Kind, SysResult};
@@ -191,6 +191,8 @@ pub struct Aftermath {
     pub stopped_ns: Option<i64>,
     /// The latest time that a checkpoint or the last records tell of: the daemon lived then. Nanoseconds since 1970.
     pub recorded_ns: Option<i64>,
+    /// The tree was being compared with what it was when it was last served.
+    pub comparing: Option<Comparing>,
     /// After a power cut: inodes that were moved into a layer not long before. btrfs may have brought back the names that they had, too.
     pub moved_away: Vec<ObjectId>,
 }
@@ -251,6 +253,11 @@ impl Timeline {
     /// Number of the open epoch.
     pub fn epoch(&self) -> Epoch {
         self.inner.read().open.epoch
+    }
+
+    /// Nothing has a record in the open epoch.
+    pub fn is_unchanged(&self) -> bool {
+        self.inner.read().open.is_empty()
     }
 
     /// Number of changed paths in the open epoch, as the operations counted them.
@@ -472,6 +479,21 @@ impl Timeline {
     ///
     /// `open`: who has what open for writing; they may write in the next epoch without a request.
     pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>, open: &[(Slot, Arc<Numbered>)]) -> SysResult<()> {
+        self.seal_and(by, checkpoint, ahead, open, None)
+    }
+
+    /// As [`Timeline::seal`], with one record more behind the checkpoint.
+    ///
+    /// # Errors
+    /// As [`Timeline::seal`].
+    pub fn seal_and(
+        &self,
+        by: Option<&Actor>,
+        checkpoint: Checkpoint,
+        ahead: Vec<Undo>,
+        open: &[(Slot, Arc<Numbered>)],
+        more: Option<Record>,
+    ) -> SysResult<()> {
         let asked_for = checkpoint.reason.is_asked();
         let operation = by.filter(|_| asked_for).map(|by| self.operation(by, None, Deed::Made { id: checkpoint.id }));
         let mut inner = self.inner.write();
@@ -480,6 +502,7 @@ impl Timeline {
         let made = records.len();
         records.push(Record::Checkpoint(checkpoint.clone()));
         records.extend(operation.clone());
+        records.extend(more);
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
         let open = who::open_ones(open);
         records.extend(open.clone());

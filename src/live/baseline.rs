@@ -115,15 +115,16 @@ impl Live {
         Ok(Node { child, attr: AttrState { stat, target }, xattrs, number: 0 })
     }
 
-    /// Records what differs from the baseline. Nothing may be served yet.
+    /// Records what differs from the baseline, and calls `begin` before the first of it. What is on record already, from an attempt that was cut short, stays as
+    /// it is. Nothing may be served yet.
     ///
     /// # Errors
-    /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views.
-    pub fn record_absence(&self, baseline: &Baseline) -> SysResult<()> {
+    /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views. Those of `begin`.
+    pub fn record_absence(&self, baseline: &Baseline, begin: &mut dyn FnMut() -> SysResult<()>) -> SysResult<()> {
         let root = baseline.root().map_err(errno)?;
         let ahead = self.timeline.ahead()?;
         let mut compared =
-            Compared { live: self, baseline, ahead, open: Vec::new(), away: HashMap::new(), new: HashMap::new(), unlisted: Vec::new() };
+            Compared { live: self, baseline, ahead, begin, open: Vec::new(), away: HashMap::new(), new: HashMap::new(), unlisted: Vec::new() };
         compared.open.push(Directory { now: Trail::root(), was: Trail::root(), node: root });
         compared.all()
     }
@@ -143,6 +144,8 @@ struct Compared<'a> {
     live: &'a Live,
     baseline: &'a Baseline,
     ahead: HashMap<Slot, AheadNode>,
+    /// To be called before something is recorded.
+    begin: &'a mut dyn FnMut() -> SysResult<()>,
     /// Still to be compared.
     open: Vec<Directory>,
     /// What is not where it was, and where that was.
@@ -293,7 +296,8 @@ impl Compared<'_> {
     }
 
     /// Records what an inode was; `now`: where it is.
-    fn record(&self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
+    fn record(&mut self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
+        (self.begin)()?;
         let (slot, timeline) = (node.child.slot, &self.live.timeline);
         let news = timeline.needs(&Key::Attr(slot));
         let mut undo = vec![Undo::Attr { slot, before: node.attr.clone() }, Undo::Xattrs { slot, before: node.xattrs.clone() }];

@@ -2,9 +2,9 @@
 //! it is a copy, and of small files only: all copies are on the disk before the first of them counts.
 //!
 //! It is made when a daemon ends in an orderly way, beside the baseline, for as long as it may take; what differs from the baseline at the next start has its
-//! clone moved into the layer, as if it had been captured before the change. All other clones stay, and count at the next end for files that are still the
-//! same: a clone is named by slot and time of birth, has the size of its file, and as its time of modification the ctime that its file had. It is set last,
-//! so a clone that was cut short counts for nothing.
+//! clone cloned (a copy linked) into the layer, as if it had been captured before the change. (To move it would be enough, but for a daemon that is killed
+//! before the record of it.) All clones stay, and count at the next end for files that are still the same: a clone is named by slot and time of birth, has
+//! the size of its file, and as its time of modification the ctime that its file had. It is set last, so a clone that was cut short counts for nothing.
 //!
 //! A clone shares its extents with the file, or with the layer that has them once the file has changed. When a checkpoint was freed, or live files came to
 //! share those of others, it may be all that has them: then all clones go.
@@ -20,7 +20,7 @@ use super::nodes::generation_of;
 use crate::store::baseline::Node;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::Key;
-use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, Time};
+use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult, Time};
 
 const NAME: &[u8] = b"kept";
 /// Bytes of one copy, and of all copies, unless all is to be kept.
@@ -110,7 +110,7 @@ impl Live {
         Ok(Some(Keeper { live: self, dir: self.kept_dir()?, how, until: Instant::now() + how.time(), done: RefCell::default() }))
     }
 
-    /// Moves the clone of a file, as it was when it was last served, into the layer of the open epoch. `None`: there is none, or it is not needed.
+    /// Brings what a file held when it was last served into the layer of the open epoch. `None`: there is none, or it is not needed.
     pub(super) fn take_kept(&self, node: &Node) -> SysResult<Option<ObjectId>> {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
         if !self.timeline.needs(&Key::Data(slot)) || self.timeline.is_born(slot) {
@@ -123,11 +123,14 @@ impl Live {
         if !sys::stat_at(&dir, name.as_bytes()).is_ok_and(|clone| is_of(&clone, stat)) {
             return Ok(None);
         }
+        if self.reflink {
+            let clone = sys::open_file_at(&dir, name.as_bytes(), Open::READ)?;
+            return self.capture_object(slot, &clone, stat.size);
+        }
         let layers = &self.timeline.store().layers;
         let object = layers.next_object(self.timeline.epoch(), slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
         let (layer, file) = layers.location(object).map_err(|error| error.errno())?;
-        self.with_room(|| sys::rename_at(&dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace))?;
-        self.note_captured(object, false);
+        self.with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
         Ok(Some(object))
     }
 

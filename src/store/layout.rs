@@ -24,7 +24,7 @@
 //! format:
 //!   ckptfs store
 //!   version 1
-//!   features absences actors ahead auto hashes imported operations packs pins tiers who       names with one space between, or - for none
+//!   features absences actors ahead auto comparing hashes imported operations packs pins tiers who       names with one space between, or - for none
 //!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
 //! ```
 
@@ -67,8 +67,8 @@ pub const FORMAT_VERSION: u32 = 1;
 /// (record 14). `auto`: a checkpoint may have been made by the daemon itself (reason 3). `pins`: checkpoints can be pinned (record 15) and hidden
 /// (record 16). `operations`: what was done can be undone (record 17). `who`: it says which process changed what
 /// (records 18 and 19). `tiers`: the content of versions may be freed that checkpoints show (record 20). `absences`: a data record may say that the content
-/// is lost (a size and no object). `packs`: segments of the journal may be packed.
-const FEATURES: [&str; 11] = ["absences", "actors", "ahead", "auto", "hashes", "imported", "operations", "packs", "pins", "tiers", "who"];
+/// is lost (a size and no object). `comparing`: the journal says that the tree is compared with a baseline (record 21). `packs`: segments of the journal may be packed.
+const FEATURES: [&str; 12] = ["absences", "actors", "ahead", "auto", "comparing", "hashes", "imported", "operations", "packs", "pins", "tiers", "who"];
 /// The file that says where the journal ended at the last orderly end.
 const ENDED_NAME: &str = "ended";
 /// The file that says up to when everything was on disk.
