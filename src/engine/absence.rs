@@ -9,14 +9,14 @@
 //! absence. The checkpoint that ends the epoch ends the comparison; where nothing differs, or it is no epoch of its own, another record does.
 
 use super::Engine;
-use super::api::AbsenceInfo;
+use super::api::{AbsenceInfo, Change, ChangeKind};
 use super::auto::daemon;
 use crate::history::timeline::Aftermath;
 use crate::history::view::State;
 use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Apart, Checkpoint, Comparing, Reason, Record, Trigger};
-use crate::sys::{Errno, SysResult};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// The note of the checkpoint that closes the epoch of an absence.
 const NOTE: &str = "changed while not mounted";
@@ -132,13 +132,18 @@ impl Engine {
         timeline.seal_and(Some(&daemon()), checkpoint, Vec::new(), &[], Some(goes_on))
     }
 
-    /// Closes the epoch that has what was changed; `false`: no path differs.
+    /// Closes the epoch that has what was changed; `false`: nothing differs but times of directories, as where a file came and went.
     fn close_absence(&self) -> SysResult<bool> {
         let before = self.newest_made();
-        let paths = self.compare(State::At(before), State::Live, b"")?.len() as u64;
-        if paths == 0 {
+        let (from, to) = (State::At(before), State::Live);
+        let changes = self.compare(from, to, b"")?;
+        let is_of_dir = |change: &Change| change.kind == Kind::Dir && change.change == ChangeKind::Modified;
+        if changes.iter().all(is_of_dir) && self.compare_touched(from, to, b"", &self.touched(before, None)?, false)?.is_empty() {
             return Ok(false);
         }
+        let paths = changes.len() as u64;
+        // A power cut that left this checkpoint and not what was captured before would end the comparison, and with it what the clones are good for.
+        self.live.make_captured_durable()?;
         let (gate, flushed) = self.freeze()?;
         let (made, _) = self.seal(Some(&daemon()), NOTE, Vec::new(), Reason::Auto { trigger: Trigger::Absence }, flushed)?;
         drop(gate);
@@ -147,7 +152,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Nothing differs that anybody would look for, but times of directories and the like: the checkpoint that was made before that is not needed.
+    /// Nothing differs that anybody would look for: the checkpoint that was made before that is not needed.
     fn take_back_left(&self) {
         let left = self.timeline().checkpoint(self.newest_made());
         let Some(left) = left.filter(|left| left.reason == Reason::Auto { trigger: Trigger::Unmount }) else { return };

@@ -410,7 +410,7 @@ impl Engine {
         self.timeline().stop();
         let asked = *self.keep.lock();
         let keep = asked.or_else(|| Keep::named(self.settings().text("umount.keep")?)).unwrap_or_default();
-        match self.live.write_baseline(keep) {
+        match self.live.write_baseline(keep, self.config.auto.absence) {
             Ok(0) => {}
             Ok(files) => {
                 tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints")

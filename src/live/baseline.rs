@@ -43,27 +43,27 @@ fn names_of(slot: Slot, fd: &OwnedFd) -> SysResult<Vec<Name>> {
 
 impl Live {
     /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and no layer has, for as long as `keep` says. Nothing may be served
-    /// any more. Says how many files are not kept for want of time or space.
+    /// any more. Says how many files are not kept for want of time or space. `all`: a checkpoint will show the tree as it is now.
     ///
     /// # Errors
     /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
-    pub fn write_baseline(&self, keep: Keep) -> SysResult<u64> {
+    pub fn write_baseline(&self, keep: Keep, all: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         Baseline::remove(layout).map_err(errno)?;
-        self.write_whole_baseline(keep).inspect_err(|_| {
+        self.write_whole_baseline(keep, all).inspect_err(|_| {
             if let Err(error) = Baseline::remove(layout) {
                 tracing::debug!(%error, "what there is of a baseline stays");
             }
         })
     }
 
-    fn write_whole_baseline(&self, keep: Keep) -> SysResult<u64> {
+    fn write_whole_baseline(&self, keep: Keep, all: bool) -> SysResult<u64> {
         let store = self.timeline.store();
         // What no checkpoint shows needs no past.
         if self.timeline.stored_ids().is_empty() {
             return self.drop_kept().map(|()| 0);
         }
-        let keeper = self.keeper(keep)?;
+        let keeper = self.keeper(keep, all)?;
         let began = Instant::now();
         let mut writer = Writer::new(&store.layout, store.journal.position()).map_err(errno)?;
         let root = Node {

@@ -78,6 +78,8 @@ pub(super) struct Keeper<'a> {
     dir: OwnedFd,
     how: Keep,
     until: Instant,
+    /// A checkpoint will show the tree as it is now, if it is changed: what is new in the open epoch, or changed in it, is kept too.
+    all: bool,
     done: RefCell<Done>,
 }
 
@@ -99,7 +101,7 @@ impl Live {
     }
 
     /// What keeps so much content. `None`: nothing is to be kept.
-    pub(super) fn keeper(&self, how: Keep) -> SysResult<Option<Keeper<'_>>> {
+    pub(super) fn keeper(&self, how: Keep, all: bool) -> SysResult<Option<Keeper<'_>>> {
         if how == Keep::None {
             return self.drop_kept().map(|()| None);
         }
@@ -107,7 +109,7 @@ impl Live {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Some(Keeper { live: self, dir: self.kept_dir()?, how, until: Instant::now() + how.time(), done: RefCell::default() }))
+        Ok(Some(Keeper { live: self, dir: self.kept_dir()?, how, all, until: Instant::now() + how.time(), done: RefCell::default() }))
     }
 
     /// Brings what a file held when it was last served into the layer of the open epoch. `None`: there is none, or it is not needed.
@@ -168,7 +170,8 @@ impl Keeper<'_> {
     pub(super) fn keep(&self, dir: impl AsFd, name: &Name, node: &Node) {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
         let timeline = &self.live.timeline;
-        if stat.kind != Kind::File || stat.size == 0 || timeline.is_born(slot) || !timeline.needs(&Key::Data(slot)) {
+        let shown = self.all || (!timeline.is_born(slot) && timeline.needs(&Key::Data(slot)));
+        if stat.kind != Kind::File || stat.size == 0 || !shown {
             return;
         }
         let clone = name_of(slot, stat);

@@ -5,6 +5,7 @@ mod common;
 
 mod absence;
 mod ahead;
+mod apart;
 mod audit;
 mod behind;
 mod flips;
