@@ -65,13 +65,7 @@ impl Engine {
     }
 
     /// Compares, and records what differs. `held`: somebody could write to files of the tree when it was last served; `watch` has such files watched.
-    pub(super) fn take_in_absence(
-        &self,
-        baseline: &Baseline,
-        comparing: Comparing,
-        held: bool,
-        watch: impl Fn() -> SysResult<()>,
-    ) -> SysResult<()> {
+    pub(super) fn take_in_absence(&self, baseline: &Baseline, comparing: Comparing, held: bool, watch: impl Fn() -> SysResult<()>) -> SysResult<()> {
         let mut unclosed = comparing.apart == Apart::Unclosed;
         let mut begin = || {
             if unclosed {

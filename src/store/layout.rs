@@ -68,7 +68,8 @@ pub const FORMAT_VERSION: u32 = 1;
 /// (record 16). `operations`: what was done can be undone (record 17). `who`: it says which process changed what
 /// (records 18 and 19). `tiers`: the content of versions may be freed that checkpoints show (record 20). `absences`: a data record may say that the content
 /// is lost (a size and no object). `comparing`: the journal says that the tree is compared with a baseline (record 21). `packs`: segments of the journal may be packed.
-const FEATURES: [&str; 12] = ["absences", "actors", "ahead", "auto", "comparing", "hashes", "imported", "operations", "packs", "pins", "tiers", "who"];
+const FEATURES: [&str; 12] =
+    ["absences", "actors", "ahead", "auto", "comparing", "hashes", "imported", "operations", "packs", "pins", "tiers", "who"];
 /// The file that says where the journal ended at the last orderly end.
 const ENDED_NAME: &str = "ended";
 /// The file that says up to when everything was on disk.

@@ -80,8 +80,11 @@ fn a_newer_format_is_named_and_an_unknown_feature_too() {
     let text = fs::read_to_string(&format).unwrap();
     fs::write(&format, "ckptfs store\nversion 2\nwhatever comes then\n").unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::NewerFormat { found: 2, supported: 1 })));
-    fs::write(&format, text.replace("features absences actors ahead auto comparing hashes imported operations packs pins tiers who", "features tea coffee"))
-        .unwrap();
+    fs::write(
+        &format,
+        text.replace("features absences actors ahead auto comparing hashes imported operations packs pins tiers who", "features tea coffee"),
+    )
+    .unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea"));
     fs::write(&format, text.replace("id ", "id +")).unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::NotAStore)));
@@ -93,7 +96,8 @@ fn an_older_store_opens_and_gets_the_features_that_it_lacks_once_it_is_written_t
     let format = dir.path().join(".ckptfs/format");
     let text = fs::read_to_string(&format).unwrap();
     for older in ["-", "hashes", "actors hashes", "actors ahead hashes"] {
-        let old = text.replace("features absences actors ahead auto comparing hashes imported operations packs pins tiers who", &format!("features {older}"));
+        let old = text
+            .replace("features absences actors ahead auto comparing hashes imported operations packs pins tiers who", &format!("features {older}"));
         fs::write(&format, &old).unwrap();
         look(dir.path()).unwrap();
         drop(Layout::open_to_check(File::open(dir.path()).unwrap()).unwrap());

@@ -31,11 +31,17 @@ fn apart(v: Variant) -> MountOpts {
     opts
 }
 
-const FILL: &str = "mkdir -p d/e/f lost keep; for i in 1 2 3 4; do echo $i > d/f$i; echo $i > lost/l$i; done; echo g > d/e/g; echo h > d/e/f/h; ln d/f3 d/e/hard
+const FILL: &str =
+    "mkdir -p d/e/f lost keep; for i in 1 2 3 4; do echo $i > d/f$i; echo $i > lost/l$i; done; echo g > d/e/g; echo h > d/e/f/h; ln d/f3 d/e/hard
     ln -s f1 d/link; echo k > keep/k; setfattr -n user.a -v 1 d/f4";
 
 fn served(root: &Path, round: u64) {
-    sh(root, &format!("rm -rf new* d/made* d/back* d/e/moved*; echo {round} > keep/k; mkdir -p lost d/e/f; for i in 1 2 3 4; do echo {round} > d/f$i; echo {round} > lost/l$i; done; echo {round} > d/e/f/h"));
+    sh(
+        root,
+        &format!(
+            "rm -rf new* d/made* d/back* d/e/moved*; echo {round} > keep/k; mkdir -p lost d/e/f; for i in 1 2 3 4; do echo {round} > d/f$i; echo {round} > lost/l$i; done; echo {round} > d/e/f/h"
+        ),
+    );
 }
 
 fn away(root: &Path, round: u64) {
@@ -49,7 +55,12 @@ fn away(root: &Path, round: u64) {
 }
 
 fn again(root: &Path, round: u64) {
-    sh(root, &format!("echo again >> d/f1; rm d/f2 new{round}/n; mkdir lost; echo {round} > lost/l1; mv new{round}/er/f4 d/back{round}; chmod 644 d/f3; echo more > keep/k"));
+    sh(
+        root,
+        &format!(
+            "echo again >> d/f1; rm d/f2 new{round}/n; mkdir lost; echo {round} > lost/l1; mv new{round}/er/f4 d/back{round}; chmod 644 d/f3; echo more > keep/k"
+        ),
+    );
 }
 
 /// Number and trigger of the newest checkpoints.

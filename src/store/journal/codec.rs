@@ -777,9 +777,9 @@ impl<'a> Reader<'a> {
     }
 }
 
+mod comparing;
 #[path = "codec_index.rs"]
 mod index;
-mod comparing;
 mod operation;
 #[path = "codec_who.rs"]
 mod who;

@@ -10,7 +10,8 @@ use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
 use crate::store::record::{
-    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Trigger, Undo,
+    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Trigger,
+    Undo,
 };
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Stat, Time};
@@ -106,7 +107,8 @@ pub fn checkpoint() -> impl Strategy<Value = Checkpoint> {
         number().prop_map(|id| Reason::Guard { restored: CheckpointId(id) }),
         any::<i64>().prop_map(|of_ns| Reason::Imported { of_ns }),
         text(TAG_MAX).prop_map(|name| Reason::Directory { name }),
-        prop::sample::select(vec![Trigger::Tripwire, Trigger::Interval, Trigger::Quiet, Trigger::Unmount, Trigger::Absence]).prop_map(|trigger| Reason::Auto { trigger }),
+        prop::sample::select(vec![Trigger::Tripwire, Trigger::Interval, Trigger::Quiet, Trigger::Unmount, Trigger::Absence])
+            .prop_map(|trigger| Reason::Auto { trigger }),
     ];
     (number(), tags(), text(NOTE_MAX), any::<i64>(), any::<bool>(), number(), reason).prop_map(
         |(id, tags, note, created_ns, atomic, dirty, reason)| Checkpoint { id: CheckpointId(id), tags, note, created_ns, atomic, dirty, reason },
