@@ -596,7 +596,7 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
             "in-use",
             "another daemon serves this directory, maybe where this process does not see the mount: `ckptfs status` tells of it, `ckptfs umount` ends it",
         ),
-        StoreError::NewerFormat { .. } => ("newer-format", "use the newer ckptfs that made this store"),
+        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => ("newer-format", "use the newer ckptfs that made this store"),
         StoreError::NotAStore => ("not-a-store", "move .ckptfs away: it is not one of ours, and nothing in it was touched"),
         _ => match error.errno() {
             Errno::ENOSPC => ("no-space", "free some space on the filesystem"),

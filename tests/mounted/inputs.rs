@@ -74,7 +74,8 @@ fn a_store_of_a_newer_format_is_left_alone() {
         let text = get(&format);
         put(&format, text.replace("version 2", "version 3"));
         let before = sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort");
-        refused(&Mount::try_start(&dir, &opts()), 1, "3", "newer");
+        refused(&Mount::try_start(&dir, &opts()), 1, "made by a newer ckptfs: it has format 3, and this program knows formats up to 2", "newer");
+        refused(&mount.run(&["log"]), 1, "made by a newer ckptfs: it has format 3, and this program knows formats up to 2", "newer");
         assert_eq!(sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort"), before);
         put(&format, text.replace("features -", "features time-travel"));
         refused(&Mount::try_start(&dir, &opts()), 1, "time-travel", "");
