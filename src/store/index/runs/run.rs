@@ -268,7 +268,8 @@ impl Run {
         let tail_at = bytes.checked_sub(TAIL as u64).ok_or(StoreError::IndexDamaged)?;
         let tail = source.read(tail_at, TAIL).map_err(failed)?;
         let plain = tail.starts_with(PLAIN_MAGIC);
-        let at = tail.strip_prefix(if plain { PLAIN_MAGIC } else { MAGIC }).and_then(|rest| rest.first_chunk::<8>()).map(|at| u64::from_le_bytes(*at));
+        let at =
+            tail.strip_prefix(if plain { PLAIN_MAGIC } else { MAGIC }).and_then(|rest| rest.first_chunk::<8>()).map(|at| u64::from_le_bytes(*at));
         let at = at.filter(|at| *at <= tail_at).ok_or(StoreError::IndexDamaged)?;
         let length = usize::try_from(bytes - at).map_err(|_| StoreError::IndexDamaged)?;
         let contents = source.read(at, length).map_err(failed)?;
