@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 use serde_json::Value;
 
@@ -157,7 +156,7 @@ fn what_is_new_since_the_last_checkpoint_is_kept(v: Variant) {
 
 fn an_absence_that_a_gc_ends_is_one_too(v: Variant) {
     let mut rig = v.start_with(apart(v), |dir| fs::write(dir.join("f"), "f").unwrap());
-    let root: &Path = &rig.path().to_owned();
+    let root = rig.path().to_owned();
     rig.mount.checkpoint();
     rig.mount.umount();
     fs::write(root.join("f"), "changed").unwrap();
