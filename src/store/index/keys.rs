@@ -64,7 +64,6 @@ pub(super) fn undo_prefix(key: &Key) -> Vec<u8> {
     }
 }
 
-#[cfg(test)]
 pub(super) fn with_epoch(mut prefix: Vec<u8>, epoch: Epoch) -> Vec<u8> {
     prefix.extend_from_slice(&epoch.0.to_be_bytes());
     prefix

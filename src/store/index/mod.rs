@@ -511,7 +511,6 @@ impl Index {
     }
 
     /// All that is in the index, in order of the keys: two indexes with the same dump are equal.
-    #[cfg(test)]
     pub fn dump(&self) -> StoreResult<Vec<(Vec<u8>, Vec<u8>)>> {
         self.with_parts("list", |parts| {
             let pairs = parts.db.range(..).map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())));
