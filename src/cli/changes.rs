@@ -4,7 +4,8 @@ use std::io;
 
 use super::error::{Failure, Outcome};
 use super::output::{Out, Role};
-use crate::engine::api::{Change, ChangeKind, TreePath, Why};
+use crate::engine::api::{AbsenceInfo, Change, ChangeKind, TreePath, Why};
+use crate::engine::word::word;
 
 /// Prints one line per change: the letter and the path; of a rename both paths.
 pub fn print(out: &mut Out, changes: &[Change]) -> io::Result<()> {
@@ -27,6 +28,12 @@ pub fn line(out: &Out, change: &Change) -> Vec<u8> {
     }
     line.extend_from_slice(&out.name(path(&change.path)));
     line
+}
+
+/// What was changed while nothing was mounted, and where that can be seen.
+pub fn absence(absence: &AbsenceInfo) -> String {
+    let AbsenceInfo { before, after, paths } = absence;
+    format!("{} while nothing was mounted: ckptfs diff {} {}", count(*paths), word(before), word(after))
 }
 
 /// Prints the paths alone, one per line, or each ended by NUL and never escaped.

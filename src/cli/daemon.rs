@@ -118,6 +118,10 @@ pub fn run(args: Args) -> Outcome {
 }
 
 fn serve_tree(args: &Args) -> VerbResult<()> {
+    #[cfg(debug_assertions)]
+    if let Some(plan) = std::env::var("CKPTFS_FAULT_FOR_TESTS").ok().and_then(|plan| serde_json::from_str(&plan).ok()) {
+        sys::fault::arm_process(plan);
+    }
     let (tell_end, ends) = channel();
     let tell_signal = tell_end.clone();
     prepare(args, move |signal| {
@@ -362,13 +366,13 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
     let log = open_log(engine)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").map_err(cannot)?;
     let (io, writes) = engine.io();
-    let warnings = engine.warnings();
+    let (absence, warnings) = (engine.absence(), engine.warnings());
     // Once it is told, the parent stops reading, and its caller may look: nothing of theirs is held by then but this copy, which goes at once.
     let mut pipe = std::fs::File::from(std::io::stdout().as_fd().try_clone_to_owned().map_err(cannot)?);
     for (number, to) in [(0, &null), (1, &null), (2, &log)] {
         host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
     }
-    let ready = Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), warnings, below };
+    let ready = Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), absence, warnings, below };
     tell_on(&mut pipe, &Handshake::Ready(ready))?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::error::io_error;
 use super::locate::{Located, locate, not_served, start, whole};
-use super::mount;
+use super::{config, mount};
 use crate::control::Client;
 use crate::engine::api::{CheckpointInfo, GcOptions, GcReport, Query, StateName, VerbResult, Verbs};
 use crate::engine::{Config, Engine};
@@ -36,7 +36,9 @@ impl Freeing {
         sys::umask0();
         sys::raise_nofile();
         super::log_to_stderr(Some("error"));
-        let engine = Engine::open_unmounted(Config::bare(sys::open_root(root).map_err(|cause| io_error(root.display(), cause))?, root.to_owned()))?;
+        let mut config = Config::bare(sys::open_root(root).map_err(|cause| io_error(root.display(), cause))?, root.to_owned());
+        config.auto.absence = mount::parts_absences(&config::settings_of(root)?);
+        let engine = Engine::open_unmounted(config)?;
         let (uid, gid) = sys::ids();
         let pid = std::process::id();
         Ok(Freeing::Here(engine, Actor { uid, gid, pid, process: sys::process_name(pid).unwrap_or_default() }))

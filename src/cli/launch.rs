@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{error, hinted, io_error};
 use super::holders::Holder;
 use super::output::hand_on;
-use crate::engine::api::{VerbError, VerbResult};
+use crate::engine::api::{AbsenceInfo, VerbError, VerbResult};
 use crate::sys::host;
 
 /// What the daemon tells its parent, as one line of JSON. Every other line is talk.
@@ -37,6 +37,9 @@ pub struct Ready {
     pub writes: String,
     /// What somebody should know.
     pub warnings: Vec<String>,
+    /// What was changed while nothing was mounted.
+    #[serde(default)]
+    pub absence: Option<AbsenceInfo>,
     /// Who has something of the directory below the mount.
     #[serde(default)]
     pub below: Vec<Holder>,

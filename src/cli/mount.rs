@@ -12,9 +12,9 @@ use super::error::{Outcome, error, hinted, io_error};
 use super::holders::{self, Holder};
 use super::launch::Ready;
 use super::tree_path::{beyond_links, normal};
-use super::{Context, daemon, launch, locate, mounts};
+use super::{Context, changes, daemon, launch, locate, mounts};
 use crate::control::{Client, STORE_NAME, Store};
-use crate::engine::api::{VerbResult, host_path};
+use crate::engine::api::{AbsenceInfo, VerbResult, host_path};
 use crate::engine::auto::{AutoConfig, TripwireConfig};
 use crate::engine::hooks::HooksConfig;
 use crate::engine::settings::Settings;
@@ -28,6 +28,8 @@ const TRIPWIRE: TripwireConfig = TripwireConfig { count: 25, within: Duration::f
 const DYING_MAX: Duration = Duration::from_secs(20);
 /// How long a hook may take.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
+/// What `--auto-absence` is unless it is given.
+const ABSENCE_VARIABLE: &str = "CKPTFS_AUTO_ABSENCE";
 /// The tripwire remembers so many operations.
 const TRIPWIRE_MAX: u32 = 10_000;
 /// Mounts inside of a directory that are named.
@@ -96,6 +98,9 @@ pub struct Serving {
     /// Make a checkpoint when something has changed, and then nothing was written for so long
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub auto_quiet: Option<Duration>,
+    /// Whether what was changed while nothing was mounted is between two checkpoints of its own [default: on]
+    #[arg(long, value_enum, value_name = "WHETHER", env = ABSENCE_VARIABLE)]
+    pub auto_absence: Option<Switch>,
     /// Run the commands pre-checkpoint, post-checkpoint, pre-restore and post-restore in this directory, as the user of the daemon
     #[arg(long, value_name = "DIR")]
     pub hooks: Option<PathBuf>,
@@ -126,6 +131,22 @@ pub enum MountFlag {
     Ro,
     /// Whoever may can
     Rw,
+}
+
+/// Something is done, or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    #[default]
+    On,
+    /// No
+    Off,
+}
+
+/// Whether what was changed while nothing was mounted is an epoch of its own where nothing is mounted now either.
+pub fn parts_absences(settings: &Settings) -> bool {
+    let told = std::env::var(ABSENCE_VARIABLE).ok().or_else(|| settings.text("auto.absence").map(str::to_owned));
+    told.and_then(|word| Switch::from_str(&word, false).ok()).unwrap_or_default() == Switch::On
 }
 
 /// `--tripwire`.
@@ -228,6 +249,7 @@ impl Serving {
         arguments.extend(self.tripwire.map(|tripwire| format!("--tripwire={}", wire(tripwire)).into()));
         arguments.extend(self.hook_timeout.map(|span| format!("--hook-timeout={}", ms(span)).into()));
         arguments.extend(self.auto_every.map(|span| format!("--auto-every={}", ms(span)).into()));
+        arguments.extend(option("auto-absence", self.auto_absence.as_ref()));
         arguments.extend(self.auto_quiet.map(|span| format!("--auto-quiet={}", ms(span)).into()));
         if let Some(dir) = &self.hooks {
             arguments.extend(["--hooks".into(), dir.clone().into()]);
@@ -242,7 +264,8 @@ impl Serving {
     /// The checkpoints that the daemon makes by itself.
     pub fn auto(&self) -> AutoConfig {
         let Tripwire(tripwire) = self.tripwire.unwrap_or(Tripwire(Some(TRIPWIRE)));
-        AutoConfig { tripwire, every: self.auto_every, quiet: self.auto_quiet }
+        let absence = self.auto_absence.unwrap_or_default() == Switch::On;
+        AutoConfig { tripwire, every: self.auto_every, quiet: self.auto_quiet, absence }
     }
 
     /// The commands around checkpoints and restores.
@@ -284,6 +307,7 @@ impl Serving {
             tripwire: self.tripwire.or(tripwire),
             auto_every: self.auto_every.or(every),
             auto_quiet: self.auto_quiet.or(quiet),
+            auto_absence: self.auto_absence.or_else(|| word(settings, "auto.absence")),
             hook_timeout: self.hook_timeout.or(timeout),
             hooks: self.hooks,
             options: self.options,
@@ -329,6 +353,8 @@ struct Mounted<'a> {
     writes: &'a str,
     pid: u32,
     repaired: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    absence: Option<&'a AbsenceInfo>,
     warnings: &'a [String],
     /// Who has something of the directory below the mount.
     below: &'a [Holder],
@@ -532,13 +558,17 @@ pub fn user_allow_other() -> bool {
 /// Tells what is mounted now.
 fn report(daemon: &daemon::Args, ready: &Ready, repaired: usize, context: &mut Context) -> Outcome {
     let (mount, backing, store) = (&daemon.mountpoint, &daemon.backing, &daemon.backing.join(STORE_NAME));
-    let Ready { pid, io, writes, warnings, below } = ready;
+    let Ready { pid, io, writes, absence, warnings, below } = ready;
     let out = &mut context.out;
     let below: Vec<Holder> = below.iter().filter(|holder| holder.pid != std::process::id()).cloned().collect();
     if out.json {
-        return Ok(out.json(&Mounted { mount, backing, store, io, writes, pid: *pid, repaired, warnings, below: &below })?);
+        let absence = absence.as_ref();
+        return Ok(out.json(&Mounted { mount, backing, store, io, writes, pid: *pid, repaired, absence, warnings, below: &below })?);
     }
     out.talk(&format!("{} is mounted (io: {io}, writes: {writes})", mount.display()));
+    if let Some(absence) = absence {
+        out.talk(&changes::absence(absence));
+    }
     for warning in warnings {
         out.warn(warning);
     }

@@ -75,6 +75,9 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
         let shared = format!("{} files, {}, share what others have since the mount", status.shared.files, size::human(status.shared.bytes));
         out.line(&format!("{} {shared}", out.paint(Role::Faint, &format!("{:<8}", "same"))))?;
     }
+    if let Some(absence) = &status.absence {
+        out.line(&format!("{} {}", out.paint(Role::Faint, &format!("{:<8}", "absence")), changes::absence(absence)))?;
+    }
     match status.base {
         Some(latest) if status.dirty.is_empty() => out.line(&format!("nothing changed since checkpoint {latest}"))?,
         Some(latest) => out.line(&format!("{} since checkpoint {latest}:", changes::count(status.dirty.len() as u64)))?,

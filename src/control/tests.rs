@@ -67,6 +67,7 @@ fn status(count: usize) -> Status {
         checkpoints: 1,
         dirty: changes(count),
         shared: Default::default(),
+        absence: None,
         warnings: vec![],
         had_below: false,
     }

@@ -416,11 +416,25 @@ pub struct Status {
     /// Files that came to share what others with the same content have, since the mount.
     #[serde(default)]
     pub shared: super::dedup::Count,
+    /// What was changed while nothing was mounted, before this mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absence: Option<AbsenceInfo>,
     /// What somebody should know: damage found, captures refused, changes made while not mounted.
     pub warnings: Vec<String>,
     /// Somebody had something of the directory below the mount when it was mounted, or that is not known.
     #[serde(default)]
     pub had_below: bool,
+}
+
+/// What was changed while nothing was mounted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AbsenceInfo {
+    /// The checkpoint of the tree as it was when it was last served.
+    pub before: CheckpointId,
+    /// The checkpoint of the tree as it was found.
+    pub after: CheckpointId,
+    /// Number of paths that differ.
+    pub paths: u64,
 }
 
 /// What `stats` says: numbers of a running daemon.

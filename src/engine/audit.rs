@@ -96,6 +96,7 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         | Record::OpenAt { .. }
         | Record::RestoreOnly { .. }
         | Record::Dropped { .. }
+        | Record::Comparing(_)
         | Record::Ahead { .. } => {
             return None;
         }

@@ -35,6 +35,8 @@ pub struct AutoConfig {
     pub every: Option<Duration>,
     /// When something has changed, and then nothing was for so long.
     pub quiet: Option<Duration>,
+    /// At a mount, around what was changed while nothing was mounted.
+    pub absence: bool,
 }
 
 /// What a burst is: more than so many destructive operations of one tree of processes in that time.
@@ -84,7 +86,7 @@ struct Seen {
 impl Auto {
     pub(super) fn start(engine: &Arc<Engine>) -> std::io::Result<()> {
         let config = engine.config.auto;
-        if config == AutoConfig::default() {
+        if (AutoConfig { absence: false, ..config }) == AutoConfig::default() {
             return Ok(());
         }
         let weak = Arc::downgrade(engine);
@@ -148,7 +150,7 @@ fn run(engine: &Weak<Engine>) {
 }
 
 /// The daemon itself, for the record.
-fn daemon() -> Actor {
+pub(super) fn daemon() -> Actor {
     let (uid, gid) = sys::ids();
     Actor { uid, gid, pid: std::process::id(), process: "ckptfs".into() }
 }

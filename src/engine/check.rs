@@ -323,8 +323,9 @@ fn check_index(check: &mut Check, layout: &Layout, journal: &Journal) -> VerbRes
     }
     match Index::open_to_check(layout).map_err(|cause| unreadable(&cause))? {
         Ok(index) => check.compare_index(&index, journal),
-        // Of nothing there is nothing to index.
+        // Of nothing there is nothing to index; one of an older program is made anew by whoever serves the store next.
         Err(Doubt::Missing) if check.totals.frames == 0 => {}
+        Err(Doubt::Older) => {}
         Err(doubt @ Doubt::Missing) => check.findings.push(Finding::of_store(DamageKind::IndexMissing, "index", doubt.to_string())),
         Err(doubt) => check.findings.push(Finding::of_store(DamageKind::IndexUnreadable, "index", doubt.to_string())),
     }

@@ -3,6 +3,7 @@
 //! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and [`api::Verbs`], what people ask. Requests go to the live
 //! tree, to a view of the past, or to `.snapshots` itself, by the node's number.
 
+mod absence;
 mod announce;
 pub mod api;
 pub mod asker;
@@ -59,10 +60,9 @@ use request::Caches;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 pub use crate::live::{Keep, SealMode};
-use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
-use crate::store::record::Record;
+use crate::store::record::{Comparing, Record};
 use crate::store::{Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
@@ -133,7 +133,6 @@ impl Config {
 
 /// What somebody should know who mounts after that.
 const TORN: &str = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
-const UNSEEN: &str = "the filesystem is full: of what was changed while nothing was mounted, what was captured ahead is not shown";
 
 /// A served tree. See the module.
 pub struct Engine {
@@ -174,6 +173,8 @@ pub struct Engine {
     /// Somebody may have something of the directory below the mount, as far as was told.
     had_below: AtomicBool,
     auto: auto::Auto,
+    /// What was changed while nothing was mounted, before this mount.
+    absence: Mutex<Option<api::AbsenceInfo>>,
     /// What was asked to be kept when this daemon ends.
     keep: Mutex<Option<Keep>>,
     tripwire: Option<tripwire::Tripwire>,
@@ -269,6 +270,7 @@ impl Engine {
             warnings: Mutex::new(warnings),
             had_below: AtomicBool::new(true),
             auto: auto::Auto::default(),
+            absence: Mutex::default(),
             keep: Mutex::default(),
             tripwire: config.auto.tripwire.map(tripwire::Tripwire::new),
             hooks: config.hooks.map(hooks::Hooks::new),
@@ -284,23 +286,19 @@ impl Engine {
         if aftermath.unclean {
             self.live.verify_moved(&aftermath.moved)?;
         }
-        // It counts for the end of the journal alone.
-        let baseline = self.baseline();
-        self.begin_service(aftermath)?;
+        let comparison = self.comparison(aftermath);
+        self.begin_service(aftermath, comparison.as_ref().map(|(_, comparing)| *comparing))?;
         self.name_incomplete()?;
-        self.recover(aftermath)?;
-        if self.timeline().was_absent() {
-            let told = baseline.map_or(Ok(()), |baseline| self.live.record_absence(&baseline));
-            if let Err(errno) = told {
-                tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
-                self.timeline().distrust_baseline();
-            }
-            // A baseline that cannot be read to its end is none for the rest.
-            let told = told.or_else(|errno| if errno.is_no_room() { Err(errno) } else { Ok(()) });
-            match told.and_then(|()| self.live.record_unseen()) {
-                // What was captured ahead stays, and what has changed says so.
-                Err(errno) if errno.is_no_room() => self.warn(UNSEEN.to_owned()),
-                done => done?,
+        if aftermath.unclean {
+            self.live.recover(aftermath)?;
+        }
+        let held = self.timeline().store().layout.noted_held() == Some(self.timeline().epoch());
+        let watch = || if aftermath.unclean || held { self.live.watch_mapped(aftermath.unclean && self.took_over()) } else { Ok(()) };
+        match comparison {
+            Some((baseline, comparing)) => self.take_in_absence(&baseline, comparing, held, watch)?,
+            None => {
+                watch()?;
+                self.record_unseen(Ok(()))?;
             }
         }
         match self.finish_restore(aftermath) {
@@ -310,33 +308,6 @@ impl Engine {
             }
         }
         self.adopt_tree()
-    }
-
-    /// What the last daemon has written of the tree, if nothing was recorded since.
-    fn baseline(&self) -> Option<Baseline> {
-        let store = self.timeline().store();
-        // After a power cut the tree is older than what was written of it.
-        if store.journal.witness() < store.journal.position() {
-            return None;
-        }
-        let baseline = Baseline::open(&store.layout, store.journal.position()).unwrap_or_else(|error| {
-            tracing::error!(error = &error as &dyn std::error::Error, "the baseline cannot be read");
-            None
-        })?;
-        self.timeline().trust_baseline(baseline.changes.len(), baseline.gone());
-        if self.keeps_content() != Keep::None {
-            self.live.clone_ahead();
-        }
-        Some(baseline)
-    }
-
-    /// Sees to what the last daemon has left, and to what somebody can still write to.
-    fn recover(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
-        if aftermath.unclean {
-            return self.live.recover(aftermath, self.took_over());
-        }
-        let held = self.timeline().store().layout.noted_held() == Some(self.timeline().epoch());
-        if held { self.live.watch_mapped(false) } else { Ok(()) }
     }
 
     /// Starts the threads that see to the store while it is served.
@@ -439,7 +410,7 @@ impl Engine {
         self.timeline().stop();
         // Over the directory itself a mount leaves nobody a way there who was not there before.
         let alone = self.config.mount == self.config.backing && !self.had_below.load(Ordering::Relaxed);
-        match self.live.write_baseline(self.keeps_content(), alone) {
+        match self.live.write_baseline(self.keeps_content(), alone, self.config.auto.absence) {
             Ok(files) => {
                 if files > 0 {
                     tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints");
@@ -465,8 +436,8 @@ impl Engine {
         self.live.timeline()
     }
 
-    /// Records that the tree is served from now on, and since when it was not. Whatever is changed after is changed by us.
-    fn begin_service(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
+    /// Records that the tree is served from now on, since when it was not, and that it is being compared. Whatever is changed after is changed by us.
+    fn begin_service(&self, aftermath: &Aftermath, comparing: Option<Comparing>) -> crate::sys::SysResult<()> {
         let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
             (Some(at_ns), _) => Some(at_ns),
             // The mount was there all the time, and whoever wanted to change something waited.
@@ -485,10 +456,13 @@ impl Engine {
             sys::wait_for_tick(begin);
         }
         let at_ns = nanoseconds(begin);
-        let mounted = Record::Mounted { at_ns, stopped_ns };
-        match self.timeline().append(std::slice::from_ref(&mounted)) {
-            // Nothing that needs a record can be done either, until this one is there; but what frees space can.
-            Err(errno) if errno.is_no_room() => self.timeline().tell(mounted),
+        // In this order: after a power cut the second may be missing.
+        let compares = comparing.is_some() || aftermath.comparing.is_some();
+        let records: Vec<Record> =
+            compares.then_some(Record::Comparing(comparing)).into_iter().chain([Record::Mounted { at_ns, stopped_ns }]).collect();
+        match self.timeline().append(&records) {
+            // Nothing that needs a record can be done either, until these are there; but what frees space can.
+            Err(errno) if errno.is_no_room() => records.into_iter().for_each(|record| self.timeline().tell(record)),
             done => done?,
         }
         self.timeline().begin_service(at_ns, stopped_ns);
@@ -631,7 +605,7 @@ fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
             "in-use",
             "another daemon serves this directory, maybe where this process does not see the mount: `ckptfs status` tells of it, `ckptfs umount` ends it",
         ),
-        StoreError::NewerFormat { .. } => ("newer-format", "use the newer ckptfs that made this store"),
+        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => ("newer-format", "use the newer ckptfs that made this store"),
         StoreError::NotAStore => ("not-a-store", "move .ckptfs away: it is not one of ours, and nothing in it was touched"),
         _ => match error.errno() {
             Errno::ENOSPC => ("no-space", "free some space on the filesystem"),

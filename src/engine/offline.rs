@@ -16,11 +16,11 @@ use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
 use crate::history::select::{Known, Unselected, select};
 use crate::history::view::State;
-use crate::store;
 use crate::store::ids::CheckpointId;
 use crate::store::journal::Journal;
 use crate::store::layout::Layout;
 use crate::store::record::{Actor, Kept, Record};
+use crate::store::{self, StoreError};
 
 /// The checkpoints of a store, read once. It answers `log`, `find`, `show` and `audit`; everything else needs a mount, or is [`super::check`].
 pub struct Offline {
@@ -36,7 +36,7 @@ impl Offline {
     /// In words for a person: there is none, it is damaged or of a newer format.
     pub fn open(root: impl AsFd) -> VerbResult<Offline> {
         let root = root.as_fd().try_clone_to_owned().map_err(|cause| error::failed("the directory cannot be opened", cause.into()))?;
-        let checkpoints = store::read_checkpoints(&root).map_err(|cause| error::failed("the store cannot be read", cause.errno()))?;
+        let checkpoints = store::read_checkpoints(&root).map_err(unreadable)?;
         Ok(Offline { checkpoints, root })
     }
 
@@ -49,6 +49,17 @@ impl Offline {
             _ => None,
         });
         found.map(|(open, more)| super::who::open_at_cut(open, more))
+    }
+}
+
+fn unreadable(cause: StoreError) -> VerbError {
+    match cause {
+        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => VerbError {
+            code: "newer-format".into(),
+            message: format!("the store cannot be read: {cause}"),
+            hint: Some("use the newer ckptfs that made this store".into()),
+        },
+        cause => error::failed("the store cannot be read", cause.errno()),
     }
 }
 
@@ -155,9 +166,8 @@ impl Verbs for Offline {
     }
 
     fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
-        let failed = |cause: store::StoreError| error::failed("the store cannot be read", cause.errno());
-        let layout = Layout::open_existing_readonly(&self.root).map_err(failed)?;
-        let (journal, _) = Journal::open(&layout).map_err(failed)?;
+        let layout = Layout::open_existing_readonly(&self.root).map_err(unreadable)?;
+        let (journal, _) = Journal::open(&layout).map_err(unreadable)?;
         super::audit::events(&journal)
     }
 

@@ -258,6 +258,7 @@ impl Verbs for Engine {
                 let (files, bytes) = self.live.shared().get();
                 super::dedup::Count { files, bytes }
             },
+            absence: self.absence(),
             warnings,
             had_below: self.had_below.load(Ordering::Relaxed),
         })

@@ -2,6 +2,7 @@
 
 pub mod absence;
 pub mod ahead;
+mod closing;
 mod collect;
 pub mod content;
 pub mod diff;

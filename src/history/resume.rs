@@ -53,8 +53,11 @@ impl Timeline {
             // A restore that was under way is finished whatever the index knows of it.
             let indexed = address < applied && is_of_checkpoints(&record) && !matches!(record, Record::RestoreBegin { .. });
             replay.aftermath.recorded_ns = replay.aftermath.recorded_ns.max(time_of(&record));
-            if matches!(record, Record::Checkpoint(_)) {
-                replay.only = None;
+            match &record {
+                Record::Checkpoint(_) => (replay.only, replay.aftermath.comparing) = (None, None),
+                Record::Unmounted { .. } => replay.aftermath.comparing = None,
+                Record::Comparing(comparing) => replay.aftermath.comparing = *comparing,
+                _ => {}
             }
             if !indexed {
                 replay.take(address, record);
@@ -296,7 +299,7 @@ impl Replay {
             Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
-            Record::Touched { .. } | Record::OpenAt { .. } => {}
+            Record::Touched { .. } | Record::OpenAt { .. } | Record::Comparing(_) => {}
         }
     }
 

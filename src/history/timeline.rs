@@ -14,24 +14,23 @@ use std::sync::atomic::AtomicU64;
 use super::absence::{Absence, Clock};
 use super::content::Contents;
 use super::dropped::{DroppedList, Spans};
-use super::indexer::HURRY_EPOCHS;
 use super::operations::Operations;
 use super::select::{Known, Unselected, select, select_whole};
 use super::since::Tracked;
 use super::table::Table;
 use super::tags::Tags;
 use super::view::State;
-use super::who::{self, Numbered};
+use super::who;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
 use crate::store::operation::Deed;
-use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
+use crate::store::record::{Actor, AttrState, Comparing, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, Kind, SysResult};
 
 /// Undo records in one frame at most, where there can be many.
-const UNDO_ITEMS_AT_ONCE: usize = 4096;
+pub(super) const UNDO_ITEMS_AT_ONCE: usize = 4096;
 /// Bytes of chosen paths that are in the record of an operation.
 const ONLY_BYTES_MAX: usize = 1 << 20;
 
@@ -196,6 +195,8 @@ pub struct Aftermath {
     pub stopped_ns: Option<i64>,
     /// The latest time that a checkpoint or the last records tell of: the daemon lived then. Nanoseconds since 1970.
     pub recorded_ns: Option<i64>,
+    /// The tree was being compared with what it was when it was last served.
+    pub comparing: Option<Comparing>,
     /// After a power cut: inodes that were moved into a layer not long before. btrfs may have brought back the names that they had, too.
     pub moved_away: Vec<ObjectId>,
 }
@@ -258,6 +259,11 @@ impl Timeline {
     /// Number of the open epoch.
     pub fn epoch(&self) -> Epoch {
         self.inner.read().open.epoch
+    }
+
+    /// Nothing has a record in the open epoch.
+    pub fn is_unchanged(&self) -> bool {
+        self.inner.read().open.is_empty()
     }
 
     /// Number of changed paths in the open epoch, as the operations counted them.
@@ -456,52 +462,6 @@ impl Timeline {
     /// Every data record of the open epoch.
     pub fn data_records(&self) -> Vec<(Slot, DataState)> {
         self.inner.read().open.nodes().filter_map(|(slot, node)| node.data.map(|data| (slot, data))).collect()
-    }
-
-    /// Closes the open epoch with `checkpoint` and opens the next, whose first records are `ahead`: all in one append. When it returns the
-    /// checkpoint survives `kill -9`.
-    ///
-    /// # Errors
-    /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
-    ///
-    /// `open`: who has what open for writing; they may write in the next epoch without a request.
-    pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>, open: &[(Slot, Arc<Numbered>)]) -> SysResult<()> {
-        let asked_for = checkpoint.reason.is_asked();
-        let operation = by.filter(|_| asked_for).map(|by| self.operation(by, None, Deed::Made { id: checkpoint.id }));
-        let mut inner = self.inner.write();
-        let next = inner.open.epoch.next();
-        let mut records = asked(by);
-        let made = records.len();
-        records.push(Record::Checkpoint(checkpoint.clone()));
-        records.extend(operation.clone());
-        records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
-        let open = who::open_ones(open);
-        records.extend(open.clone());
-        let addresses = self.write(&records)?;
-        let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
-        inner.seal();
-        for item in ahead {
-            // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
-            if matches!(item, Undo::Data { .. }) {
-                inner.open.count(1);
-            }
-            inner.open.add(item);
-        }
-        if let Some(Record::Touched { processes, touches }) = open {
-            inner.open.touched.take(&processes, touches);
-        }
-        inner.clock.made(checkpoint.id, checkpoint.created_ns, crate::sys::clock_ahead_ns());
-        inner.put_checkpoint(Kept::new(checkpoint, by.cloned()), address);
-        if let (Some(Record::Operation(done)), Some(at)) = (operation, addresses.get(made + 1)) {
-            inner.operations.note(done.number, *at, done.undoes);
-        }
-        let many = inner.sealed.len() >= HURRY_EPOCHS;
-        drop(inner);
-        self.wake.sealed();
-        if many {
-            self.wake.hurry();
-        }
-        Ok(())
     }
 
     /// Every checkpoint kept, oldest first.

@@ -63,16 +63,16 @@ pub(super) struct Walk<'a> {
 impl Live {
     /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and no layer has, for as long as `keep` says. Nothing may be served
     /// any more. Says how many files are not kept for want of time or space. `alone`: nobody could change the tree past the mount, so what was recorded is all that
-    /// changed.
+    /// changed. `all`: a checkpoint will show the tree as it is now.
     ///
     /// # Errors
     /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
-    pub fn write_baseline(&self, keep: Keep, alone: bool) -> SysResult<u64> {
+    pub fn write_baseline(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         if !alone {
             self.timeline.distrust_baseline();
         }
-        let written = self.write_or_advance(keep);
+        let written = self.write_or_advance(keep, all);
         if written.is_err()
             && let Err(error) = Baseline::remove(layout)
         {
@@ -81,14 +81,14 @@ impl Live {
         written
     }
 
-    fn write_or_advance(&self, keep: Keep) -> SysResult<u64> {
+    fn write_or_advance(&self, keep: Keep, all: bool) -> SysResult<u64> {
         let store = self.timeline.store();
         // What no checkpoint shows needs no past.
         if self.timeline.stored_ids().is_empty() {
             Baseline::remove(&store.layout).map_err(errno)?;
             return self.drop_kept().map(|()| 0);
         }
-        let keeper = self.keeper(keep)?;
+        let keeper = self.keeper(keep, all)?;
         let end = store.journal.position();
         if let Some(files) = self.advance_baseline(Some(end), keeper.as_ref())? {
             self.check_advanced(end)?;
@@ -236,17 +236,19 @@ impl Live {
         Ok(Node { child, attr: AttrState { stat, target }, xattrs, number: 0 })
     }
 
-    /// Records what differs from the baseline. Nothing may be served yet.
+    /// Records what differs from the baseline, and calls `begin` before the first of it. What is on record already, from an attempt that was cut short, stays as
+    /// it is. Nothing may be served yet.
     ///
     /// # Errors
-    /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views.
-    pub fn record_absence(&self, baseline: &Baseline) -> SysResult<()> {
+    /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views. Those of `begin`.
+    pub fn record_absence(&self, baseline: &Baseline, begin: &mut dyn FnMut() -> SysResult<()>) -> SysResult<()> {
         let root = baseline.root().map_err(errno)?;
         let ahead = self.timeline.ahead()?;
         let mut compared = Compared {
             live: self,
             baseline,
             ahead,
+            begin,
             open: Vec::new(),
             away: HashMap::new(),
             new: HashMap::new(),
@@ -272,6 +274,8 @@ struct Compared<'a> {
     live: &'a Live,
     baseline: &'a Baseline,
     ahead: HashMap<Slot, AheadNode>,
+    /// To be called before something is recorded.
+    begin: &'a mut dyn FnMut() -> SysResult<()>,
     /// Still to be compared.
     open: Vec<Directory>,
     /// What is not where it was, and where that was.
@@ -427,7 +431,8 @@ impl Compared<'_> {
     }
 
     /// Records what an inode was; `now`: where it is.
-    fn record(&self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
+    fn record(&mut self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
+        (self.begin)()?;
         let (slot, timeline) = (node.child.slot, &self.live.timeline);
         let news = timeline.needs(&Key::Attr(slot));
         let mut undo = vec![Undo::Attr { slot, before: node.attr.clone() }, Undo::Xattrs { slot, before: node.xattrs.clone() }];

@@ -102,6 +102,20 @@ impl Live {
         Ok(())
     }
 
+    /// What was captured in the open epoch is on the disk, and its records are.
+    ///
+    /// # Errors
+    /// EIO, ENOSPC.
+    pub fn make_captured_durable(&self) -> SysResult<()> {
+        if self.syncs_overtake {
+            return self.make_past_durable();
+        }
+        // With the last of them all are that came before.
+        let last = self.timeline.data_records().into_iter().filter_map(|(_, data)| data.object).max_by_key(|object| object.serial);
+        self.sync_objects(last.as_slice())?;
+        self.timeline.store().journal.sync().map_err(|error| error.errno())
+    }
+
     /// A file or a directory is about to be synced, or was. See the module.
     pub(super) fn note_synced(&self) {
         self.undurable.synced.fetch_add(1, Ordering::SeqCst);

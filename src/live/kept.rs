@@ -2,9 +2,9 @@
 //! it is a copy, and of small files only: all copies are on the disk before the first of them counts.
 //!
 //! It is made when a daemon ends in an orderly way, beside the baseline, for as long as it may take; what differs from the baseline at the next start has its
-//! clone moved into the layer, as if it had been captured before the change. All other clones stay, and count at the next end for files that are still the
-//! same: a clone is named by slot and time of birth, has the size of its file, and as its time of modification the ctime that its file had. It is set last,
-//! so a clone that was cut short counts for nothing.
+//! clone cloned (a copy linked) into the layer, as if it had been captured before the change. (To move it would be enough, but for a daemon that is killed
+//! before the record of it.) All clones stay, and count at the next end for files that are still the same: a clone is named by slot and time of birth, has
+//! the size of its file, and as its time of modification the ctime that its file had. It is set last, so a clone that was cut short counts for nothing.
 //!
 //! When every file that needs one has a clone, a file named `whole` says so. From then on only what has changed is looked at, until the clones go; without it
 //! the tree is gone through at an unmount, as far as the time goes. From the first orderly end on clones are made ahead, in idle time.
@@ -94,6 +94,8 @@ pub(super) struct Keeper<'a> {
     drops: u64,
     /// Nothing was missing, but for what changed since the baseline that there was then.
     whole: bool,
+    /// A checkpoint will show the tree as it is now, if it is changed: what is new in the open epoch, or changed in it, is kept too.
+    all: bool,
     done: RefCell<Done>,
 }
 
@@ -117,25 +119,25 @@ impl Live {
     }
 
     /// What keeps so much content. `None`: nothing is to be kept.
-    pub(super) fn keeper(&self, how: Keep) -> SysResult<Option<Keeper<'_>>> {
+    pub(super) fn keeper(&self, how: Keep, all: bool) -> SysResult<Option<Keeper<'_>>> {
         if how == Keep::None {
             return self.drop_kept().map(|()| None);
         }
-        self.keeper_until(how, Instant::now().checked_add(how.time())).map(Some)
+        self.keeper_until(how, Instant::now().checked_add(how.time()), all).map(Some)
     }
 
     /// What clones ahead, in idle time.
     pub(super) fn keeper_ahead(&self) -> SysResult<Keeper<'_>> {
-        self.keeper_until(Keep::All, None)
+        self.keeper_until(Keep::All, None, false)
     }
 
-    fn keeper_until(&self, how: Keep, until: Option<Instant>) -> SysResult<Keeper<'_>> {
+    fn keeper_until(&self, how: Keep, until: Option<Instant>, all: bool) -> SysResult<Keeper<'_>> {
         let drops = self.kept_drops.load(Ordering::SeqCst);
         match sys::mkdir_at(self.timeline.store().layout.dir(), NAME, 0o700) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Keeper { live: self, dir: self.kept_dir()?, how, until, drops, whole: self.is_kept_whole(), done: RefCell::default() })
+        Ok(Keeper { live: self, dir: self.kept_dir()?, how, until, all, drops, whole: self.is_kept_whole(), done: RefCell::default() })
     }
 
     /// Whether all is kept that is to be, but for what changed since the baseline. Of copies that is not known: together they may be too many.
@@ -157,7 +159,7 @@ impl Live {
         }
     }
 
-    /// Moves the clone of a file, as it was when it was last served, into the layer of the open epoch. `None`: there is none, or it is not needed.
+    /// Brings what a file held when it was last served into the layer of the open epoch. `None`: there is none, or it is not needed.
     pub(super) fn take_kept(&self, node: &Node) -> SysResult<Option<ObjectId>> {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
         if !self.timeline.needs(&Key::Data(slot)) || self.timeline.is_born(slot) {
@@ -170,11 +172,14 @@ impl Live {
         if !sys::stat_at(&dir, name.as_bytes()).is_ok_and(|clone| is_of(&clone, stat)) {
             return Ok(None);
         }
+        if self.reflink {
+            let clone = sys::open_file_at(&dir, name.as_bytes(), Open::READ)?;
+            return self.capture_object(slot, &clone, stat.size);
+        }
         let layers = &self.timeline.store().layers;
         let object = layers.next_object(self.timeline.epoch(), slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
         let (layer, file) = layers.location(object).map_err(|error| error.errno())?;
-        self.with_room(|| sys::rename_at(&dir, name.as_bytes(), &*layer, file.as_bytes(), RenameMode::NoReplace))?;
-        self.note_captured(object, false);
+        self.with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
         Ok(Some(object))
     }
 
@@ -253,7 +258,7 @@ impl Keeper<'_> {
             return;
         }
         let timeline = &self.live.timeline;
-        if timeline.is_born(slot) || !timeline.needs(&Key::Data(slot)) {
+        if !self.all && (timeline.is_born(slot) || !timeline.needs(&Key::Data(slot))) {
             self.doubt(node);
             return;
         }

@@ -17,13 +17,12 @@ use crate::sys::{self, Errno, Kind, RenameMode, SysResult, Time};
 const HELD_COPIED_MAX: u64 = 16 << 20;
 
 impl Live {
-    /// Brings tree and history together again. Costs what changed in the open epoch. Nothing may be served yet.
-    ///
-    /// `told`: whoever served before has left behind what may be written to.
+    /// Brings tree and history together again, but for [`Live::watch_mapped`], which is to follow. Costs what changed in the open epoch. Nothing may be
+    /// served yet.
     ///
     /// # Errors
     /// EIO if the journal or a layer cannot be written or read.
-    pub fn recover(&self, aftermath: &Aftermath, told: bool) -> SysResult<()> {
+    pub fn recover(&self, aftermath: &Aftermath) -> SysResult<()> {
         if let Some((slot, place, object)) = &aftermath.replacing {
             self.finish_replacing(*slot, place, *object)?;
             let layers = &self.timeline.store().layers;
@@ -33,7 +32,6 @@ impl Live {
         }
         aftermath.moved_away.iter().try_for_each(|object| self.set_apart(*object))?;
         self.strike_unmade()?;
-        self.watch_mapped(told)?;
         self.sweep_objects();
         Ok(())
     }
@@ -140,6 +138,8 @@ impl Live {
 
     /// What somebody has open or mapped to be written where the kernel does the I/O outlives the daemon, and is written to without a request: it is
     /// watched again. A file that had no record was born in the open epoch, or no checkpoint could see it. Nothing may be served yet.
+    ///
+    /// `told`: whoever served before has left behind what may be written to.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM, EIO: what cannot be watched would be missed.

@@ -292,7 +292,8 @@ impl Reading {
             | Record::RestoreBegin { .. }
             | Record::RestoreEnd
             | Record::Mounted { .. }
-            | Record::By { .. } => {}
+            | Record::By { .. }
+            | Record::Comparing(_) => {}
             Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
         }
     }

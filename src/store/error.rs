@@ -41,7 +41,7 @@ pub enum StoreError {
     #[error("the store is in use by another process")]
     Locked,
     /// A later program wrote this store.
-    #[error("the store has format {found}; this program knows formats up to {supported}")]
+    #[error("the store was made by a newer ckptfs: it has format {found}, and this program knows formats up to {supported}")]
     NewerFormat {
         /// The version in the file `format`.
         found: u32,
@@ -49,7 +49,7 @@ pub enum StoreError {
         supported: u32,
     },
     /// The store uses a feature that this program does not know.
-    #[error("the store uses the feature {feature:?}, which this program does not know")]
+    #[error("the store was made by a newer ckptfs: it has the feature {feature:?}, which this program does not know")]
     UnknownFeature {
         /// Its name in the file `format`.
         feature: String,

@@ -23,8 +23,8 @@
 //!
 //! format:
 //!   ckptfs store
-//!   version 1
-//!   features absences actors ahead auto hashes imported operations packs pins tiers who       names with one space between, or - for none
+//!   version 2
+//!   features -                                  names with one space between, or - for none
 //!   id 00112233445566778899aabbccddeeff         16 random bytes: which store it is
 //! ```
 
@@ -59,16 +59,19 @@ pub const XATTR_PREFIX: &[u8] = b"user.ckptfs.";
 pub fn is_own_xattr(name: &[u8]) -> bool {
     name.starts_with(XATTR_PREFIX)
 }
-/// The newest format version that this program reads, and the one that it writes.
-pub const FORMAT_VERSION: u32 = 1;
-/// Features of the format that this program knows. A store gets those that it lacks when it is opened for writing: a program that does not know
-/// the records that come with them must leave it alone from then on.
+/// The newest format version that this program reads, and the one that it writes. It reads all older ones too: a store of such a one becomes one of this
+/// version when it is opened to be written to (`migrate`).
+pub const FORMAT_VERSION: u32 = 2;
+/// Features of the format that this program knows beyond those of its version. A store gets those that it lacks when it is opened for writing: a program that
+/// does not know the records that come with them must leave it alone from then on.
+const FEATURES: [&str; 0] = [];
+/// Features that a store of version 1 could have. All of them are part of version 2.
 /// `actors`: the journal says who asked (record 12). `hashes`: it has the hashes of objects (record 13). `ahead`: it has what was captured ahead
-/// (record 14). `auto`: a checkpoint may have been made by the daemon itself (reason 3). `pins`: checkpoints can be pinned (record 15) and hidden
-/// (record 16). `operations`: what was done can be undone (record 17). `who`: it says which process changed what
+/// (record 14). `auto`: a checkpoint may have been made by the daemon itself (reason 3). `imported`: or be imported (reason 4). `pins`: checkpoints can be
+/// pinned (record 15) and hidden (record 16). `operations`: what was done can be undone (record 17). `who`: it says which process changed what
 /// (records 18 and 19). `tiers`: the content of versions may be freed that checkpoints show (record 20). `absences`: a data record may say that the content
 /// is lost (a size and no object). `packs`: segments of the journal may be packed.
-const FEATURES: [&str; 11] = ["absences", "actors", "ahead", "auto", "hashes", "imported", "operations", "packs", "pins", "tiers", "who"];
+const FEATURES_1: [&str; 11] = ["absences", "actors", "ahead", "auto", "hashes", "imported", "operations", "packs", "pins", "tiers", "who"];
 /// The file that says where the journal ended at the last orderly end.
 const ENDED_NAME: &str = "ended";
 /// The file that says up to when everything was on disk.
@@ -176,7 +179,7 @@ impl Layout {
         let reserve = Arc::new(Reserve::open(&dir));
         let own_dir = |name| reserve.with_last_room(|| own_dir(&dir, name), StoreError::errno);
         let (journal, layers, tmp) = (own_dir("journal")?, own_dir("layers")?, own_dir("tmp")?);
-        let id = made.map_or_else(|| reserve.with_last_room(|| read_and_renew_format(&dir), StoreError::errno), Ok)?;
+        let id = made.map_or_else(|| reserve.with_last_room(|| read_and_migrate(&dir), StoreError::errno), Ok)?;
         if let Err(error) = hide_from_git(&dir) {
             tracing::debug!(%error, "the store is not hidden from git");
         }
@@ -505,14 +508,17 @@ fn make(dir: &OwnedFd) -> StoreResult<StoreId> {
 }
 
 fn write_format(dir: &OwnedFd, id: StoreId) -> StoreResult<()> {
-    let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures {}\nid {id}\n", FEATURES.join(" "));
+    let features = if FEATURES.is_empty() { "-".to_owned() } else { FEATURES.join(" ") };
+    let text = format!("{MAGIC}\nversion {FORMAT_VERSION}\nfeatures {features}\nid {id}\n");
     at::write_whole(dir, "format", text.as_bytes()).map_err(StoreError::io("write", "format"))
 }
 
-/// A store that an older program made gets the features that it lacks, before anything is written that they announce.
-fn read_and_renew_format(dir: &OwnedFd) -> StoreResult<StoreId> {
+/// A store that an older program made becomes one of this version, with all features, before anything is written that the older one does not know. From 1 to 2
+/// nothing else is to be done: segments, packs, layers, the notes and the baseline are as they were, and version 2 has records more. A step that is to be done
+/// comes before the file is replaced, and leaves a store that is of the old version until then.
+fn read_and_migrate(dir: &OwnedFd) -> StoreResult<StoreId> {
     let format = read_format(dir)?;
-    if FEATURES.iter().any(|feature| !format.features.iter().any(|has| has == feature)) {
+    if format.version < FORMAT_VERSION || FEATURES.iter().any(|feature| !format.features.iter().any(|has| has == feature)) {
         write_format(dir, format.id)?;
     }
     Ok(format.id)
@@ -521,6 +527,7 @@ fn read_and_renew_format(dir: &OwnedFd) -> StoreResult<StoreId> {
 /// What the file `format` says.
 #[derive(Debug)]
 pub(super) struct Format {
+    version: u32,
     features: Vec<String>,
     id: StoreId,
 }
@@ -540,17 +547,18 @@ pub(super) fn parse_format(bytes: &[u8]) -> StoreResult<Format> {
     }
     let mut field = |name: &str| lines.next().and_then(|line| line.strip_prefix(name)?.strip_prefix(' ')).ok_or(StoreError::NotAStore);
     // The version comes first: of a newer format nothing else may be understood.
-    let found = field("version")?.parse::<u32>().map_err(|_| StoreError::NotAStore)?;
-    match found {
-        FORMAT_VERSION => {}
+    let version = field("version")?.parse::<u32>().map_err(|_| StoreError::NotAStore)?;
+    let known: &[&str] = match version {
         0 => return Err(StoreError::NotAStore),
-        _ => return Err(StoreError::NewerFormat { found, supported: FORMAT_VERSION }),
-    }
+        1 => &FEATURES_1,
+        FORMAT_VERSION => &FEATURES,
+        found => return Err(StoreError::NewerFormat { found, supported: FORMAT_VERSION }),
+    };
     let features: Vec<String> = field("features")?.split(' ').filter(|name| *name != "-").map(str::to_owned).collect();
-    if let Some(feature) = features.iter().find(|name| !FEATURES.contains(&name.as_str())) {
+    if let Some(feature) = features.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(StoreError::UnknownFeature { feature: feature.clone() });
     }
-    Ok(Format { features, id: StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)? })
+    Ok(Format { version, features, id: StoreId::parse(field("id")?).ok_or(StoreError::NotAStore)? })
 }
 
 #[cfg(test)]

@@ -32,10 +32,7 @@ fn a_store_is_made_once_and_opened_again() {
     drop(first);
     let store = dir.path().join(".ckptfs");
     assert_eq!(fs::metadata(&store).unwrap().permissions().mode() & 0o7777, 0o700);
-    assert_eq!(
-        fs::read_to_string(store.join("format")).unwrap(),
-        format!("ckptfs store\nversion 1\nfeatures absences actors ahead auto hashes imported operations packs pins tiers who\nid {id}\n")
-    );
+    assert_eq!(fs::read_to_string(store.join("format")).unwrap(), format!("ckptfs store\nversion 2\nfeatures -\nid {id}\n"));
     for create in [false, true] {
         let again = open(dir.path(), create).unwrap();
         assert!(!again.created() && again.id() == id);
@@ -78,22 +75,26 @@ fn a_newer_format_is_named_and_an_unknown_feature_too() {
     let dir = made();
     let format = dir.path().join(".ckptfs/format");
     let text = fs::read_to_string(&format).unwrap();
-    fs::write(&format, "ckptfs store\nversion 2\nwhatever comes then\n").unwrap();
-    assert!(matches!(open(dir.path(), false), Err(StoreError::NewerFormat { found: 2, supported: 1 })));
-    fs::write(&format, text.replace("features absences actors ahead auto hashes imported operations packs pins tiers who", "features tea coffee"))
-        .unwrap();
+    fs::write(&format, "ckptfs store\nversion 3\nwhatever comes then\n").unwrap();
+    assert!(matches!(open(dir.path(), false), Err(StoreError::NewerFormat { found: 3, supported: 2 })));
+    fs::write(&format, text.replace("features -", "features tea coffee")).unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea"));
     fs::write(&format, text.replace("id ", "id +")).unwrap();
     assert!(matches!(open(dir.path(), false), Err(StoreError::NotAStore)));
 }
 
+/// A store of version 1 with these features.
+fn older(text: &str, features: &str) -> String {
+    text.replace("version 2\nfeatures -\n", &format!("version 1\nfeatures {features}\n"))
+}
+
 #[test]
-fn an_older_store_opens_and_gets_the_features_that_it_lacks_once_it_is_written_to() {
+fn an_older_store_opens_and_is_migrated_once_it_is_written_to() {
     let dir = made();
     let format = dir.path().join(".ckptfs/format");
     let text = fs::read_to_string(&format).unwrap();
-    for older in ["-", "hashes", "actors hashes", "actors ahead hashes"] {
-        let old = text.replace("features absences actors ahead auto hashes imported operations packs pins tiers who", &format!("features {older}"));
+    for features in ["-", "hashes", "actors hashes", &FEATURES_1.join(" ")] {
+        let old = older(&text, features);
         fs::write(&format, &old).unwrap();
         look(dir.path()).unwrap();
         drop(Layout::open_to_check(File::open(dir.path()).unwrap()).unwrap());
@@ -101,6 +102,36 @@ fn an_older_store_opens_and_gets_the_features_that_it_lacks_once_it_is_written_t
         open(dir.path(), false).unwrap();
         assert_eq!(fs::read_to_string(&format).unwrap(), text);
     }
+    fs::write(&format, older(&text, "tea")).unwrap();
+    assert!(matches!(open(dir.path(), false), Err(StoreError::UnknownFeature { feature }) if feature == "tea"));
+}
+
+/// Whatever call of the migration is the last, what is left is a store of the one version or of the other.
+#[test]
+#[cfg(debug_assertions)]
+fn a_migration_that_is_cut_short_goes_on() {
+    use crate::sys::fault::{Plan, arm_thread, disarm_thread};
+    let dir = made();
+    let format = dir.path().join(".ckptfs/format");
+    let text = fs::read_to_string(&format).unwrap();
+    let old = older(&text, "actors hashes");
+    let mut seen = [0, 0];
+    for nth in 1.. {
+        fs::write(&format, &old).unwrap();
+        arm_thread(Plan::nth(nth, crate::sys::Errno::EIO).lasting().half());
+        let opened = open(dir.path(), false).map(drop);
+        let failed = disarm_thread().failed;
+        let left = fs::read_to_string(&format).unwrap();
+        assert!(left == old || left == text, "{left}");
+        seen[usize::from(left == text)] += 1;
+        open(dir.path(), false).unwrap();
+        assert_eq!(fs::read_to_string(&format).unwrap(), text);
+        if failed == 0 {
+            opened.unwrap();
+            break;
+        }
+    }
+    assert!(seen[0] > 2 && seen[1] > 1, "{seen:?}");
 }
 
 #[test]

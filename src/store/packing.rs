@@ -161,8 +161,8 @@ impl<'a> Judge<'a> {
             // Who changed what is asked between two checkpoints that are kept.
             Record::Touched { .. } => keep_if(self.needs.kept.first().is_some_and(|oldest| oldest.epoch() < self.epoch)),
             Record::OpenAt { id, .. } => keep_if(self.is_kept(id)),
-            // A crash long ago was mended.
-            Record::Replacing { .. } => Verdict::LeaveOut,
+            // A crash long ago was mended, a comparison then is over.
+            Record::Replacing { .. } | Record::Comparing(_) => Verdict::LeaveOut,
             Record::Checkpoint(_)
             | Record::Tags { .. }
             | Record::Deleted { .. }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::Address;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use super::operation::Operation;
 use crate::sys::{Kind, Stat, Xattrs};
@@ -235,6 +236,10 @@ pub enum Trigger {
     Interval,
     /// Something had changed, and then nothing was written for a while (`--auto-quiet`).
     Quiet,
+    /// The tree as it was when it was last served: it was changed while nothing was mounted (`--auto-absence`).
+    Unmount,
+    /// The tree as it was found then.
+    Absence,
 }
 
 impl Trigger {
@@ -244,6 +249,8 @@ impl Trigger {
             Trigger::Tripwire => "tripwire",
             Trigger::Interval => "interval",
             Trigger::Quiet => "quiet",
+            Trigger::Unmount => "unmount",
+            Trigger::Absence => "absence",
         }
     }
 }
@@ -414,6 +421,28 @@ pub enum Touch {
     },
 }
 
+/// A comparison of the tree with its baseline, at the beginning of a mount. Until it is over nothing is served, and whoever mounts next goes on with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Comparing {
+    /// Which baseline: the one of this end of the journal.
+    pub baseline: Address,
+    /// When the tree was last served, nanoseconds since 1970.
+    pub left_ns: i64,
+    /// Where what differs is recorded.
+    pub apart: Apart,
+}
+
+/// Whether what was changed while nothing was mounted is an epoch of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Apart {
+    /// It is a part of the epoch that was open.
+    No,
+    /// It will be, if there is anything: the epoch that was open is to be closed first.
+    Unclosed,
+    /// It is: the newest checkpoint is the tree as it was when it was last served.
+    Closed,
+}
+
 impl Record {
     /// It is of what mounts, unmounts or frees, and is there also where there is no room for what keeps the past.
     pub fn has_last_room(&self) -> bool {
@@ -427,6 +456,7 @@ impl Record {
                 | Record::Void { .. }
                 | Record::Tags { .. }
                 | Record::RestoreEnd
+                | Record::Comparing(_)
         )
     }
 }
@@ -521,6 +551,9 @@ pub enum Record {
         /// Wall clock, nanoseconds since 1970.
         at_ns: i64,
     },
+    /// The tree is being compared with a baseline: until the next checkpoint or the next of these, undo records tell what it was when it was last
+    /// served, and the baseline goes on to count. `None`: no more.
+    Comparing(Option<Comparing>),
     /// Who asked for what the next record says; appended together with it.
     By {
         /// Wall clock, nanoseconds since 1970.

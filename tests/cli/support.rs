@@ -107,7 +107,8 @@ impl Sandbox {
             .env("LC_ALL", "C.UTF-8")
             .env("TZ", "UTC")
             .env("COLUMNS", "100")
-            .env("CKPTFS_TRIPWIRE", "off");
+            .env("CKPTFS_TRIPWIRE", "off")
+            .env("CKPTFS_AUTO_ABSENCE", "off");
         command.current_dir(self.path.join(dir)).stdin(Stdio::null());
         command
     }

@@ -71,7 +71,12 @@ fn wait_limited(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 pub fn tool<S: AsRef<OsStr>>(name: &str, arguments: &[S]) -> Command {
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();
-    command.args(arguments).env("PATH", format!("{path}:/usr/sbin:/sbin")).env("LC_ALL", "C").env("CKPTFS_TRIPWIRE", "off");
+    command
+        .args(arguments)
+        .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+        .env("LC_ALL", "C")
+        .env("CKPTFS_TRIPWIRE", "off")
+        .env("CKPTFS_AUTO_ABSENCE", "off");
     command
 }
 

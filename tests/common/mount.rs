@@ -379,9 +379,15 @@ fn mount_command(dir: &Path, opts: &MountOpts) -> Command {
 fn binary(opts: &MountOpts) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
     // A test counts the checkpoints that it makes itself; one that is about others asks for them (`--tripwire`). CKPTFS_TEST_TRIPWIRE=2/100ms has marks
-    // come and go in all of them, where numbers may have gaps.
+    // come and go in all of them, where numbers may have gaps, and CKPTFS_TEST_ABSENCE=on has what is changed while nothing is mounted be an epoch.
     let tripwire = std::env::var("CKPTFS_TEST_TRIPWIRE").unwrap_or_else(|_| "off".to_owned());
-    command.env("CKPTFS_TRIPWIRE", tripwire).envs(opts.env.iter().map(|(name, value)| (name, value))).env("NO_COLOR", "1").current_dir("/");
+    let absence = std::env::var("CKPTFS_TEST_ABSENCE").unwrap_or_else(|_| "off".to_owned());
+    command
+        .env("CKPTFS_TRIPWIRE", tripwire)
+        .env("CKPTFS_AUTO_ABSENCE", absence)
+        .envs(opts.env.iter().map(|(name, value)| (name, value)))
+        .env("NO_COLOR", "1")
+        .current_dir("/");
     if let Some(user) = opts.user {
         use std::os::unix::process::CommandExt;
         command.uid(user).gid(user);

@@ -34,8 +34,13 @@ impl Host {
 
     /// An image with an empty filesystem, not mounted.
     pub fn format(&self, fs: Fs, name: &str) -> PathBuf {
+        self.format_sized(fs, name, DISK_BYTES)
+    }
+
+    /// As [`Host::format`], of so many bytes.
+    pub fn format_sized(&self, fs: Fs, name: &str, bytes: u64) -> PathBuf {
         let file = self.file(name);
-        File::create_new(&file).and_then(|file| file.set_len(DISK_BYTES)).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        File::create_new(&file).and_then(|file| file.set_len(bytes)).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         // The metadata of btrfs once, as on every disk of one device that is no SSD of long ago: half the writes.
         let mut mkfs = match fs {
             Fs::Btrfs => tool("mkfs.btrfs", &["-q", "-f", "-K", "-m", "single"]),

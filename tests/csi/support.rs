@@ -92,7 +92,13 @@ impl Rig {
     /// The program, for this pool.
     pub fn ckptfs(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
-        command.args(arguments).env("CKPTFS_VOLUMES", &self.root).env("CKPTFS_TRIPWIRE", "off").env("NO_COLOR", "1").current_dir("/");
+        command
+            .args(arguments)
+            .env("CKPTFS_VOLUMES", &self.root)
+            .env("CKPTFS_TRIPWIRE", "off")
+            .env("CKPTFS_AUTO_ABSENCE", "off")
+            .env("NO_COLOR", "1")
+            .current_dir("/");
         command
     }
 

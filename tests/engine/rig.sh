@@ -8,7 +8,7 @@
 set -euo pipefail
 
 export DOCKER_HOST=unix:///run/docker.sock DOCKER_CONFIG=$W/client
-export PODMAN_IGNORE_CGROUPSV1_WARNING=1 HOME=$W CKPTFS_TRIPWIRE=off LC_ALL=C.UTF-8
+export PODMAN_IGNORE_CGROUPSV1_WARNING=1 HOME=$W CKPTFS_TRIPWIRE=off CKPTFS_AUTO_ABSENCE=off LC_ALL=C.UTF-8
 DISK=$W/disk
 
 # A directory of the system with changes that nobody outside sees: an engine and the documentation's commands may write there.

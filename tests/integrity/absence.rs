@@ -18,7 +18,7 @@ for_each_variant! { all => names_and_attributes_are_always_known, an_inode_numbe
 for_each_variant! { one => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline }
 
 /// Every kind of change to what is there, and to what came before it.
-fn change(root: &Path, round: usize) {
+pub fn change(root: &Path, round: usize) {
     sh(
         root,
         &format!(
@@ -30,7 +30,7 @@ fn change(root: &Path, round: usize) {
     );
 }
 
-fn fill(root: &Path) {
+pub fn fill(root: &Path) {
     for dir in ["src/deep/er", "dir/below/it", "lost/sub/sub", "empty", "untouched/x", "swapped1", "swapped2"] {
         fs::create_dir_all(root.join(dir)).unwrap();
     }
@@ -47,9 +47,9 @@ fn fill(root: &Path) {
 }
 
 /// Checkpoints, and plain copies of what they show.
-type Copies = BTreeMap<u64, PathBuf>;
+pub type Copies = BTreeMap<u64, PathBuf>;
 
-fn keep(rig: &Rig, copies: &mut Copies) {
+pub fn keep(rig: &Rig, copies: &mut Copies) {
     let id = rig.mount.checkpoint();
     let copy = rig.image.path().join(format!("copy-{id}"));
     copy_tree(rig.path(), &copy);
@@ -71,7 +71,7 @@ fn story(v: Variant, keep_time: &str) -> (Rig, Copies) {
     (rig, copies)
 }
 
-fn assert_all(rig: &Rig, copies: &Copies) {
+pub fn assert_all(rig: &Rig, copies: &Copies) {
     for (id, copy) in copies {
         assert_same_tree(&rig.view(*id), copy, &TreeOpts::default());
     }

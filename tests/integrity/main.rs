@@ -5,11 +5,13 @@ mod common;
 
 mod absence;
 mod ahead;
+mod apart;
 mod audit;
 mod behind;
 mod flips;
 mod fsck;
 mod numbers;
+mod released;
 mod sealer;
 mod story;
 mod untold;

@@ -25,6 +25,11 @@ fn marks_come_and_go() -> bool {
     std::env::var("CKPTFS_TEST_TRIPWIRE").is_ok_and(|tripwire| tripwire != "off")
 }
 
+/// What is changed while nothing is mounted is an epoch of its own.
+fn absences_are_epochs() -> bool {
+    std::env::var("CKPTFS_TEST_ABSENCE").is_ok_and(|absence| absence == "on")
+}
+
 fn said(what: &str, error: &VerbError) -> String {
     format!("{what} failed: {}: {}", error.code, error.message)
 }
@@ -91,8 +96,38 @@ impl World {
         for id in &loose {
             self.model.touch(*id);
         }
-        self.snaps.push(Snap { id, asked, tree, tag: None, inos: HashMap::new() });
+        self.snaps.push(Snap { id, asked, auto: false, tree, tag: None, inos: HashMap::new() });
         Ok(())
+    }
+
+    /// What was changed while nothing was mounted (`CKPTFS_TEST_ABSENCE=on`) is between a checkpoint of the tree as it was left and one of the tree as it is.
+    pub fn take_in_absence(&mut self, left: Tree) -> Result<(), String> {
+        let told = self.client()?.status().map_err(|error| said("status", &error))?.absence;
+        let Some(told) = told else {
+            // Of a tree without a checkpoint nothing is written down.
+            let expects = absences_are_epochs() && !self.snaps.is_empty();
+            let what = "nothing is said of what was changed while nothing was mounted";
+            return if expects { self.check_changes(what, &[], &left, &self.model.tree.reachable()) } else { Ok(()) };
+        };
+        if self.snaps.last().is_none_or(|last| last.id != told.before.0) {
+            self.keep(told.before.0, false)?;
+            let made = self.snaps.last_mut().expect("it was kept");
+            (made.tree, made.auto) = (left.clone(), true);
+        }
+        self.keep(told.after.0, false)?;
+        self.snaps.last_mut().expect("it was kept").auto = true;
+        let (from, to) = (StateName(told.before.to_string()), StateName(told.after.to_string()));
+        let changes = self.client()?.diff(from, Some(to)).map_err(|error| said("diff", &error))?;
+        if changes.len() as u64 != told.paths {
+            return Err(format!("{} changes while nothing was mounted, but {} are told", changes.len(), told.paths));
+        }
+        self.check_changes("the changes while nothing was mounted", &changes, &left, &self.model.tree.reachable())
+    }
+
+    /// The newest checkpoint that was asked for, or that the daemon made by itself if none was.
+    fn latest(&self) -> Option<u64> {
+        let newest = |wanted: fn(&&Snap) -> bool| self.snaps.iter().rfind(wanted).map(|snap| snap.id);
+        newest(|snap| snap.asked).or_else(|| newest(|snap| snap.auto))
     }
 
     /// A retained checkpoint by number in the list, which wraps around.
@@ -108,11 +143,11 @@ impl World {
         let names: BTreeSet<String> = entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         let ids = self.snaps.iter().map(|snap| snap.id.to_string());
         let mut expected: BTreeSet<String> = ids.chain(self.snaps.iter().filter_map(|snap| snap.tag.clone())).collect();
-        if let Some(last) = self.snaps.iter().rfind(|snap| snap.asked) {
+        if let Some(last) = self.latest() {
             expected.insert("latest".to_owned());
             let target = std::fs::read_link(dir.join("latest")).map_err(cannot)?;
-            if target.as_os_str() != last.id.to_string().as_str() {
-                return Err(format!("latest leads to {}, the newest is {}", target.display(), last.id));
+            if target.as_os_str() != last.to_string().as_str() {
+                return Err(format!("latest leads to {}, the newest is {}", target.display(), last));
             }
         }
         let automatic = |name: &String| marks_come_and_go() && !expected.contains(name) && (name == "latest" || name.parse::<u64>().is_ok());
@@ -246,7 +281,7 @@ impl World {
     fn check_status(&mut self) -> Result<(), String> {
         let status = self.client()?.status().map_err(|error| said("status", &error))?;
         let latest = status.latest.map(|id| id.0);
-        let last = self.snaps.iter().rfind(|snap| snap.asked).map(|snap| snap.id);
+        let last = self.latest();
         let exact = latest == last && status.checkpoints == self.snaps.len() as u64;
         let allowed = marks_come_and_go() && (last.is_none() || latest == last);
         if !exact && !allowed {

@@ -50,8 +50,10 @@ pub struct ViewFile {
 /// A checkpoint and what the tree was then.
 pub struct Snap {
     pub id: u64,
-    /// It is no guard: it can be the latest.
+    /// It is no guard, nor made by the daemon: it can be the latest.
     pub asked: bool,
+    /// The daemon made it around an absence.
+    pub auto: bool,
     pub tree: Tree,
     pub tag: Option<String>,
     /// The inode numbers that its view had when it was first seen.
@@ -78,8 +80,8 @@ pub struct World {
     pub snaps: Vec<Snap>,
     pub tags: u64,
     pub view_inos: HashSet<u64>,
-    /// Nothing is mounted just now.
-    away: bool,
+    /// Nothing is mounted just now: the tree as it was left.
+    left: Option<Tree>,
 }
 
 /// The bytes that a seed stands for.
@@ -103,30 +105,28 @@ impl World {
             views: Default::default(),
             tags: 0,
             view_inos: HashSet::new(),
-            away: false,
+            left: None,
         }
     }
 
     /// Takes the mount away until something needs it.
     fn leave(&mut self) -> Result<(), String> {
-        if self.mounted.is_some() && !self.away {
+        if self.mounted.is_some() && self.left.is_none() {
             self.close_all();
             let Some(mounted) = &mut self.mounted else { return Ok(()) };
             mounted.client = None;
             mounted.mount.umount();
-            self.away = true;
+            self.left = Some(self.model.tree.reachable());
             mounted.mount.compared_baseline()?;
         }
         Ok(())
     }
 
     /// Mounts it again, if it was left.
-    pub fn come_back(&mut self) {
-        if std::mem::take(&mut self.away)
-            && let Some(mounted) = &mut self.mounted
-        {
-            mounted.mount.remount();
-        }
+    pub fn come_back(&mut self) -> Result<(), String> {
+        let (Some(left), Some(mounted)) = (self.left.take(), &mut self.mounted) else { return Ok(()) };
+        mounted.mount.remount();
+        self.take_in_absence(left)
     }
 
     /// Nodes whose times are not known: a store may come at any time.
@@ -146,7 +146,7 @@ impl World {
     /// Carries out one operation.
     pub fn run(&mut self, op: &Op) -> Result<(), String> {
         if !op.verb.is_by_path() {
-            self.come_back();
+            self.come_back()?;
         }
         match op.verb {
             Verb::Leave => self.leave(),

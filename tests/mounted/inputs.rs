@@ -72,11 +72,12 @@ fn a_store_of_a_newer_format_is_left_alone() {
         mount.umount();
         let format = dir.join(".ckptfs/format");
         let text = get(&format);
-        put(&format, text.replace("version 1", "version 2"));
+        put(&format, text.replace("version 2", "version 3"));
         let before = sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort");
-        refused(&Mount::try_start(&dir, &opts()), 1, "2", "newer");
+        refused(&Mount::try_start(&dir, &opts()), 1, "made by a newer ckptfs: it has format 3, and this program knows formats up to 2", "newer");
+        refused(&mount.run(&["log"]), 1, "made by a newer ckptfs: it has format 3, and this program knows formats up to 2", "newer");
         assert_eq!(sh(&dir, "find .ckptfs -type f -printf '%p %s %T@\n' | grep -v -e /lock -e daemon.log | sort"), before);
-        put(&format, text.replace("features ", "features time-travel "));
+        put(&format, text.replace("features -", "features time-travel"));
         refused(&Mount::try_start(&dir, &opts()), 1, "time-travel", "");
         put(&format, text);
         mount.remount();

@@ -91,6 +91,12 @@ pub const KEYS: &[Key] = &[
     key("auto.every", Kind::Span, Files::Store, "make a checkpoint so often, if something changed"),
     key("auto.quiet", Kind::Span, Files::Store, "make a checkpoint when nothing was written for so long"),
     key(
+        "auto.absence",
+        Kind::Word(&["on", "off"]),
+        Files::Store,
+        "whether what was changed while nothing was mounted is between two checkpoints of its own (on)",
+    ),
+    key(
         "snapdir.per-user",
         Kind::Count,
         Files::Store,

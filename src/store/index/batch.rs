@@ -157,7 +157,7 @@ impl Batch {
                 self.changes.insert(keys::operation_key(operation.number), Change::Put(value));
             }
             Record::By { actor, .. } => self.by = Some(actor.clone()),
-            Record::Replacing { .. } | Record::RestoreEnd | Record::Unmounted { .. } => {}
+            Record::Replacing { .. } | Record::RestoreEnd | Record::Unmounted { .. } | Record::Comparing(_) => {}
             Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
             Record::Sealed { epoch, whole, objects } => {

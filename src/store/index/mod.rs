@@ -96,6 +96,9 @@ pub enum Doubt {
     /// sled cannot open it.
     #[error("it could not be opened")]
     Unreadable,
+    /// An older program made it. It is as good as none, and no damage.
+    #[error("it is of an older version")]
+    Older,
     /// It is of another store or another version, or does not say.
     #[error("it is not this store's, or of another version")]
     Foreign,
@@ -608,12 +611,15 @@ fn identity(id: StoreId) -> Vec<u8> {
     value
 }
 
+fn is_older(identity: &[u8], id: StoreId) -> bool {
+    identity.split_first_chunk().is_some_and(|(version, of)| u32::from_le_bytes(*version) < keys::VERSION && of == id.0)
+}
+
 fn verify(db: &Db, id: StoreId) -> StoreResult<Option<Doubt>> {
-    guarded("open", || {
-        if get(db, keys::META_STORE)?.is_none_or(|found| found != identity(id)) {
-            return Ok(Some(Doubt::Foreign));
-        }
-        applied_in(db).map(|_| None)
+    guarded("open", || match get(db, keys::META_STORE)? {
+        Some(found) if found == identity(id) => applied_in(db).map(|_| None),
+        Some(found) if is_older(&found, id) => Ok(Some(Doubt::Older)),
+        _ => Ok(Some(Doubt::Foreign)),
     })
 }
 

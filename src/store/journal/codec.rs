@@ -21,7 +21,7 @@
 //!                   3 Data   uint slot, option object, uint size, bool provisional
 //!                   4 Home   uint slot, place
 //! checkpoint  uint id, list text tags, text note, int created_ns, bool atomic, uint dirty, u8 reason (0 asked, 1 guard: uint restored,
-//!             2 directory: text, 3 automatic: u8 trigger (0 tripwire, 1 interval, 2 quiet), 4 imported: int of_ns)
+//!             2 directory: text, 3 automatic: u8 trigger (0 tripwire, 1 interval, 2 quiet, 3 unmount, 4 absence), 4 imported: int of_ns)
 //! ```
 //! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved `list (uint slot, place)`; 4 Checkpoint `checkpoint`;
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
@@ -38,7 +38,7 @@
 //!                   5 Pinned   uint id, option text before, option text after
 //!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
 //! ```
-//! 18 and 19: see `codec_who`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial, u8 origin, uint size, uint first, uint last)`.
+//! 18 and 19: see `codec_who`; 21 Comparing: see `comparing`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial, u8 origin, uint size, uint first, uint last)`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
@@ -76,7 +76,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 20;
+pub(super) const KIND_MAX: u16 = 21;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -134,6 +134,7 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
         }
         Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => w.who(record)?,
         Record::Dropped { epoch, paths, objects } => w.dropped(*epoch, paths, objects)?,
+        Record::Comparing(comparing) => w.comparing(comparing.as_ref()),
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
         return Err(CodecError::Limit);
@@ -211,6 +212,7 @@ pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
         16 => Record::Hidden { id: CheckpointId(r.uint()?), hidden: r.bool()? },
         18 => r.who()?,
         20 => r.dropped()?,
+        21 => Record::Comparing(r.comparing()?),
         19 => Record::RestoreOnly { paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? },
         _ => return Err(CodecError::Unknown),
     };
@@ -508,6 +510,8 @@ impl Writer<'_> {
                     Trigger::Tripwire => 0,
                     Trigger::Interval => 1,
                     Trigger::Quiet => 2,
+                    Trigger::Unmount => 3,
+                    Trigger::Absence => 4,
                 });
             }
         }
@@ -747,6 +751,8 @@ impl<'a> Reader<'a> {
             0 => Ok(Trigger::Tripwire),
             1 => Ok(Trigger::Interval),
             2 => Ok(Trigger::Quiet),
+            3 => Ok(Trigger::Unmount),
+            4 => Ok(Trigger::Absence),
             _ => Err(CodecError::Unknown),
         }
     }
@@ -771,6 +777,7 @@ impl<'a> Reader<'a> {
     }
 }
 
+mod comparing;
 #[path = "codec_index.rs"]
 mod index;
 mod operation;

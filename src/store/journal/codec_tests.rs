@@ -3,7 +3,7 @@
 use super::*;
 use crate::store::error::CodecError;
 use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Dropped, NameTouch, Process, Touch};
+use crate::store::record::{Apart, Comparing, Dropped, NameTouch, Process, Touch};
 
 fn time(sec: i64, nsec: u32) -> Time {
     Time { sec, nsec }
@@ -73,6 +73,10 @@ fn undos() -> Vec<Undo> {
     undos
 }
 
+fn comparing(apart: Apart, left_ns: i64) -> Comparing {
+    Comparing { baseline: crate::store::Address { segment: 1, offset: u32::MAX }, left_ns, apart }
+}
+
 fn process() -> Process {
     Process { pid: 4711, start: u64::MAX, uid: u32::MAX, parent: 1, session: 2, name: "größe".into(), cgroup: "/user.slice".into() }
 }
@@ -95,6 +99,12 @@ fn records() -> Vec<Record> {
         Record::Checkpoint(checkpoint(Reason::Asked)),
         Record::Checkpoint(checkpoint(Reason::Guard { restored: CheckpointId(1) })),
         Record::Checkpoint(checkpoint(Reason::Auto { trigger: Trigger::Interval })),
+        Record::Checkpoint(checkpoint(Reason::Auto { trigger: Trigger::Unmount })),
+        Record::Checkpoint(checkpoint(Reason::Auto { trigger: Trigger::Absence })),
+        Record::Comparing(None),
+        Record::Comparing(Some(comparing(Apart::No, 0))),
+        Record::Comparing(Some(comparing(Apart::Unclosed, i64::MIN))),
+        Record::Comparing(Some(comparing(Apart::Closed, i64::MAX))),
         Record::Tags { id: CheckpointId(1), tags: vec!["t".repeat(TAG_MAX)] },
         Record::Deleted { id: CheckpointId(1) },
         Record::Pinned { id: CheckpointId(u64::MAX), reason: Some("for the audit".into()) },

@@ -10,7 +10,8 @@ use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
 use crate::store::record::{
-    Actor, AttrState, Checkpoint, Child, DataState, Dropped, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Trigger, Undo,
+    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Trigger,
+    Undo,
 };
 use crate::sys::fuzz::{config, peak_of};
 use crate::sys::{Kind, Stat, Time};
@@ -106,7 +107,8 @@ pub fn checkpoint() -> impl Strategy<Value = Checkpoint> {
         number().prop_map(|id| Reason::Guard { restored: CheckpointId(id) }),
         any::<i64>().prop_map(|of_ns| Reason::Imported { of_ns }),
         text(TAG_MAX).prop_map(|name| Reason::Directory { name }),
-        prop::sample::select(vec![Trigger::Tripwire, Trigger::Interval, Trigger::Quiet]).prop_map(|trigger| Reason::Auto { trigger }),
+        prop::sample::select(vec![Trigger::Tripwire, Trigger::Interval, Trigger::Quiet, Trigger::Unmount, Trigger::Absence])
+            .prop_map(|trigger| Reason::Auto { trigger }),
     ];
     (number(), tags(), text(NOTE_MAX), any::<i64>(), any::<bool>(), number(), reason).prop_map(
         |(id, tags, note, created_ns, atomic, dirty, reason)| Checkpoint { id: CheckpointId(id), tags, note, created_ns, atomic, dirty, reason },
@@ -218,7 +220,14 @@ fn any_record() -> impl Strategy<Value = Record> {
         1 => (id(), vec((vec(any::<u8>(), 0..30), process()), 0..3), any::<u64>()).prop_map(|(id, open, more)| Record::OpenAt { id, open, more }),
         1 => vec(vec(any::<u8>(), 0..30), 0..5).prop_map(|paths| Record::RestoreOnly { paths }),
         1 => dropped(),
+        1 => option::of(comparing()).prop_map(Record::Comparing),
     ]
+}
+
+fn comparing() -> impl Strategy<Value = Comparing> {
+    let apart = prop::sample::select(vec![Apart::No, Apart::Unclosed, Apart::Closed]);
+    let place = (any::<u32>(), any::<u32>()).prop_map(|(segment, offset)| crate::store::Address { segment, offset });
+    (place, any::<i64>(), apart).prop_map(|(baseline, left_ns, apart)| Comparing { baseline, left_ns, apart })
 }
 
 fn encoded(record: &Record) -> (u16, Vec<u8>) {

@@ -50,6 +50,7 @@ impl Order {
             | Record::Mounted { .. }
             | Record::Unmounted { .. }
             | Record::By { .. }
+            | Record::Comparing(_)
             | Record::Touched { .. } => true,
         };
         if fits { Ok(()) } else { Err(CodecError::OutOfTime) }

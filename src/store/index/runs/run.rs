@@ -34,6 +34,8 @@ const LEVEL: i32 = 3;
 const ENTRIES_MAX: usize = 2 * PAYLOAD_MAX;
 const SUM: usize = 8;
 const MAGIC: &[u8; 8] = b"ckptrun2";
+/// Of one whose blocks are the entries as they are: a baseline that a program of format version 1 has left.
+const PLAIN_MAGIC: &[u8; 8] = b"ckptruns";
 const TAIL: usize = 48;
 /// Written to the file at once.
 const WRITE_BYTES: usize = 1 << 18;
@@ -87,6 +89,8 @@ pub struct Run {
     source: Bytes,
     blocks: Vec<Block>,
     filter: Filter,
+    /// See [`PLAIN_MAGIC`].
+    plain: bool,
 }
 
 fn sum(bytes: &[u8]) -> [u8; SUM] {
@@ -232,7 +236,7 @@ impl Builder {
             Out::Memory(bytes) => Bytes::Memory(Arc::new(bytes)),
         };
         let Builder { first, last, epochs, blocks, written: bytes, .. } = self;
-        Ok(Run { number, first, last, epochs, bytes, source, blocks, filter })
+        Ok(Run { number, first, last, epochs, bytes, source, blocks, filter, plain: false })
     }
 }
 
@@ -274,7 +278,9 @@ impl Run {
         let bytes = source.len().map_err(failed)?;
         let tail_at = bytes.checked_sub(TAIL as u64).ok_or(StoreError::IndexDamaged)?;
         let tail = source.read(tail_at, TAIL).map_err(failed)?;
-        let at = tail.strip_prefix(MAGIC).and_then(|rest| rest.first_chunk::<8>()).map(|at| u64::from_le_bytes(*at));
+        let plain = tail.starts_with(PLAIN_MAGIC);
+        let at =
+            tail.strip_prefix(if plain { PLAIN_MAGIC } else { MAGIC }).and_then(|rest| rest.first_chunk::<8>()).map(|at| u64::from_le_bytes(*at));
         let at = at.filter(|at| *at <= tail_at).ok_or(StoreError::IndexDamaged)?;
         let length = usize::try_from(bytes - at).map_err(|_| StoreError::IndexDamaged)?;
         let contents = source.read(at, length).map_err(failed)?;
@@ -282,7 +288,7 @@ impl Run {
         if blake3::hash(contents).as_bytes() != hash {
             return Err(StoreError::IndexDamaged);
         }
-        Run::parse(number, contents, at, bytes).map(|run| Run { source, ..run }).ok_or(StoreError::IndexDamaged)
+        Run::parse(number, contents, at, bytes).map(|run| Run { source, plain, ..run }).ok_or(StoreError::IndexDamaged)
     }
 
     fn parse(number: u64, mut rest: &[u8], end: u64, bytes: u64) -> Option<Run> {
@@ -299,7 +305,7 @@ impl Run {
         let filter = Filter::from_bytes(take(rest, length)?);
         (first <= last && at == end).then_some(())?;
         let source = Bytes::Memory(Arc::default());
-        Some(Run { number, first: Epoch(first), last: Epoch(last), epochs, bytes, source, blocks, filter })
+        Some(Run { number, first: Epoch(first), last: Epoch(last), epochs, bytes, source, blocks, filter, plain: false })
     }
 
     /// A record of this epoch could be in it.
@@ -326,7 +332,8 @@ impl Run {
         let mut bytes = self.source.read(block.at, block.length).map_err(StoreError::io("read", "index/runs"))?;
         let length = bytes.len().checked_sub(SUM).ok_or(StoreError::IndexDamaged)?;
         let found = bytes.split_off(length);
-        let entries = (sum(&bytes) == found.as_slice()).then(|| entries(&bytes)).flatten();
+        let read = || if self.plain { Some(bytes.clone()) } else { entries(&bytes) };
+        let entries = (sum(&bytes) == found.as_slice()).then(read).flatten();
         entries.ok_or(StoreError::IndexDamaged)
     }
 

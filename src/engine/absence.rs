@@ -1,0 +1,164 @@
+//! What was changed while nothing was mounted, taken in at the next mount (docs/adr/0023-absence.md).
+//!
+//! The tree is compared with the baseline that the last daemon has left, and what differs becomes an epoch of its own: the epoch that was open is closed
+//! before the first difference is recorded, by a checkpoint of the tree as it was when it was last served, and the next one is closed after the last, by a
+//! checkpoint of the tree as it was found. Nothing is served before.
+//!
+//! **Kills and power cuts.** The journal says that the comparison is under way, and with which baseline ([`Comparing`]), before anything else is recorded. The
+//! next mount then begins the comparison anew with the same baseline: keys that have a record keep it, and what was changed since is a part of the same
+//! absence. The checkpoint that ends the epoch ends the comparison; where nothing differs, or it is no epoch of its own, another record does.
+
+use super::api::{AbsenceInfo, Change, ChangeKind};
+use super::auto::daemon;
+use super::{Engine, Keep};
+use crate::history::timeline::Aftermath;
+use crate::history::view::State;
+use crate::store::baseline::Baseline;
+use crate::store::ids::CheckpointId;
+use crate::store::record::{Apart, Checkpoint, Comparing, Reason, Record, Trigger};
+use crate::sys::{Errno, Kind, SysResult};
+
+/// The note of the checkpoint that closes the epoch of an absence.
+const NOTE: &str = "changed while not mounted";
+/// What somebody should know who mounts then.
+const UNSEEN: &str = "the filesystem is full: of what was changed while nothing was mounted, what was captured ahead is not shown";
+
+impl Engine {
+    /// What was changed before this mount, while nothing was mounted, as long as both checkpoints around it are there.
+    pub fn absence(&self) -> Option<AbsenceInfo> {
+        let absence = self.absence.lock().clone()?;
+        let known = |id| self.timeline().has_checkpoint(id);
+        (known(absence.before) && known(absence.after)).then_some(absence)
+    }
+
+    /// The number of the newest checkpoint that was ever made.
+    fn newest_made(&self) -> CheckpointId {
+        CheckpointId(self.timeline().epoch().0.saturating_sub(1))
+    }
+
+    /// What the tree is to be compared with: the baseline that the last daemon has left, if nothing was recorded since but such a comparison.
+    pub(super) fn comparison(&self, aftermath: &Aftermath) -> Option<(Baseline, Comparing)> {
+        let (timeline, store) = (self.timeline(), self.timeline().store());
+        if self.took_over() {
+            return None;
+        }
+        let comparing = aftermath.comparing.unwrap_or_else(|| Comparing {
+            baseline: store.journal.position(),
+            left_ns: aftermath.stopped_ns.unwrap_or(0),
+            apart: if !self.config.auto.absence || aftermath.stopped_ns.is_none() {
+                Apart::No
+            } else if timeline.is_unchanged() && timeline.has_checkpoint(self.newest_made()) {
+                Apart::Closed
+            } else {
+                Apart::Unclosed
+            },
+        });
+        // After a power cut the tree may be older than what was written of it.
+        if store.journal.witness() < comparing.baseline {
+            return None;
+        }
+        let baseline = Baseline::open(&store.layout, comparing.baseline).unwrap_or_else(|error| {
+            tracing::error!(error = &error as &dyn std::error::Error, "the baseline cannot be read");
+            None
+        })?;
+        timeline.trust_baseline(baseline.changes.len(), baseline.gone());
+        if self.keeps_content() != Keep::None {
+            self.live.clone_ahead();
+        }
+        Some((baseline, comparing))
+    }
+
+    /// Compares, and records what differs. `held`: somebody could write to files of the tree when it was last served; `watch` has such files watched.
+    pub(super) fn take_in_absence(&self, baseline: &Baseline, comparing: Comparing, held: bool, watch: impl Fn() -> SysResult<()>) -> SysResult<()> {
+        let mut unclosed = comparing.apart == Apart::Unclosed;
+        let mut begin = || {
+            if unclosed {
+                self.close_left(comparing, held)?;
+                unclosed = false;
+            }
+            Ok(())
+        };
+        let told = self.live.record_absence(baseline, &mut begin);
+        if let Err(errno) = told {
+            tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
+            self.timeline().distrust_baseline();
+        }
+        // A baseline that cannot be read to its end is none for the rest.
+        let told = told.or_else(|errno| if errno.is_no_room() { Err(errno) } else { Ok(()) });
+        // What had no record before is captured from here on, and as it is now.
+        watch()?;
+        self.record_unseen(told)?;
+        let apart = comparing.apart != Apart::No && !unclosed && !self.timeline().is_unchanged();
+        let closed = if apart { self.close_absence() } else { Ok(false) };
+        if closed.inspect_err(|errno| tracing::error!(%errno, "what was changed while nothing was mounted is no epoch of its own")) == Ok(true) {
+            return Ok(());
+        }
+        self.timeline().tell(Record::Comparing(None));
+        if apart && closed.is_ok() {
+            self.take_back_left();
+        }
+        Ok(())
+    }
+
+    /// Records what was captured ahead and has changed since, unless that failed with what the baseline tells.
+    pub(super) fn record_unseen(&self, told: SysResult<()>) -> SysResult<()> {
+        if !self.timeline().was_absent() {
+            return Ok(());
+        }
+        match told.and_then(|()| self.live.record_unseen()) {
+            // What was captured ahead stays, and what has changed says so.
+            Err(errno) if errno.is_no_room() => self.warn(UNSEEN.to_owned()),
+            done => done?,
+        }
+        Ok(())
+    }
+
+    /// Closes the epoch that was open when the tree was last served: with the time of that, for what was changed later must seem so.
+    fn close_left(&self, comparing: Comparing, held: bool) -> SysResult<()> {
+        let timeline = self.timeline();
+        if !timeline.takes_checkpoints() {
+            return Err(Errno::EIO);
+        }
+        let checkpoint = Checkpoint {
+            id: timeline.epoch().checkpoint(),
+            tags: Vec::new(),
+            note: String::new(),
+            created_ns: comparing.left_ns,
+            atomic: !held,
+            dirty: timeline.dirty(),
+            reason: Reason::Auto { trigger: Trigger::Unmount },
+        };
+        // A mount that goes on after a kill reads from the checkpoint on.
+        let goes_on = Record::Comparing(Some(Comparing { apart: Apart::Closed, ..comparing }));
+        timeline.seal_and(Some(&daemon()), checkpoint, Vec::new(), &[], Some(goes_on))
+    }
+
+    /// Closes the epoch that has what was changed; `false`: nothing differs but times of directories, as where a file came and went.
+    fn close_absence(&self) -> SysResult<bool> {
+        let before = self.newest_made();
+        let (from, to) = (State::At(before), State::Live);
+        let changes = self.compare(from, to, b"")?;
+        let is_of_dir = |change: &Change| change.kind == Kind::Dir && change.change == ChangeKind::Modified;
+        if changes.iter().all(is_of_dir) && self.compare_touched(from, to, b"", &self.touched(before, None)?, false)?.is_empty() {
+            return Ok(false);
+        }
+        let paths = changes.len() as u64;
+        // A power cut that left this checkpoint and not what was captured before would end the comparison, and with it what the clones are good for.
+        self.live.make_captured_durable()?;
+        let (gate, flushed) = self.freeze()?;
+        let (made, _) = self.seal(Some(&daemon()), NOTE, Vec::new(), Reason::Auto { trigger: Trigger::Absence }, flushed)?;
+        drop(gate);
+        tracing::info!(paths, %before, after = %made.id, "changed while nothing was mounted");
+        *self.absence.lock() = Some(AbsenceInfo { before, after: made.id, paths });
+        Ok(true)
+    }
+
+    /// Nothing differs that anybody would look for: the checkpoint that was made before that is not needed.
+    fn take_back_left(&self) {
+        let left = self.timeline().checkpoint(self.newest_made());
+        let Some(left) = left.filter(|left| left.reason == Reason::Auto { trigger: Trigger::Unmount }) else { return };
+        if let Err(error) = self.free_checkpoint(&daemon(), left.id) {
+            tracing::warn!(%error.message, id = %left.id, "a checkpoint that is not needed stays");
+        }
+    }
+}
