@@ -26,9 +26,9 @@ use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
 use crate::store::operation::Deed;
 use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
-use crate::store::{Address, Store, StoreError};
+use crate::store::{Address, Forgotten, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
-use crate::sys::{Errno, Kind, SysResult};
+use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Undo records in one frame at most, where there can be many.
 const UNDO_ITEMS_AT_ONCE: usize = 4096;
@@ -161,9 +161,20 @@ impl Inner {
         Kept { parent, has_dropped: self.dropped_spans.have(kept.id), ..kept.clone() }
     }
 
-    pub(super) fn seal(&mut self) {
+    /// What nobody can ask for any more; none of it is among the checkpoints.
+    pub(super) fn forget(&mut self, forgotten: &Forgotten) {
+        self.operations.forget(&forgotten.operations);
+        self.lineage.forget(&forgotten.lineage);
+        self.absences.retain(|absence| !forgotten.absences.contains(&absence.to_ns));
+        self.clock.forget(&forgotten.checkpoints);
+        self.dropped.retain(|place, _| !forgotten.dropped.contains(place));
+        self.dropped_spans = self.dropped.values().copied().collect();
+    }
+
+    /// Closes the open epoch by the checkpoint `id`.
+    pub(super) fn seal(&mut self, id: CheckpointId) {
         self.recordings += 1;
-        let next = Table::new(self.open.epoch.next());
+        let next = Table::new(id.epoch().next());
         let closed = std::mem::replace(&mut self.open, next);
         self.born.clear();
         self.sealed.push_back(Arc::new(closed));
@@ -479,7 +490,7 @@ impl Timeline {
         records.extend(open.clone());
         let addresses = self.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
-        inner.seal();
+        inner.seal(checkpoint.id);
         for item in ahead {
             // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
             if matches!(item, Undo::Data { .. }) {
@@ -671,8 +682,10 @@ impl Timeline {
     /// As [`Timeline::append`].
     pub fn add_seal(&self, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> SysResult<()> {
         let at = self.write(&[Record::Sealed { epoch, objects: objects.clone(), whole }])?;
-        let mut inner = self.inner.write();
-        at.into_iter().for_each(|at| inner.note_sealed(epoch, at, &objects, whole));
+        sys::awake(|| {
+            let mut inner = self.inner.write();
+            at.into_iter().for_each(|at| inner.note_sealed(epoch, at, &objects, whole));
+        });
         Ok(())
     }
 
