@@ -7,12 +7,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::timeline::{Timeline, asked, fault};
+use super::timeline::{Inner, Timeline, asked, fault};
 use crate::store::error::CodecError;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Line, Operation};
 use crate::store::record::{Actor, Kept, Record};
-use crate::store::{Address, StoreError};
+use crate::store::{Address, Forgotten, StoreError};
 use crate::sys::SysResult;
 
 /// The operations there were. Knows the order, and not what they did.
@@ -58,6 +58,18 @@ impl Operations {
         }
         left.reverse();
         left
+    }
+}
+
+impl Inner {
+    /// What nobody can ask for any more; none of it is among the checkpoints.
+    pub(super) fn forget(&mut self, forgotten: &Forgotten) {
+        self.operations.forget(&forgotten.operations);
+        self.lineage.forget(&forgotten.lineage);
+        self.absences.retain(|absence| !forgotten.absences.contains(&absence.to_ns));
+        self.clock.forget(&forgotten.checkpoints);
+        self.dropped.retain(|place, _| !forgotten.dropped.contains(place));
+        self.dropped_spans = self.dropped.values().copied().collect();
     }
 }
 

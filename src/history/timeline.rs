@@ -26,7 +26,7 @@ use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
 use crate::store::operation::Deed;
 use crate::store::record::{Actor, AttrState, Checkpoint, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
-use crate::store::{Address, Forgotten, Store, StoreError};
+use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{self, Errno, Kind, SysResult};
 
@@ -159,16 +159,6 @@ impl Inner {
     fn shown(&self, kept: &Kept) -> Kept {
         let parent = self.lineage.parent(kept.id, |id| self.checkpoints.range(..=id).next_back().map(|(id, _)| *id));
         Kept { parent, has_dropped: self.dropped_spans.have(kept.id), ..kept.clone() }
-    }
-
-    /// What nobody can ask for any more; none of it is among the checkpoints.
-    pub(super) fn forget(&mut self, forgotten: &Forgotten) {
-        self.operations.forget(&forgotten.operations);
-        self.lineage.forget(&forgotten.lineage);
-        self.absences.retain(|absence| !forgotten.absences.contains(&absence.to_ns));
-        self.clock.forget(&forgotten.checkpoints);
-        self.dropped.retain(|place, _| !forgotten.dropped.contains(place));
-        self.dropped_spans = self.dropped.values().copied().collect();
     }
 
     /// Closes the open epoch by the checkpoint `id`.
