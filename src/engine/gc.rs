@@ -351,8 +351,9 @@ impl Engine {
             self.drop_kept();
             self.remove_empty_layers(epochs);
         }
-        let kept = self.timeline().retained().into_iter().map(|(id, _)| id).collect();
+        // In this order: a checkpoint that is made meanwhile is kept, or after that.
         let upto = self.timeline().store().journal.position();
+        let kept = self.timeline().retained().into_iter().map(|(id, _)| id).collect();
         // Filesystems free what was removed when they write it down.
         match sys::syncfs(&self.store_dir) {
             Ok(()) => self.timeline().compact_soon(kept, upto),

@@ -64,6 +64,11 @@ impl Clock {
         self.latest_ns = self.latest_ns.max(created_ns);
     }
 
+    /// These checkpoints are not asked for any more.
+    pub(super) fn forget(&mut self, gone: &BTreeSet<CheckpointId>) {
+        self.unsure.retain(|id| !gone.contains(id));
+    }
+
     /// A checkpoint is made now.
     pub(super) fn made(&mut self, id: CheckpointId, created_ns: i64, ahead_ns: i64) {
         let most = *self.ahead_ns.get_or_insert(ahead_ns);

@@ -48,7 +48,7 @@ impl Timeline {
         records.extend(open.clone());
         let addresses = self.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
-        inner.seal();
+        inner.seal(checkpoint.id);
         for item in ahead {
             // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
             if matches!(item, Undo::Data { .. }) {

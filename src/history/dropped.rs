@@ -55,6 +55,14 @@ impl Inner {
 #[derive(Debug, Default)]
 pub(super) struct Spans(BTreeMap<CheckpointId, CheckpointId>);
 
+impl FromIterator<(CheckpointId, CheckpointId)> for Spans {
+    fn from_iter<T: IntoIterator<Item = (CheckpointId, CheckpointId)>>(ranges: T) -> Spans {
+        let mut spans = Spans::default();
+        ranges.into_iter().for_each(|range| spans.add(range));
+        spans
+    }
+}
+
 impl Spans {
     fn add(&mut self, (mut first, mut last): (CheckpointId, CheckpointId)) {
         while let Some((begin, end)) = self.0.range(..=last).next_back().map(|(begin, end)| (*begin, *end)).filter(|(_, end)| *end >= first) {
@@ -146,7 +154,12 @@ impl Timeline {
         if let Some(known) = self.dropped.lock().get(&at) {
             return Ok(Arc::clone(known));
         }
-        let Record::Dropped { paths, objects, .. } = self.store.journal.read(at).map_err(fault)? else { return Err(Errno::EIO) };
+        let (paths, objects) = match self.store.journal.read_if_needed(at).map_err(fault)? {
+            Some(Record::Dropped { paths, objects, .. }) => (paths, objects),
+            Some(_) => return Err(Errno::EIO),
+            // No checkpoint shows any of it, and it was forgotten a moment ago.
+            None => (Vec::new(), Vec::new()),
+        };
         let objects = objects.into_iter().map(|dropped| (dropped.object, dropped)).collect();
         let list = Arc::new(DroppedList { paths, objects });
         let mut lists = self.dropped.lock();

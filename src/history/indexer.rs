@@ -342,9 +342,9 @@ impl Timeline {
                 self.wake.calls(Some(Instant::now()));
                 index.apply(&mut piece)?;
             }
-            self.inner.write().contents.indexed(end);
+            sys::awake(|| self.inner.write().contents.indexed(end));
             self.track(id.epoch());
-            let indexed = self.take_indexed(id.epoch());
+            let indexed = sys::awake(|| self.take_indexed(id.epoch()));
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
             drop(indexed);
             index.merge(&|| self.stops())?;
@@ -376,8 +376,9 @@ impl Timeline {
         }
         self.forget_superseded()?;
         let needs = Needs { kept: &kept, is_gone: &is_gone, upto };
-        if self.store.index.compact(&needs, &stop)? {
-            self.packed(self.store.repack(&needs, &stop));
+        let index = &self.store.index;
+        if index.compact(&needs, &stop)? || index.has_forgettable(&needs)? {
+            self.packed(self.store.repack(&needs, &stop, |forgotten| sys::awake(|| self.inner.write().forget(forgotten))));
         }
         if stop() { Ok(()) } else { self.store.index.shrink() }
     }

@@ -24,3 +24,6 @@ pub mod versions;
 pub mod view;
 pub mod who;
 pub mod writers;
+
+#[cfg(test)]
+mod forget_tests;

@@ -5,46 +5,37 @@
 //! empties `redo`: the line that was undone is left, and still is in the list. Every operation can be undone, those that undid others too, so that any state that
 //! the history was in is reached from any other by undoing what was done since, the newest first.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::timeline::{Timeline, asked, fault};
+use super::timeline::{Inner, Timeline, asked, fault};
 use crate::store::error::CodecError;
 use crate::store::ids::CheckpointId;
-use crate::store::operation::{Deed, Operation};
+use crate::store::operation::{Deed, Line, Operation};
 use crate::store::record::{Actor, Kept, Record};
-use crate::store::{Address, StoreError};
+use crate::store::{Address, Forgotten, StoreError};
 use crate::sys::SysResult;
 
 /// The operations there were. Knows the order, and not what they did.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Operations {
     known: BTreeMap<u64, (Address, Option<u64>)>,
-    undo: Vec<u64>,
-    redo: Vec<u64>,
+    line: Line,
 }
 
 impl Operations {
     /// An operation was done. Those before it were noted.
     pub(super) fn note(&mut self, number: u64, at: Address, undoes: Option<u64>) {
-        if self.known.insert(number, (at, undoes)).is_some() {
-            return;
+        // One that undid what is forgotten is to be forgotten too.
+        let counts = undoes.is_none_or(|undone| self.known.contains_key(&undone));
+        if self.known.insert(number, (at, undoes)).is_none() && counts {
+            self.line.note(number, undoes);
         }
-        let Some(undone) = undoes else {
-            self.undo.push(number);
-            self.redo.clear();
-            return;
-        };
-        if let Some(place) = self.undo.iter().rposition(|known| *known == undone) {
-            self.undo.remove(place);
-            self.redo.push(number);
-        } else if let Some(place) = self.redo.iter().rposition(|known| *known == undone) {
-            self.redo.remove(place);
-            self.undo.push(number);
-        } else {
-            // Of a line that was left: from here on it is the one.
-            self.undo.push(number);
-            self.redo.clear();
-        }
+    }
+
+    /// These are told nobody any more: see [`crate::store::forget`].
+    pub(super) fn forget(&mut self, gone: &BTreeSet<u64>) {
+        self.known.retain(|number, _| !gone.contains(number));
+        self.line.forget(|number| gone.contains(&number));
     }
 
     fn next(&self) -> u64 {
@@ -67,6 +58,18 @@ impl Operations {
         }
         left.reverse();
         left
+    }
+}
+
+impl Inner {
+    /// What nobody can ask for any more; none of it is among the checkpoints.
+    pub(super) fn forget(&mut self, forgotten: &Forgotten) {
+        self.operations.forget(&forgotten.operations);
+        self.lineage.forget(&forgotten.lineage);
+        self.absences.retain(|absence| !forgotten.absences.contains(&absence.to_ns));
+        self.clock.forget(&forgotten.checkpoints);
+        self.dropped.retain(|place, _| !forgotten.dropped.contains(place));
+        self.dropped_spans = self.dropped.values().copied().collect();
     }
 }
 
@@ -145,8 +148,8 @@ impl Timeline {
     pub fn walk(&self, walk: Walk) -> Vec<u64> {
         let inner = self.inner.read();
         match walk {
-            Walk::Undo(steps) => inner.operations.undo.iter().rev().take(steps).copied().collect(),
-            Walk::Redo(steps) => inner.operations.redo.iter().rev().take(steps).copied().collect(),
+            Walk::Undo(steps) => inner.operations.line.undo.iter().rev().take(steps).copied().collect(),
+            Walk::Redo(steps) => inner.operations.line.redo.iter().rev().take(steps).copied().collect(),
             Walk::To(number) => inner.operations.since(number),
         }
     }
@@ -184,15 +187,18 @@ impl Timeline {
             let by = undone_by.get(&number).copied();
             // Undone, done again, undone again: it ends, for each is later than what it undoes.
             let times = std::iter::successors(by, |by| undone_by.get(by).copied().filter(|next| next > by)).count();
-            Ok(Told { operation: self.operation_at(at)?, undone_by: by, in_effect: times.is_multiple_of(2) })
+            let operation = self.operation_at(at)?;
+            Ok(operation.map(|operation| Told { operation, undone_by: by, in_effect: times.is_multiple_of(2) }))
         };
-        found.into_iter().map(told).collect()
+        found.into_iter().filter_map(|found| told(found).transpose()).collect()
     }
 
-    fn operation_at(&self, at: Address) -> SysResult<Operation> {
-        match self.store.journal.read(at).map_err(fault)? {
-            Record::Operation(operation) => Ok(operation),
-            _ => Err(fault(StoreError::BadRecord { at, source: CodecError::Unknown })),
+    /// `None`: it was forgotten a moment ago.
+    fn operation_at(&self, at: Address) -> SysResult<Option<Operation>> {
+        match self.store.journal.read_if_needed(at).map_err(fault)? {
+            Some(Record::Operation(operation)) => Ok(Some(operation)),
+            Some(_) => Err(fault(StoreError::BadRecord { at, source: CodecError::Unknown })),
+            None => Ok(None),
         }
     }
 
@@ -225,7 +231,7 @@ mod tests {
     fn undo_and_redo_walk_the_line_and_something_new_leaves_it() {
         let stacks = |undoes: &[Option<u64>]| {
             let operations = done(undoes);
-            (operations.undo, operations.redo)
+            (operations.line.undo, operations.line.redo)
         };
         assert_eq!(stacks(&[None, None]), (vec![1, 2], vec![]));
         assert_eq!(stacks(&[None, None, Some(2)]), (vec![1], vec![3]));

@@ -261,7 +261,7 @@ impl Replay {
             }
             Record::Checkpoint(checkpoint) => {
                 self.undone(beyond);
-                self.inner.seal();
+                self.inner.seal(checkpoint.id);
                 self.inner.put_checkpoint(Kept::new(checkpoint, by), address);
             }
             Record::Tags { id, tags } => self.inner.retag(id, tags),

@@ -27,7 +27,7 @@ use crate::store::operation::Deed;
 use crate::store::record::{Actor, AttrState, Comparing, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
-use crate::sys::{Errno, Kind, SysResult};
+use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Undo records in one frame at most, where there can be many.
 pub(super) const UNDO_ITEMS_AT_ONCE: usize = 4096;
@@ -160,9 +160,10 @@ impl Inner {
         Kept { parent, has_dropped: self.dropped_spans.have(kept.id), ..kept.clone() }
     }
 
-    pub(super) fn seal(&mut self) {
+    /// Closes the open epoch by the checkpoint `id`.
+    pub(super) fn seal(&mut self, id: CheckpointId) {
         self.recordings += 1;
-        let next = Table::new(self.open.epoch.next());
+        let next = Table::new(id.epoch().next());
         let closed = std::mem::replace(&mut self.open, next);
         self.born.clear();
         self.sealed.push_back(Arc::new(closed));
@@ -631,8 +632,10 @@ impl Timeline {
     /// As [`Timeline::append`].
     pub fn add_seal(&self, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> SysResult<()> {
         let at = self.write(&[Record::Sealed { epoch, objects: objects.clone(), whole }])?;
-        let mut inner = self.inner.write();
-        at.into_iter().for_each(|at| inner.note_sealed(epoch, at, &objects, whole));
+        sys::awake(|| {
+            let mut inner = self.inner.write();
+            at.into_iter().for_each(|at| inner.note_sealed(epoch, at, &objects, whole));
+        });
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! so without a record of its own: a restore names the checkpoint that was made right before it, its guard, so the next one comes from what it restored.
 //! A restore of some paths changes nothing of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::ids::CheckpointId;
 
@@ -29,6 +29,28 @@ impl Lineage {
         if parent < child {
             self.0.insert(child, parent);
         }
+    }
+
+    /// Of which children nobody need know where they come from, if these checkpoints are kept, oldest first, and `next` is the next: whichever of the
+    /// kept ones are asked for, [`Lineage::parent`] answers the same without.
+    pub fn unneeded(&self, kept: &BTreeSet<CheckpointId>, next: CheckpointId) -> BTreeSet<CheckpointId> {
+        let mut unneeded: BTreeSet<CheckpointId> = self.0.keys().copied().collect();
+        let Some(oldest) = kept.first() else { return unneeded };
+        // Below the oldest nothing is found, whichever way.
+        for id in kept.iter().skip(1).chain([&next]) {
+            unneeded.remove(id);
+            let mut at = self.0.get(id).copied().or(id.0.checked_sub(1).map(CheckpointId));
+            while let Some((branch, parent)) = at.and_then(|at| self.0.range(..=at).next_back()).filter(|(branch, _)| *branch > oldest) {
+                // Where one went already, this goes on as it did.
+                at = Some(*parent).filter(|_| unneeded.remove(branch));
+            }
+        }
+        unneeded
+    }
+
+    /// These are not asked for any more.
+    pub fn forget(&mut self, unneeded: &BTreeSet<CheckpointId>) {
+        self.0.retain(|child, _| !unneeded.contains(child));
     }
 
     /// The nearest checkpoint that `id` comes from and that is kept; `kept` gives the newest one that is, up to a number. Costs the branches in between,
@@ -66,6 +88,35 @@ mod tests {
         assert_eq!(parents(|_| true), [None, Some(1), Some(2), Some(1), Some(4), Some(5), Some(6), Some(7)]);
         // What is not kept is passed over, along the branch.
         assert_eq!(parents(|id| ![1, 3, 5].contains(&id.0)), [None, None, Some(2), None, Some(4), Some(4), Some(6), Some(7)]);
+    }
+
+    /// Each set of kept ones has the parents that it had.
+    #[test]
+    fn what_no_kept_checkpoint_comes_by_is_not_needed() {
+        let id = CheckpointId;
+        for seed in 0..2000_u64 {
+            let random = |number: u64, below: u64| {
+                let hash = blake3::hash(&[seed.to_le_bytes(), number.to_le_bytes()].concat());
+                u64::from_le_bytes(hash.as_bytes()[..8].try_into().unwrap()) % below
+            };
+            let mut lineage = Lineage::default();
+            (2..=12).filter(|child| random(*child, 3) == 0).for_each(|child| lineage.put(id(child), id(1 + random(100 + child, child - 1))));
+            let kept: BTreeSet<CheckpointId> = (1..=12).filter(|number| random(200 + number, 3) == 0).map(id).collect();
+            let mut less = lineage.clone();
+            less.forget(&lineage.unneeded(&kept, id(13)));
+            for part in 0..8 {
+                let of = |number: u64| part == 0 || random(300 + 20 * part + number, 2) == 0;
+                let newest = |to: CheckpointId| kept.range(..=to).rev().find(|kept| of(kept.0)).copied();
+                for asked in kept.iter().copied().chain([id(13), id(14)]) {
+                    assert_eq!(lineage.parent(asked, newest), less.parent(asked, newest), "{asked} of {kept:?} in {lineage:?}, {less:?}");
+                }
+            }
+        }
+        // One that was restored again and again leaves a single branch.
+        let mut lineage = Lineage::default();
+        (1..1000).for_each(|number| lineage.put(id(2 * number), id(1)));
+        let kept = [1, 1996, 1997, 1998].map(id).into();
+        assert_eq!(lineage.unneeded(&kept, id(1999)).len(), 997);
     }
 
     /// It went from number to number: to delete 5,000 of 67,000, the oldest first, took half a minute.

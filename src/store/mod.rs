@@ -13,6 +13,7 @@ mod at;
 pub mod baseline;
 pub mod check;
 pub mod error;
+pub mod forget;
 pub mod hash;
 pub mod ids;
 pub mod index;
@@ -33,6 +34,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use self::error::{StoreError, StoreResult};
+pub use self::forget::Forgotten;
 pub use self::index::{Batch, Needs};
 use self::index::{Doubt, Index};
 pub use self::journal::Address;

@@ -78,3 +78,47 @@ pub struct Operation {
     /// What it did.
     pub deed: Deed,
 }
+
+impl Deed {
+    /// The checkpoints that it is about; of a restore that is its guard, without which there is no way back.
+    pub fn about(&self) -> Vec<CheckpointId> {
+        match self {
+            Deed::Made { id } | Deed::Deleted { id, .. } | Deed::Revived { id } | Deed::Pinned { id, .. } => vec![*id],
+            Deed::Restored { guard, .. } => vec![*guard],
+            Deed::Tagged { changes } => changes.iter().map(|change| change.id).collect(),
+        }
+    }
+}
+
+/// Which operations can be undone next, and which of those that were undone can be done again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    /// Those that can be undone, newest last.
+    pub undo: Vec<u64>,
+    /// Those that undid one, newest last.
+    pub redo: Vec<u64>,
+}
+
+impl Line {
+    /// An operation was done. What it ended: what could have been done again until now.
+    pub fn note(&mut self, number: u64, undoes: Option<u64>) -> Vec<u64> {
+        let place_in = |stack: &[u64]| undoes.and_then(|undone| stack.iter().rposition(|known| *known == undone));
+        if let Some(place) = place_in(&self.undo) {
+            self.undo.remove(place);
+            self.redo.push(number);
+        } else if let Some(place) = place_in(&self.redo) {
+            self.redo.remove(place);
+            self.undo.push(number);
+        } else {
+            // Something new, or of a line that was left: from here on it is the one.
+            self.undo.push(number);
+            return std::mem::take(&mut self.redo);
+        }
+        Vec::new()
+    }
+
+    /// Operations that nobody can undo any more are forgotten.
+    pub fn forget(&mut self, is_gone: impl Fn(u64) -> bool) {
+        [&mut self.undo, &mut self.redo].into_iter().for_each(|stack| stack.retain(|number| !is_gone(*number)));
+    }
+}

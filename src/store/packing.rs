@@ -1,13 +1,14 @@
-//! What of the journal stays when it is packed: what the index has of it, which leaves out what no checkpoint reads; and all that tells of checkpoints,
-//! operations and mounts.
+//! What of the journal stays when it is packed: what the index has of it, which leaves out what no checkpoint reads; and of what tells of checkpoints,
+//! operations and mounts that which can be asked for ([`super::forget`]).
 
 use std::collections::{HashMap, HashSet};
 
 use super::Store;
 use super::error::StoreResult;
+use super::forget::{Catalogue, Forgotten};
 use super::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use super::index::{Batch, Index, Needs};
-use super::journal::{Address, Verdict};
+use super::journal::{Address, Journal, Verdict};
 use super::layers::Layers;
 use super::record::{Record, Sealed, Undo};
 use crate::sys;
@@ -37,13 +38,17 @@ impl Store {
         Ok(())
     }
 
-    /// Packs closed segments, also those that are, without what nobody needs any more: after [`Index::compact`] with the same `needs`. It takes its time: for
-    /// a helper thread.
+    /// Packs closed segments, also those that are, without what nobody needs any more: after [`Index::compact`] with the same `needs`. What is forgotten
+    /// of checkpoints and operations leaves the index first, and then whoever `forget` tells. It takes its time: for a helper thread.
     ///
     /// Errors: as [`Store::pack`], and those of the index.
-    pub fn repack(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool) -> StoreResult<()> {
+    pub fn repack(&self, needs: &Needs<'_>, stop: &dyn Fn() -> bool, forget: impl FnOnce(&Forgotten)) -> StoreResult<()> {
         self.journal.close_segment(closed_bytes())?;
         let Some(mut judge) = Judge::new(self, needs, stop)? else { return Ok(()) };
+        // On the disk before a record goes: what is in the index is in the journal, and a deletion that it has not got yet is not needed any more.
+        self.index.forget(&judge.forgotten)?;
+        forget(&judge.forgotten);
+        // In order: what is said of a checkpoint goes after its record, so that none is there without its deletion.
         for (number, _) in self.journal.closed()? {
             if stop() {
                 break;
@@ -79,6 +84,7 @@ struct Judge<'a> {
     /// ... and up to which epoch was looked for that.
     ahead_upto: Epoch,
     told: Told,
+    forgotten: Forgotten,
     /// The objects that are left of the epoch that was asked for last.
     left: (Epoch, Vec<ObjectId>),
     /// Records of hashes that go.
@@ -120,24 +126,32 @@ impl<'a> Judge<'a> {
     /// `None`: `stop` says so.
     fn new(store: &'a Store, needs: &'a Needs<'a>, stop: &dyn Fn() -> bool) -> StoreResult<Option<Judge<'a>>> {
         let (index, journal) = (&store.index, &store.journal);
-        let upto = needs.upto.min(index.applied()?);
-        let mut told = Told::default();
+        let applied = index.last_applied()?.unwrap_or((Address::START, Address::START));
+        let upto = needs.upto.min(applied.1);
+        let (mut told, mut catalogue) = (Told::default(), Catalogue::default());
         for (number, entry) in journal.scan(journal.start(), None).enumerate() {
             let (at, record) = entry?;
             told.take(at, &record, at < upto);
+            catalogue.take(at, &record);
             if number % 4096 == 0 && stop() {
                 return Ok(None);
             }
         }
+        let ends = catalogue.ends();
+        // One that is in memory has another on the disk, which the next mount brings up to date: it must hear of each deletion.
+        let forgotten = if index.is_in_memory() { Forgotten::default() } else { catalogue.forgotten(needs.upto, applied) };
         let ahead = index.ahead()?.into_iter().map(|(at, _)| at).collect();
         let ahead_upto = index.ahead_upto()?;
         let left = (Epoch(0), Vec::new());
-        Ok(Some(Judge { index, layers: &store.layers, needs, upto, epoch: Epoch(1), ahead, ahead_upto, told, left, gone: Vec::new() }))
+        let (layers, epoch) = (&store.layers, Epoch(1));
+        let mut judge = Judge { index, layers, needs, upto, epoch, ahead, ahead_upto, told, forgotten, left, gone: Vec::new() };
+        Ok(judge.keep_ends(journal, &ends, stop)?.then_some(judge))
     }
 
     fn judge(&mut self, at: Address, record: Record) -> StoreResult<Verdict> {
-        if let Record::Checkpoint(checkpoint) = &record {
-            self.epoch = checkpoint.id.epoch().next();
+        self.read(&record);
+        if self.forgotten.records.contains(&at) {
+            return Ok(Verdict::LeaveOut);
         }
         if at >= self.upto {
             return Ok(Verdict::Keep);
@@ -177,6 +191,42 @@ impl<'a> Judge<'a> {
             | Record::Operation(_)
             | Record::Dropped { .. } => Verdict::Keep,
         })
+    }
+
+    /// Which epoch is open.
+    fn read(&mut self, record: &Record) {
+        match record {
+            Record::Checkpoint(checkpoint) => self.epoch = checkpoint.id.epoch().next(),
+            Record::Undo { epoch, .. } => self.epoch = *epoch,
+            _ => {}
+        }
+    }
+
+    /// The index has places by epochs: where one stays that no undo record tells, the checkpoint before its epoch stays on record, with its deletion.
+    fn keep_ends(&mut self, journal: &Journal, ends: &HashMap<CheckpointId, Vec<Address>>, stop: &dyn Fn() -> bool) -> StoreResult<bool> {
+        for (number, entry) in journal.scan(journal.start(), Some(self.upto)).enumerate() {
+            let (at, record) = entry?;
+            self.read(&record);
+            let last = self.epoch.0.saturating_sub(1);
+            if self.needs.kept.first().is_some_and(|oldest| oldest.0 <= last) || number % 4096 == 0 && stop() {
+                break;
+            }
+            let stays = match &record {
+                Record::Moved { places } => {
+                    let mut slots = (0..).zip(places).map(|(number, (slot, _))| self.needs_place((at, number), *slot));
+                    slots.find(|needs| !matches!(needs, Ok(false))).unwrap_or(Ok(false))?
+                }
+                Record::Ahead { .. } => true,
+                _ => false,
+            };
+            if stays {
+                for at in ends.get(&CheckpointId(last)).into_iter().flatten() {
+                    self.forgotten.records.remove(at);
+                }
+            }
+        }
+        self.epoch = Epoch(1);
+        Ok(!stop())
     }
 
     fn is_kept(&self, id: CheckpointId) -> bool {

@@ -6,6 +6,7 @@ mod common;
 mod around;
 mod by_itself;
 mod cut_short;
+mod forgotten;
 mod plan;
 mod story;
 mod tiers;

@@ -540,7 +540,7 @@ impl World {
 /// Ends a run: everything is compared, also without the mount and after one more.
 impl World {
     pub fn finish(&mut self) -> Result<(), String> {
-        self.come_back();
+        self.come_back()?;
         self.check_live()?;
         if self.mounted.is_none() {
             return Ok(());

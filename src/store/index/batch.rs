@@ -88,6 +88,12 @@ impl Batch {
         Batch { records: changes.len(), changes, ..Batch::default() }
     }
 
+    /// Takes these keys out. Says nothing of how far the journal is applied.
+    pub(super) fn forget_keys(of: &[Vec<u8>]) -> Batch {
+        let changes: BTreeMap<_, _> = of.iter().map(|key| (key.clone(), Change::Remove)).collect();
+        Batch { records: changes.len(), changes, ..Batch::default() }
+    }
+
     /// Takes out what was captured ahead of these keys. Says nothing of how far the journal is applied.
     pub fn forget_ahead(of: &[Key]) -> Batch {
         let changes: BTreeMap<_, _> = of.iter().map(|key| (keys::ahead_key(key), Change::Remove)).collect();

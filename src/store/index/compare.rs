@@ -8,8 +8,9 @@ use super::runs::Walk;
 use super::runs::needs::is_read;
 use super::{Index, KnownCheckpoint, keys};
 use crate::store::error::{StoreError, StoreResult};
+use crate::store::forget::Catalogue;
 use crate::store::ids::{CheckpointId, Epoch, Slot};
-use crate::store::journal::Journal;
+use crate::store::journal::{Address, Journal};
 
 /// How an index differs from its journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +45,7 @@ impl Difference {
 
 impl Index {
     /// How the index differs from what the journal says, as far as it says that it is applied: the number of entries that are missing or hold
-    /// something else, and of those that should not be there. What is in runs and no checkpoint reads may be there or not. Entries of records that come
+    /// something else, and of those that should not be there. What is in runs and no checkpoint reads, and what is forgotten, may be there or not. Entries of records that come
     /// after are right if they are those records'. It takes the memory of another index, whose runs are compressed.
     ///
     /// Errors: those of reading either.
@@ -53,16 +54,23 @@ impl Index {
         let now = filled_in_memory(self.id, journal, Some(self.applied()?))?;
         let later = now.copy();
         fill(&later, journal, None)?;
+        let mut catalogue = Catalogue::default();
+        for entry in journal.scan(journal.start(), None) {
+            let (at, record) = entry?;
+            catalogue.take(at, &record);
+        }
+        let end = Address { segment: u32::MAX, offset: u32::MAX };
+        let forgotten: HashSet<Vec<u8>> = keys::of_forgotten(&catalogue.forgotten(end, (end, end))).into_iter().collect();
         self.with_parts("compare", |found| {
             let mut difference = Difference::default();
-            compare_catalogues(&mut difference, [found, &now, &later].map(|parts| &parts.db))?;
+            compare_catalogues(&mut difference, [found, &now, &later].map(|parts| &parts.db), &forgotten)?;
             compare_runs(&mut difference, [found, &now, &later])?;
             Ok(difference)
         })
     }
 }
 
-fn compare_catalogues(difference: &mut Difference, dbs: [&Db; 3]) -> StoreResult<()> {
+fn compare_catalogues(difference: &mut Difference, dbs: [&Db; 3], forgotten: &HashSet<Vec<u8>>) -> StoreResult<()> {
     let mut all: BTreeMap<Vec<u8>, [Option<Vec<u8>>; 3]> = BTreeMap::new();
     for (number, db) in dbs.into_iter().enumerate() {
         for entry in db.range(..) {
@@ -73,6 +81,7 @@ fn compare_catalogues(difference: &mut Difference, dbs: [&Db; 3]) -> StoreResult
             }
         }
     }
+    all.retain(|key, [found, ..]| found.is_some() || !forgotten.contains(key));
     all.iter().try_for_each(|(key, said)| difference.take(key, said.each_ref().map(|value| value.as_deref()), || Ok(true)))
 }
 

@@ -7,6 +7,7 @@ use sled::IVec;
 
 use super::keys;
 use crate::store::error::StoreResult;
+use crate::sys;
 use crate::sys::lock::RwLock;
 
 /// Entries in order of their keys.
@@ -73,7 +74,8 @@ impl Db {
                         None => batch.remove(key),
                     }
                 }
-                db.apply_batch(batch)?;
+                // sled keeps everybody from its trees meanwhile.
+                sys::awake(|| db.apply_batch(batch))?;
             }
             Db::Memory(map) => {
                 let mut map = map.write();

@@ -120,12 +120,22 @@ impl Home {
         sync().map_err(StoreError::io("sync", NAME))
     }
 
+    /// The database has values in files of their own.
+    pub fn has_blobs(&self) -> StoreResult<bool> {
+        let names = at::open_dir(&self.dir, NAME).and_then(|dir| at::open_dir(&dir, "blobs")).and_then(at::names);
+        match names {
+            Ok(names) => Ok(!names.is_empty()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(StoreError::io("list the blobs of", NAME)(error)),
+        }
+    }
+
     /// Removes a copy that was begun.
     pub fn discard_copy(&self) {
         self.remove(NEW);
     }
 
-    /// The copy takes the place of the index, with its runs. Both are closed. Not durable on return.
+    /// The copy takes the place of the index, with its runs. The copy is closed; the index may be read on, for it has its files open. Not durable on return.
     pub fn replace(&self) -> StoreResult<()> {
         let runs = || at::move_to(at::open_dir(&self.dir, NAME)?, super::runs::NAME, at::open_dir(&self.dir, NEW)?);
         runs().map_err(StoreError::io("move the runs of", NAME))?;

@@ -4,6 +4,7 @@
 
 use super::runs::Line;
 use crate::store::error::CodecError;
+use crate::store::forget::Forgotten;
 use crate::store::hash::Hash;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::journal::{Address, codec};
@@ -410,6 +411,18 @@ pub(super) fn parse_struck(key: &[u8], value: &[u8]) -> Option<((Epoch, Slot), A
 /// It says which runs there are, and not what the journal does.
 pub(super) fn is_list(key: &[u8]) -> bool {
     matches!(key.first(), Some(&(TAG_RUN | TAG_STRUCK)))
+}
+
+/// What the index has of things that nobody can ask for any more.
+pub(super) fn of_forgotten(forgotten: &Forgotten) -> Vec<Vec<u8>> {
+    let Forgotten { checkpoints, lineage, operations, absences, dropped, .. } = forgotten;
+    let mut keys: Vec<Vec<u8>> = lineage.iter().map(|child| lineage_key(*child)).collect();
+    keys.extend(operations.iter().map(|number| operation_key(*number)));
+    keys.extend(absences.iter().map(|to_ns| absence_key(*to_ns)));
+    keys.extend(dropped.iter().map(|(epoch, at)| dropped_key(*epoch, *at)));
+    // Last: as long as they are there it is seen that something is to be forgotten.
+    keys.extend(checkpoints.iter().map(|id| checkpoint_key(*id)));
+    keys
 }
 
 /// The number at the end of a key.

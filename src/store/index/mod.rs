@@ -640,7 +640,8 @@ fn checkpoint_after(stored: Option<Vec<u8>>, change: &CheckpointChange) -> Store
         (Some((kept, at)), _) => KnownCheckpoint { deleted: false, at: *at, kept: kept.clone() },
         (None, Some(stored)) => KnownCheckpoint::parse(&stored).ok_or(StoreError::IndexDamaged)?,
         (None, None) => {
-            tracing::warn!("the journal speaks of a checkpoint that was never made");
+            // It is gone from the journal, and this is to follow.
+            tracing::debug!("the journal speaks of a checkpoint that it has not got");
             return Ok(None);
         }
     };

@@ -251,7 +251,7 @@ impl Journal {
     /// Errors: `Encode` and `TooBig` if the records are beyond the limits; `Io` with ENOSPC if there is no space, after which appending may be tried
     /// again; any other failed write latches the journal, and every later call fails with `Latched`.
     pub fn append(&self, records: &[Record]) -> StoreResult<Vec<Address>> {
-        self.append_to(records, false)
+        sys::awake(|| self.append_to(records, false))
     }
 
     /// As [`Journal::append`]; with `next`, to the next segment.

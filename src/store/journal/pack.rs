@@ -124,6 +124,10 @@ impl Pack {
             let what = take(&mut body)?;
             let item = if what == 0 {
                 let (bytes, count) = (take(&mut body)?, take(&mut body)?);
+                // No more are gone than there was room for: the order of records goes by their number.
+                if count == 0 || count > bytes / OVERHEAD as u64 {
+                    return None;
+                }
                 let link = Link { seq: link.seq.checked_add(count)?, hash: take_hash(&mut body)? };
                 let end = at.checked_add(u32::try_from(bytes).ok()?)?;
                 Item { at, end, kind: 0, changed: false, durable: 0, link, payload: 0..0 }

@@ -9,6 +9,7 @@ use super::segment::{SEGMENT_HEADER, Window};
 use super::{Address, Journal, codec};
 use crate::store::error::{StoreError, StoreResult};
 use crate::store::record::Record;
+use crate::sys;
 
 /// What becomes of a record when its segment is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl Journal {
         if end.offset > bytes.max(SEGMENT_HEADER) {
             // Before anybody is kept from appending: on btrfs it syncs the filesystem.
             self.segment_for_writing(end.segment.saturating_add(1))?;
-            self.append_to(&[Record::Moved { places: Vec::new() }], true)?;
+            sys::awake(|| self.append_to(&[Record::Moved { places: Vec::new() }], true))?;
         }
         Ok(())
     }

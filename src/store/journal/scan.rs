@@ -55,6 +55,7 @@ impl<'a> Scan<'a> {
                     if self.link.is_some_and(|link| link != gap.before) {
                         return Err(damaged);
                     }
+                    self.order.pass(gap.after.seq.saturating_sub(gap.before.seq));
                     self.link = Some(gap.after);
                     self.at.offset = gap.end;
                     self.window = Some(window);

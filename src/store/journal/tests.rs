@@ -4,9 +4,11 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use super::frame::Gap;
+use super::pack::Packer;
 use super::*;
-use crate::store::ids::{Epoch, Name, Slot};
-use crate::store::record::Undo;
+use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
+use crate::store::record::{Checkpoint, Reason, Undo};
 
 const SMALL: u32 = 8192;
 
@@ -692,6 +694,59 @@ fn what_is_not_needed_goes_from_a_pack_and_the_chain_holds() {
     assert!(Journal::open_to_check(&bench.layout).unwrap().2.is_none());
     let packs = fs::read_dir(bench.journal().join("packs")).unwrap().map(Result::unwrap);
     assert!(packs.map(|entry| entry.metadata().unwrap().len()).sum::<u64>() < 4000);
+}
+
+fn made(id: u64) -> Record {
+    let id = CheckpointId(id);
+    Record::Checkpoint(Checkpoint { id, tags: vec![], note: String::new(), created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked })
+}
+
+/// A stranger's journal may not say what it likes behind frames that are gone: each was one checkpoint at most.
+#[test]
+fn checkpoints_count_up_by_as_many_as_frames_are_gone_at_most() {
+    let nothing = || Record::Moved { places: Vec::new() };
+    let deleted = |id| Record::Deleted { id: CheckpointId(id) };
+    let undo = |epoch| Record::Undo { epoch: Epoch(epoch), undo: Vec::new() };
+    for (number, (records, fits)) in [
+        (vec![made(1), made(2), made(3), deleted(2), made(4)], true),
+        (vec![made(1), nothing(), nothing(), made(4)], true),
+        (vec![made(1), nothing(), made(4)], false),
+        (vec![made(1), nothing(), nothing(), undo(4), made(4)], true),
+        (vec![made(1), nothing(), nothing(), undo(5)], false),
+        (vec![made(1), nothing(), nothing(), undo(3), made(4)], false),
+        (vec![made(1), nothing(), nothing(), deleted(3), made(2)], true),
+        (vec![made(1), nothing(), deleted(3)], false),
+        (vec![made(1), made(2), nothing(), nothing(), made(2)], false),
+        (vec![made(1), made(3)], false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let bench = Bench::new();
+        let (journal, _) = bench.open();
+        journal.append(&records).unwrap();
+        journal.close_segment(0).unwrap();
+        let goes = |record: &Record| *record == nothing() || number == 0 && matches!(record, Record::Checkpoint(made) if made.id.0 < 4);
+        let judge = &mut |_, record: Record| Ok(if goes(&record) { Verdict::LeaveOut } else { Verdict::Keep });
+        if let Some(packed) = journal.pack(1, judge).unwrap() {
+            journal.put_packed(&packed).unwrap();
+        }
+        let last = journal.scan(journal.start(), None).last().unwrap();
+        assert_eq!(last.is_ok(), fits, "{number}: {last:?}");
+        assert!(fits || matches!(last, Err(StoreError::BadRecord { source: CodecError::OutOfTime, .. })), "{number}: {last:?}");
+    }
+}
+
+/// What a pack says is gone had room where it was.
+#[test]
+fn a_pack_has_no_more_frames_gone_than_there_was_room_for() {
+    let identity = Identity::new(Bench::new().layout.id());
+    let link = |seq| Link { seq, hash: identity.genesis().hash };
+    for (count, fits) in [(1, true), (5, true), (6, false), (u64::MAX, false)] {
+        let mut packer = Packer::new(link(0));
+        packer.pass_gap(SEGMENT_HEADER, &Gap { before: link(0), after: link(count), end: SEGMENT_HEADER + 5 * 88 + 87 });
+        assert_eq!(pack::is_whole(&packer.finish(&identity, 1).unwrap(), &identity, 1), fits, "{count}");
+    }
 }
 
 #[test]

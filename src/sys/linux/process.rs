@@ -1,17 +1,49 @@
 //! Threads, capabilities and other processes.
 
+use std::cell::Cell;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::thread::CapabilitySet;
 
 use super::super::name::check;
 use super::super::types::{Errno, OwnMemory, ProcessFacts, SysResult};
 
+thread_local! {
+    /// This thread was idle once.
+    static WAS_IDLE: Cell<bool> = const { Cell::new(false) };
+}
+/// How often a thread was raised.
+static RAISED: AtomicU64 = AtomicU64::new(0);
+
 /// Lets the calling thread run only when nothing else wants to (`SCHED_IDLE` of sched(7)).
 pub fn set_thread_idle() -> SysResult<()> {
+    WAS_IDLE.set(true);
+    set_policy(0, libc::SCHED_IDLE)
+}
+
+fn set_policy(thread: i32, policy: i32) -> SysResult<()> {
     let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `param` lives through the call; 0 names the calling thread.
-    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) }).map(|_| ())
+    // SAFETY: `param` lives through the call.
+    check(unsafe { libc::sched_setscheduler(thread, policy, &param) }).map(|_| ())
+}
+
+/// Makes a call under whose lock everybody waits, as a thread that is not idle: on a busy machine one that is may be kept from going on for long. Without
+/// the privilege to come back from idle it is made as it is.
+pub fn awake<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: it takes and returns an integer; 0 names the calling thread.
+    let is_idle = WAS_IDLE.get() && unsafe { libc::sched_getscheduler(0) } == libc::SCHED_IDLE;
+    if !is_idle {
+        return call();
+    }
+    let raised = RAISED.load(Ordering::SeqCst);
+    let is_awake = set_policy(0, libc::SCHED_OTHER).is_ok();
+    let value = call();
+    // Whoever raised it meanwhile waits for it.
+    if is_awake && RAISED.load(Ordering::SeqCst) == raised {
+        let _ = set_policy(0, libc::SCHED_IDLE);
+    }
+    value
 }
 
 /// `IOPRIO_WHO_PROCESS` of linux/ioprio.h: one thread, 0 being the calling one.
@@ -36,10 +68,9 @@ pub fn own_thread() -> i32 {
 
 /// Takes back what [`set_thread_idle`] did to a thread of this process: somebody waits for it now. A thread that has ended is no error.
 pub fn set_thread_normal(thread: i32) -> SysResult<()> {
-    let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `param` lives through the call.
-    match check(unsafe { libc::sched_setscheduler(thread, libc::SCHED_OTHER, &param) }) {
-        Ok(_) | Err(Errno(libc::ESRCH)) => Ok(()),
+    RAISED.fetch_add(1, Ordering::SeqCst);
+    match set_policy(thread, libc::SCHED_OTHER) {
+        Ok(()) | Err(Errno(libc::ESRCH)) => Ok(()),
         Err(errno) => Err(errno),
     }
 }
@@ -253,6 +284,26 @@ mod tests {
         assert_eq!(set_thread_normal(tid), Ok(()));
         assert_eq!(policy(), libc::SCHED_OTHER);
         drop(end);
+        idle.join().expect("thread");
+    }
+
+    #[test]
+    fn an_idle_thread_is_awake_for_a_call_and_stays_so_if_somebody_raised_it() {
+        // SAFETY: it takes and returns an integer.
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let idle = std::thread::spawn(move || {
+            assert_eq!(awake(policy), libc::SCHED_OTHER);
+            set_thread_idle().expect("idle scheduling");
+            // Another test may raise a thread meanwhile, and this one with it.
+            let again = (0..100).any(|_| {
+                set_thread_idle().expect("idle scheduling");
+                assert_eq!(awake(|| awake(policy)), libc::SCHED_OTHER);
+                policy() == libc::SCHED_IDLE
+            });
+            assert!(again, "it is idle again");
+            awake(|| set_thread_normal(own_thread()).expect("raised"));
+            assert_eq!(policy(), libc::SCHED_OTHER);
+        });
         idle.join().expect("thread");
     }
 

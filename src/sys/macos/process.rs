@@ -13,6 +13,11 @@ pub fn set_thread_idle() -> SysResult<()> {
     check(unsafe { libc::setpriority(libc::PRIO_DARWIN_THREAD, 0, libc::PRIO_DARWIN_BG) }).map(drop)
 }
 
+/// Makes a call; a thread in the background stays there.
+pub fn awake<T>(call: impl FnOnce() -> T) -> T {
+    call()
+}
+
 /// As [`set_thread_idle`]: there is no class for the disk alone.
 pub fn set_thread_io_idle() -> SysResult<()> {
     set_thread_idle()
