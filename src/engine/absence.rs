@@ -79,6 +79,7 @@ impl Engine {
             Ok(())
         };
         let told = self.live.record_absence(baseline, &mut begin);
+        let is_told = told == Ok(());
         if let Err(errno) = told {
             tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
             self.timeline().distrust_baseline();
@@ -90,10 +91,17 @@ impl Engine {
         self.record_unseen(told)?;
         let apart = comparing.apart != Apart::No && !unclosed && !self.timeline().is_unchanged();
         let closed = if apart { self.close_absence() } else { Ok(false) };
-        if closed.inspect_err(|errno| tracing::error!(%errno, "what was changed while nothing was mounted is no epoch of its own")) == Ok(true) {
+        let is_over =
+            closed.inspect_err(|errno| tracing::error!(%errno, "what was changed while nothing was mounted is no epoch of its own")) == Ok(true);
+        if !is_over {
+            self.timeline().tell(Record::Comparing(None));
+        }
+        if is_told {
+            self.timeline().tell_absence();
+        }
+        if is_over {
             return Ok(());
         }
-        self.timeline().tell(Record::Comparing(None));
         if apart && closed.is_ok() {
             self.take_back_left();
         }

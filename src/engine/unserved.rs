@@ -1,7 +1,7 @@
 //! What was changed behind our back.
 //!
-//! Such a change has no record, so it is found by a walk over the whole tree: where there was an absence after the checkpoint in question, and
-//! then once for that checkpoint and mount, and when `verify` is asked for it. What is changed while the tree is served, past the mount, is known
+//! Such a change has no record, so it is found by a walk over the whole tree: where there was an absence after the checkpoint in question that no comparison
+//! with a baseline has told of, and then once for that checkpoint and mount, and when `verify` is asked for it. What is changed while the tree is served, past the mount, is known
 //! when somebody meets it in a view.
 
 use std::collections::HashSet;
@@ -80,7 +80,7 @@ impl Engine {
 
     /// What was changed while nobody served the tree.
     fn changed_in_absence(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
-        if !self.timeline().was_absent_after(id) {
+        if !self.timeline().may_have_unseen(id) {
             return Ok(Arc::default());
         }
         if let Some(known) = self.unserved.lock().get(&id) {

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 
 use super::timeline::Timeline;
 use crate::store::ids::CheckpointId;
+use crate::store::record::Record;
 use crate::sys::{Kind, Time};
 
 /// A stretch of time, wall clock, nanoseconds since 1970.
@@ -22,6 +23,8 @@ pub struct Absence {
     pub from_ns: i64,
     /// When the next one began.
     pub to_ns: i64,
+    /// What was changed is on record.
+    pub told: bool,
 }
 
 impl Absence {
@@ -131,8 +134,26 @@ impl Timeline {
     /// A daemon begins to serve; the absence before it ends, if there was one.
     pub fn begin_service(&self, at_ns: i64, stopped_ns: Option<i64>) {
         if let Some(from_ns) = stopped_ns {
-            self.inner.write().absences.push(Absence { from_ns, to_ns: at_ns });
+            self.inner.write().absences.push(Absence { from_ns, to_ns: at_ns, told: false });
         }
+    }
+
+    /// What was changed in the absence that ended with this mount is on record. Best effort: who does not know looks for it.
+    pub fn tell_absence(&self) {
+        let last = self.inner.write().absences.last_mut().map(|absence| {
+            absence.told = true;
+            *absence
+        });
+        if let Some(Absence { from_ns, to_ns, .. }) = last {
+            self.tell(Record::Told { from_ns, to_ns });
+        }
+    }
+
+    /// Whether the tree was left alone after this checkpoint, and what was changed then is not all on record.
+    pub fn may_have_unseen(&self, id: CheckpointId) -> bool {
+        let inner = self.inner.read();
+        let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
+        inner.absences.iter().any(|absence| !absence.told && absence.to_ns > checkpoint.created_ns)
     }
 
     /// Whether the tree was ever left alone.
@@ -200,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_ends_of_an_absence_do_not_belong_to_it() {
-        let absence = Absence { from_ns: 10, to_ns: 20 };
+        let absence = Absence { from_ns: 10, to_ns: 20, told: false };
         assert!(!absence.holds(10) && absence.holds(11) && absence.holds(19) && !absence.holds(20));
         assert_eq!(nanoseconds(Time { sec: -1, nsec: 5 }), -999_999_995);
     }

@@ -31,7 +31,7 @@ impl Timeline {
         for (number, at, undoes) in store.index.operations()? {
             inner.operations.note(number, at, undoes);
         }
-        inner.absences = store.index.absences()?.into_iter().map(|(from_ns, to_ns)| Absence { from_ns, to_ns }).collect();
+        inner.absences = store.index.absences()?.into_iter().map(|(from_ns, to_ns, told)| Absence { from_ns, to_ns, told }).collect();
         for (epoch, at, first, last) in store.index.dropped()? {
             inner.put_dropped(epoch, at, (first, last));
         }
@@ -299,13 +299,18 @@ impl Replay {
             Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
+            Record::Told { to_ns, .. } => {
+                self.inner.absences.iter_mut().filter(|absence| absence.to_ns == to_ns).for_each(|absence| absence.told = true);
+            }
             Record::Touched { .. } | Record::OpenAt { .. } | Record::Comparing(_) => {}
         }
     }
 
     fn mounted(&mut self, at_ns: i64, stopped_ns: Option<i64>) {
-        let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns });
-        self.inner.absences.extend(absence.filter(|absence| !self.inner.absences.contains(absence)));
+        let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns, told: false });
+        let is_known = |absence: &Absence| self.inner.absences.iter().any(|known| (known.from_ns, known.to_ns) == (absence.from_ns, absence.to_ns));
+        let absence = absence.filter(|absence| !is_known(absence));
+        self.inner.absences.extend(absence);
         self.aftermath.unclean = true;
         self.aftermath.stopped_ns = None;
     }

@@ -293,7 +293,8 @@ impl Reading {
             | Record::RestoreEnd
             | Record::Mounted { .. }
             | Record::By { .. }
-            | Record::Comparing(_) => {}
+            | Record::Comparing(_)
+            | Record::Told { .. } => {}
             Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
         }
     }

@@ -8,7 +8,7 @@
 //!   it), or ended a line in which one stays that could have been done again;
 //! - a *restore* goes if it is complete and its guard is gone, unless the checkpoint after it came from what was restored in a way that still counts
 //!   ([`Lineage::unneeded`]);
-//! - *mounts and absences* go that were over before the oldest checkpoint that is kept;
+//! - *mounts and absences* go that were over before the oldest checkpoint that is kept, with what is said of them;
 //! - *dropped versions* go that no kept checkpoint showed.
 //!
 //! Whoever asks again, with more in the journal, finds all that was found before: deleted stays deleted, and nothing comes to what is about it alone.
@@ -50,6 +50,8 @@ pub(super) struct Catalogue {
     operations: Vec<Done>,
     /// Records of mounts, with the end of the absence before.
     mounts: Vec<(Address, Option<i64>)>,
+    /// Records that all of an absence is on record, with its end.
+    told: Vec<(Address, i64)>,
     dropped: Vec<(Epoch, Address, CheckpointId, CheckpointId)>,
     /// Who asked, and where what they asked for is.
     asked: Vec<(Address, Address)>,
@@ -111,6 +113,7 @@ impl Catalogue {
             Record::By { .. } => self.by = Some(at),
             Record::Mounted { at_ns, stopped_ns } => self.mounts.push((at, stopped_ns.map(|_| *at_ns))),
             Record::Unmounted { .. } => self.mounts.push((at, None)),
+            Record::Told { to_ns, .. } => self.told.push((at, *to_ns)),
             Record::Dropped { epoch, objects, .. } => {
                 let (first, last) = range_of(objects);
                 self.dropped.push((*epoch, at, first, last));
@@ -155,6 +158,12 @@ impl Catalogue {
         for (at, to_ns) in self.mounts.iter().filter(|(at, _)| *at < oldest) {
             found.records.insert(*at);
             found.absences.extend(to_ns);
+        }
+        // What is said of an absence goes with it, or after it.
+        let known: HashSet<i64> = self.mounts.iter().filter_map(|(_, to_ns)| *to_ns).filter(|to_ns| !found.absences.contains(to_ns)).collect();
+        for (at, to_ns) in self.told.iter().filter(|(_, to_ns)| !known.contains(to_ns)) {
+            found.records.insert(*at);
+            found.absences.insert(*to_ns);
         }
         for (epoch, at, first, last) in self.dropped.iter().filter(|(_, at, ..)| *at < upto) {
             // A record of nothing has its first after its last.

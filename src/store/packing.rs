@@ -185,6 +185,7 @@ impl<'a> Judge<'a> {
             | Record::RestoreEnd
             | Record::Mounted { .. }
             | Record::Unmounted { .. }
+            | Record::Told { .. }
             | Record::By { .. }
             | Record::Pinned { .. }
             | Record::Hidden { .. }

@@ -457,6 +457,7 @@ impl Record {
                 | Record::Tags { .. }
                 | Record::RestoreEnd
                 | Record::Comparing(_)
+                | Record::Told { .. }
         )
     }
 }
@@ -554,6 +555,13 @@ pub enum Record {
     /// The tree is being compared with a baseline: until the next checkpoint or the next of these, undo records tell what it was when it was last
     /// served, and the baseline goes on to count. `None`: no more.
     Comparing(Option<Comparing>),
+    /// All that was changed while nobody served the tree, between these times, is on record, as far as it can be told: a comparison has come to its end.
+    Told {
+        /// When the last daemon ended, wall clock, nanoseconds since 1970.
+        from_ns: i64,
+        /// When the next one began: that of its [`Record::Mounted`].
+        to_ns: i64,
+    },
     /// Who asked for what the next record says; appended together with it.
     By {
         /// Wall clock, nanoseconds since 1970.

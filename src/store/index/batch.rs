@@ -181,8 +181,11 @@ impl Batch {
             }
             Record::Mounted { at_ns, stopped_ns } => {
                 if let Some(stopped_ns) = stopped_ns {
-                    self.changes.insert(keys::absence_key(*at_ns), Change::Put(stopped_ns.to_le_bytes().to_vec()));
+                    self.changes.insert(keys::absence_key(*at_ns), Change::Put(keys::absence_value(*stopped_ns, false)));
                 }
+            }
+            Record::Told { from_ns, to_ns } => {
+                self.changes.insert(keys::absence_key(*to_ns), Change::Put(keys::absence_value(*from_ns, true)));
             }
         }
         self.applied = Some((at, end));

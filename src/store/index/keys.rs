@@ -11,7 +11,7 @@ use crate::store::journal::{Address, codec};
 use crate::store::record::{Key, Undo};
 
 /// Version of what is in here: a change makes every older index one to be rebuilt.
-pub(super) const VERSION: u32 = 8;
+pub(super) const VERSION: u32 = 9;
 
 pub(super) const META_STORE: &[u8] = b"ms";
 pub(super) const META_APPLIED: &[u8] = b"ma";
@@ -150,6 +150,17 @@ pub(super) fn absences_prefix() -> [u8; 1] {
 pub(super) fn parse_absence(key: &[u8]) -> Option<i64> {
     let number: [u8; 8] = key.get(1..)?.try_into().ok()?;
     Some(u64::from_be_bytes(number).cast_signed())
+}
+
+/// The value of an absence's key: its beginning, and whether all that was changed is on record.
+pub(super) fn absence_value(from_ns: i64, told: bool) -> Vec<u8> {
+    [&from_ns.to_le_bytes()[..], &[u8::from(told)]].concat()
+}
+
+/// When an absence began, and whether all that was changed in it is on record; the value is unsealed.
+pub(super) fn parse_absence_value(value: &[u8]) -> Option<(i64, bool)> {
+    let (from, told) = value.split_first_chunk::<8>()?;
+    Some((i64::from_le_bytes(*from), told == [1]))
 }
 
 /// The key of a record of hashes of an epoch's objects, by where it is.

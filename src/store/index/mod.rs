@@ -20,14 +20,14 @@
 //! index.bad-N/     set aside
 //!
 //! key                                            value, each followed by 4 B: BLAKE3(u32 key length, key, value), cut
-//! "ms"                                           u32 version = 8, 16 B store id
+//! "ms"                                           u32 version = 9, 16 B store id
 //! "ma"                                           address of the last record applied, address of its end
 //! 'R' begin: u32 segment, u32 offset             u64 N, u8 level          a run: its file, how often it was merged
 //! 'V' epoch, slot                                address                  a data record that was taken back, in runs that begin before
 //! 'C' id                                         u8 deleted, address, checkpoint and what is known of it (`codec`)
 //! 'L' id                                         u64 id                 the checkpoint that it comes from, if that is not the one before
 //! 'O' number                                     address, u64            an operation: its record, and which other it undoes (0: none)
-//! 'B' end                                        i64 begin               when nobody served the tree, ns since 1970
+//! 'B' end                                        i64 begin, u8 told      when nobody served the tree, ns since 1970; all of it is on record
 //! 'F' key of an undo record                      address, u16 item        what was captured ahead of it
 //! "mh"                                           u64 epoch               up to which what changed was looked at for that
 //! 'S' epoch, u32 segment, u32 offset             u8 whole                a record of hashes of that epoch's objects, by where it is
@@ -401,15 +401,14 @@ impl Index {
         })
     }
 
-    /// The times in which nobody served the tree, oldest first: from and to, nanoseconds since 1970.
-    pub fn absences(&self) -> StoreResult<Vec<(i64, i64)>> {
+    /// The times in which nobody served the tree, oldest first: from and to, nanoseconds since 1970, and whether all that was changed is on record.
+    pub fn absences(&self) -> StoreResult<Vec<(i64, i64, bool)>> {
         self.with("list", |db| {
             let mut absences = Vec::new();
             for entry in db.scan_prefix(keys::absences_prefix()) {
                 let (key, value) = entry?;
-                let from = keys::unseal(&key, &value).and_then(|value| value.try_into().ok()).map(i64::from_le_bytes);
-                let to = keys::parse_absence(&key);
-                absences.push((from.ok_or(StoreError::IndexDamaged)?, to.ok_or(StoreError::IndexDamaged)?));
+                let (from, told) = keys::unseal(&key, &value).and_then(keys::parse_absence_value).ok_or(StoreError::IndexDamaged)?;
+                absences.push((from, keys::parse_absence(&key).ok_or(StoreError::IndexDamaged)?, told));
             }
             Ok(absences)
         })

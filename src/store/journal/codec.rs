@@ -38,7 +38,7 @@
 //!                   5 Pinned   uint id, option text before, option text after
 //!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
 //! ```
-//! 18 and 19: see `codec_who`; 21 Comparing: see `comparing`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial, u8 origin, uint size, uint first, uint last)`.
+//! 18 and 19: see `codec_who`; 21 Comparing: see `comparing`; 22 Told `int from_ns, int to_ns`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial, u8 origin, uint size, uint first, uint last)`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
@@ -76,7 +76,7 @@ pub const PAYLOAD_MAX: usize = 4 << 20;
 const NSEC_PER_SEC: u32 = 1_000_000_000;
 
 /// The highest kind of frame that there is.
-pub(super) const KIND_MAX: u16 = 21;
+pub(super) const KIND_MAX: u16 = 22;
 
 type Coded<T> = Result<T, CodecError>;
 
@@ -135,6 +135,10 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
         Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => w.who(record)?,
         Record::Dropped { epoch, paths, objects } => w.dropped(*epoch, paths, objects)?,
         Record::Comparing(comparing) => w.comparing(comparing.as_ref()),
+        Record::Told { from_ns, to_ns } => {
+            [from_ns, to_ns].into_iter().for_each(|time| w.int(*time));
+            22
+        }
     };
     if out.len().saturating_sub(begin) > PAYLOAD_MAX {
         return Err(CodecError::Limit);
@@ -213,6 +217,7 @@ pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
         18 => r.who()?,
         20 => r.dropped()?,
         21 => Record::Comparing(r.comparing()?),
+        22 => Record::Told { from_ns: r.int()?, to_ns: r.int()? },
         19 => Record::RestoreOnly { paths: r.list(PAYLOAD_MAX, |r| Ok(r.bytes(PATH_BYTES_MAX)?.to_vec()))? },
         _ => return Err(CodecError::Unknown),
     };

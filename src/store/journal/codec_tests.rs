@@ -102,6 +102,7 @@ fn records() -> Vec<Record> {
         Record::Checkpoint(checkpoint(Reason::Auto { trigger: Trigger::Unmount })),
         Record::Checkpoint(checkpoint(Reason::Auto { trigger: Trigger::Absence })),
         Record::Comparing(None),
+        Record::Told { from_ns: i64::MIN, to_ns: 1 },
         Record::Comparing(Some(comparing(Apart::No, 0))),
         Record::Comparing(Some(comparing(Apart::Unclosed, i64::MIN))),
         Record::Comparing(Some(comparing(Apart::Closed, i64::MAX))),

@@ -221,6 +221,7 @@ fn any_record() -> impl Strategy<Value = Record> {
         1 => vec(vec(any::<u8>(), 0..30), 0..5).prop_map(|paths| Record::RestoreOnly { paths }),
         1 => dropped(),
         1 => option::of(comparing()).prop_map(Record::Comparing),
+        1 => any::<(i64, i64)>().prop_map(|(from_ns, to_ns)| Record::Told { from_ns, to_ns }),
     ]
 }
 

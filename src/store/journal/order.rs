@@ -64,6 +64,7 @@ impl Order {
             | Record::Unmounted { .. }
             | Record::By { .. }
             | Record::Comparing(_)
+            | Record::Told { .. }
             | Record::Touched { .. } => true,
         };
         if fits { Ok(()) } else { Err(CodecError::OutOfTime) }
