@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-use super::timeline::Timeline;
+use super::timeline::{Inner, Timeline};
 use crate::store::ids::CheckpointId;
 use crate::store::record::Record;
 use crate::sys::{Kind, Time};
@@ -83,6 +83,13 @@ impl Clock {
     }
 }
 
+impl Inner {
+    /// What was changed in the absence that ended then is on record.
+    pub(super) fn tell_absence(&mut self, to_ns: i64) {
+        self.absences.iter_mut().filter(|absence| absence.to_ns == to_ns).for_each(|absence| absence.told = true);
+    }
+}
+
 impl Timeline {
     /// An inode whose attributes have no record between the checkpoint and the state in which it had this ctime was changed all the same.
     pub fn changed_unseen(&self, ctime: Time, id: CheckpointId) -> bool {
@@ -140,11 +147,9 @@ impl Timeline {
 
     /// What was changed in the absence that ended with this mount is on record. Best effort: who does not know looks for it.
     pub fn tell_absence(&self) {
-        let last = self.inner.write().absences.last_mut().map(|absence| {
-            absence.told = true;
-            *absence
-        });
+        let last = self.inner.read().absences.last().copied();
         if let Some(Absence { from_ns, to_ns, .. }) = last {
+            self.inner.write().tell_absence(to_ns);
             self.tell(Record::Told { from_ns, to_ns });
         }
     }

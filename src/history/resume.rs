@@ -284,11 +284,8 @@ impl Replay {
                 self.aftermath.stopped_ns = Some(at_ns);
             }
             Record::Ahead { undo, upto, .. } => {
-                for item in undo {
-                    if let Undo::Home { slot, before } = item {
-                        self.inner.open.put_place(slot, before);
-                    }
-                }
+                let homes = undo.into_iter().filter_map(|item| if let Undo::Home { slot, before } = item { Some((slot, before)) } else { None });
+                homes.for_each(|(slot, before)| self.inner.open.put_place(slot, before));
                 self.inner.note_ahead(address, upto);
             }
             Record::Dropped { epoch, objects, .. } => {
@@ -299,9 +296,7 @@ impl Replay {
             Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
-            Record::Told { to_ns, .. } => {
-                self.inner.absences.iter_mut().filter(|absence| absence.to_ns == to_ns).for_each(|absence| absence.told = true);
-            }
+            Record::Told { to_ns, .. } => self.inner.tell_absence(to_ns),
             Record::Touched { .. } | Record::OpenAt { .. } | Record::Comparing(_) => {}
         }
     }

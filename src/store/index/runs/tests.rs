@@ -101,6 +101,8 @@ struct Model {
     places: BTreeMap<u64, Place>,
     /// Inodes without a record that was read when runs were put together: where they are may be forgotten.
     forgotten: BTreeSet<u64>,
+    /// Inodes that were moved in the open epoch, or have a record of their home.
+    settled: BTreeSet<u64>,
 }
 
 impl Model {
@@ -140,6 +142,18 @@ impl Model {
 }
 
 impl Model {
+    /// Takes a record; `false`: it cannot be made. Of an inode's home one is made in an epoch, before it is moved.
+    fn take(&mut self, undo: &Undo, epoch: Epoch) -> bool {
+        if let Undo::Home { slot, before } = undo {
+            if !self.settled.insert(slot.0) {
+                return false;
+            }
+            self.place(*slot, before);
+        }
+        self.records.entry((undo.key(), epoch)).or_insert_with(|| undo.clone());
+        true
+    }
+
     fn place(&mut self, slot: Slot, place: &Place) {
         self.places.insert(slot.0, place.clone());
         self.forgotten.remove(&slot.0);
@@ -164,26 +178,18 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
     let (mut index, _) = bench.index();
     // A tree is never without an index: what is torn later is told from what never was.
     let mut model = Model::default();
-    let (mut epoch, mut pending, mut settled) = (1u64, Vec::new(), BTreeSet::new());
+    let (mut epoch, mut pending) = (1u64, Vec::new());
     // Before this epoch nothing is taken back any more.
     let (mut kept, mut floor) = (BTreeSet::new(), 0);
     for step in steps {
         match step {
             Step::Undo(undo) => {
-                // Of an inode's home one record is made in an epoch, before it is moved.
-                let mut is_first = |undo: &Undo| !matches!(undo, Undo::Home { slot, .. } if !settled.insert(slot.0));
-                let undo: Vec<Undo> = undo.iter().filter(|undo| is_first(undo)).cloned().collect();
-                for undo in &undo {
-                    model.records.entry((undo.key(), Epoch(epoch))).or_insert_with(|| undo.clone());
-                    if let Undo::Home { slot, before } = undo {
-                        model.place(*slot, before);
-                    }
-                }
+                let undo = undo.iter().filter(|undo| model.take(undo, Epoch(epoch))).cloned().collect();
                 pending.push(Record::Undo { epoch: Epoch(epoch), undo });
             }
             Step::Moved(slot, name) => {
                 let place = Place { parent: Slot(1), name: Name::new(&[*name]) };
-                settled.insert(*slot);
+                model.settled.insert(*slot);
                 model.place(Slot(*slot), &place);
                 pending.push(Record::Moved { places: vec![(Slot(*slot), place)] });
             }
@@ -197,7 +203,7 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
                 pending.push(Record::Checkpoint(Checkpoint { id, tags: vec![], note, created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked }));
                 kept.insert(epoch);
                 epoch += 1;
-                settled.clear();
+                model.settled.clear();
             }
             Step::Delete(nth) => {
                 let Some(id) = kept.iter().nth(nth % kept.len().max(1)).copied() else { continue };
