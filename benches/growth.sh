@@ -121,7 +121,7 @@ look() {
     bound && echo
     took old_view && echo
     took verb diff "${newest[1]}" "${newest[0]}" && echo
-    took verb log && echo
+    took verb log -n 20 && echo
     every_view
     memory && echo
     bound && echo
@@ -129,7 +129,7 @@ look() {
     first_write && echo
 }
 
-ROWS=("index, MB" "journal, MB" "mount, ms" "memory after it, MiB" "what it may be, MiB" "\`ls -l\` of 50 names in the oldest view, ms" "\`diff\` of the newest two, ms" "first page of \`log\`, ms"
+ROWS=("index, MB" "journal, MB" "mount, ms" "memory after it, MiB" "what it may be, MiB" "\`ls -l\` of 50 names in the oldest view, ms" "\`diff\` of the newest two, ms" "a page of \`log\`, ms"
     "memory after a look at every view, MiB" "what it may be, MiB" "the process \`checkpoint\`, ms" "first write after it, ms")
 
 for fs in ${FS:-xfs btrfs}; do
