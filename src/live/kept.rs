@@ -107,6 +107,8 @@ struct Done {
     doubtful: HashSet<Vec<u8>>,
     made: usize,
     left_out: u64,
+    /// Something is not kept because no checkpoint shows it yet.
+    unseen: bool,
     /// Bytes of the copies that count.
     copied_bytes: u64,
     /// New copies, and the time that each gets once it is on the disk.
@@ -260,6 +262,8 @@ impl Keeper<'_> {
         let timeline = &self.live.timeline;
         if !self.all && (timeline.is_born(slot) || !timeline.needs(&Key::Data(slot))) {
             self.doubt(node);
+            // What is born makes no record by which the next daemon would look at it again, and its first checkpoint shows it.
+            self.done.borrow_mut().unseen |= self.until.is_some() && timeline.is_born(slot);
             return;
         }
         let clone = name_of(slot, stat);
@@ -362,7 +366,7 @@ impl Keeper<'_> {
             sys::syncfs(&self.dir)?;
         }
         done.copies.iter().try_for_each(|(clone, time)| self.set_time(clone, *time))?;
-        if left_out == 0 && self.drops == self.live.kept_drops.load(Ordering::SeqCst) {
+        if left_out == 0 && !done.unseen && self.drops == self.live.kept_drops.load(Ordering::SeqCst) {
             match sys::create_file_at(&self.dir, WHOLE, Open::READ_WRITE, 0o600) {
                 Ok(_) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno),
