@@ -342,9 +342,11 @@ impl Timeline {
                 self.wake.calls(Some(Instant::now()));
                 index.apply(&mut piece)?;
             }
-            sys::awake(|| self.inner.write().contents.indexed(end));
             self.track(id.epoch());
-            let indexed = sys::awake(|| self.take_indexed(id.epoch()));
+            let indexed = sys::awake(|| {
+                self.inner.write().contents.indexed(end);
+                self.take_indexed(id.epoch())
+            });
             // Ten thousand records take milliseconds to free, and this thread is the last to run: not under the lock that everybody needs.
             drop(indexed);
             index.merge(&|| self.stops())?;
