@@ -119,7 +119,7 @@ impl Timeline {
     pub fn stop(&self) {
         self.wake.stop();
         let journal = &self.store.journal;
-        let synced = journal.sync().and_then(|()| self.store.layout.note_end(journal.position()));
+        let synced = journal.sync().and_then(|()| self.store.layout.note_end(journal.position(), journal.last()));
         if self.index_trouble().is_some() && !self.wake.lacks_room() {
             self.store.index.distrust();
         } else if let Err(error) = synced.and_then(|()| self.store.index.flush_durable()) {

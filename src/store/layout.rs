@@ -83,7 +83,7 @@ const HELD_NAME: &str = "held";
 /// See [`Layout::note_unkept`].
 const UNKEPT_NAME: &str = "unkept";
 /// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
-const NOTED_BYTES: usize = 20 + 1 + 16 + 1;
+const NOTED_BYTES: usize = 20 + 1 + 20 + 1 + 16 + 1;
 /// First line of `format`.
 const MAGIC: &str = "ckptfs store";
 /// Most bytes of the file `format`.
@@ -290,15 +290,18 @@ impl Layout {
         Ok(())
     }
 
-    /// Notes where the journal ended when its daemon did, in an orderly way, with all of it on disk; durable on return. It never ends before that again.
-    pub fn note_end(&self, end: Address) -> StoreResult<()> {
-        self.note(ENDED_NAME, i64::from(end.segment) << 32 | i64::from(end.offset))
+    /// Notes where the journal ended when its daemon did, in an orderly way, with all of it on disk, and where its last frame begins; durable on return. It
+    /// never ends before that again.
+    pub fn note_end(&self, end: Address, last: Option<Address>) -> StoreResult<()> {
+        let numbers = [Some(end), last].into_iter().flatten().map(|at| i64::from(at.segment) << 32 | i64::from(at.offset));
+        self.note_all(ENDED_NAME, &numbers.collect::<Vec<_>>())
     }
 
     /// What [`Layout::note_end`] was told last, if it can be read.
-    pub fn noted_end(&self) -> Option<Address> {
-        let packed = read_noted(&self.dir, ENDED_NAME)?;
-        Some(Address { segment: u32::try_from(packed >> 32).ok()?, offset: u32::try_from(packed & i64::from(u32::MAX)).ok()? })
+    pub fn noted_end(&self) -> Option<(Address, Option<Address>)> {
+        let address = |packed: i64| Some(Address { segment: u32::try_from(packed >> 32).ok()?, offset: u32::try_from(packed & i64::from(u32::MAX)).ok()? });
+        let noted = read_all_noted(&self.dir, ENDED_NAME)?;
+        Some((address(*noted.first()?)?, noted.get(1).copied().and_then(address)))
     }
 
     /// Notes that the mount ended in this open epoch while somebody could still write to files of it, without a request.
@@ -320,10 +323,16 @@ impl Layout {
     }
 
     fn note(&self, name: &'static str, value: i64) -> StoreResult<()> {
+        self.note_all(name, &[value])
+    }
+
+    fn note_all(&self, name: &'static str, values: &[i64]) -> StoreResult<()> {
         let note = || -> io::Result<()> {
             let file = at::open_file(&self.dir, name, OFlags::WRONLY | OFlags::CREATE)?;
             // Less than a sector, in place: all of it reaches the disk, or none. What is half written is not believed.
-            file.write_all_at(noted_text(value).as_bytes(), 0)?;
+            let text = noted_text(values);
+            file.write_all_at(text.as_bytes(), 0)?;
+            file.set_len(text.len() as u64)?;
             file.sync_all()
         };
         note().map_err(StoreError::io("write", name))
@@ -479,10 +488,10 @@ fn take_lock(dir: &OwnedFd, serve: bool) -> StoreResult<(File, bool)> {
     Ok((lock, same))
 }
 
-fn noted_text(value: i64) -> String {
-    let number = format!("{value:020}");
-    let hash = blake3::hash(number.as_bytes()).to_hex();
-    format!("{number} {}\n", hash.get(..16).unwrap_or_default())
+fn noted_text(values: &[i64]) -> String {
+    let numbers = values.iter().map(|value| format!("{value:020}")).collect::<Vec<_>>().join(" ");
+    let hash = blake3::hash(numbers.as_bytes()).to_hex();
+    format!("{numbers} {}\n", hash.get(..16).unwrap_or_default())
 }
 
 /// What [`Layout::note_unkept`] was told last in the store of `root`, if it can be read.
@@ -492,10 +501,14 @@ pub fn noted_unkept(root: impl AsFd) -> Option<u64> {
 }
 
 fn read_noted(dir: &OwnedFd, name: &str) -> Option<i64> {
+    read_all_noted(dir, name)?.first().copied()
+}
+
+fn read_all_noted(dir: &OwnedFd, name: &str) -> Option<Vec<i64>> {
     let bytes = at::read_small(dir, name, NOTED_BYTES as u64).ok()?;
     let text = std::str::from_utf8(&bytes).ok()?;
-    let value = text.split(' ').next()?.parse().ok()?;
-    (text == noted_text(value)).then_some(value)
+    let values: Vec<i64> = text.rsplit_once(' ')?.0.split(' ').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+    (text == noted_text(&values)).then_some(values)
 }
 
 fn make(dir: &OwnedFd) -> StoreResult<StoreId> {

@@ -183,7 +183,7 @@ pub fn is_of_checkpoints(record: &Record) -> bool {
 pub(crate) fn check_end(layout: &Layout, journal: &Journal) -> StoreResult<()> {
     let Address { segment, offset } = journal.position();
     match layout.noted_end() {
-        Some(noted) if noted > journal.position() => Err(StoreError::JournalDamaged { segment, offset }),
+        Some((noted, _)) if noted > journal.position() => Err(StoreError::JournalDamaged { segment, offset }),
         _ => Ok(()),
     }
 }

@@ -167,6 +167,8 @@ struct Writer {
     /// The segment that is written; `None` if the store is read-only.
     file: Option<Arc<File>>,
     end: Address,
+    /// Where the last frame begins, if that is known.
+    last: Option<Address>,
     /// Up to which offset there is space for frames, as far as is known.
     room: u32,
     link: Link,
@@ -207,7 +209,8 @@ impl Journal {
     pub(super) fn open_with(layout: &Layout, segment_bytes: u32) -> StoreResult<(Journal, Opening)> {
         let dir = layout.journal_dir().try_clone_to_owned().map_err(StoreError::io("open", "journal"))?;
         let identity = Identity::new(layout.id());
-        let found = opening::open(&dir, &identity, segment_bytes, !layout.read_only())?;
+        let noted = layout.noted_end().and_then(|(_, last)| last);
+        let found = opening::open(&dir, &identity, segment_bytes, noted, !layout.read_only())?;
         let opening = Opening { torn: found.torn, end: found.end };
         Ok((Journal::of(dir, identity, segment_bytes, found)?, opening))
     }
@@ -229,7 +232,7 @@ impl Journal {
         let (end, link) = (found.end, found.link);
         let tail = Tail::new(dir.try_clone().map_err(StoreError::io("open", "journal"))?, found.tails);
         let room = found.file.as_ref().map_or(0, |file| segment::size(file));
-        let writer = Writer { file: found.file, end, room, link, durable, unsynced: Vec::new(), buffer: Vec::new(), tail };
+        let writer = Writer { file: found.file, end, last: found.last, room, link, durable, unsynced: Vec::new(), buffer: Vec::new(), tail };
         Ok(Journal {
             dir,
             identity,
@@ -283,7 +286,8 @@ impl Journal {
             at.offset += size as u32;
             begin
         };
-        let places = sizes.into_iter().map(place).collect();
+        let places: Vec<Address> = sizes.into_iter().map(place).collect();
+        writer.last = places.last().copied().or(writer.last);
         writer.end.offset += total;
         writer.link = link;
         if writer.buffer.capacity() > BUFFER_KEPT_MAX {
@@ -344,6 +348,11 @@ impl Journal {
     /// Where the next frame goes. Everything before it was appended.
     pub fn position(&self) -> Address {
         self.writer.lock().end
+    }
+
+    /// Where the last frame begins, if that is known.
+    pub fn last(&self) -> Option<Address> {
+        self.writer.lock().last
     }
 
     /// Where the first frame is.

@@ -34,6 +34,8 @@ pub(super) struct Found {
     pub end: Address,
     /// What it continues.
     pub link: Link,
+    /// Where the last frame begins, if that is known.
+    pub last: Option<Address>,
     /// Something followed the end.
     pub torn: bool,
     /// Up to where the tree that is on disk goes, by the tail.
@@ -45,7 +47,10 @@ pub(super) struct Found {
 }
 
 /// Finds the end; with `write`, makes the first segment of a new journal, repairs a torn end, and makes everything durable.
-pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write: bool) -> StoreResult<Found> {
+///
+/// `noted`: where the last frame begins that the last orderly end left. All before it was on disk, so the search begins there: damage before it is found when
+/// it is read.
+pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, noted: Option<Address>, write: bool) -> StoreResult<Found> {
     let search = Search::new(dir, identity)?;
     let Some(&first) = search.segments.first() else {
         let file = if write { Some(Arc::new(segment::make(dir, identity, 1, segment_bytes)?)) } else { None };
@@ -54,6 +59,7 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
             file,
             end: Address::START,
             link: identity.genesis(),
+            last: None,
             torn: false,
             witness: None,
             tail_written_ns: None,
@@ -67,22 +73,23 @@ pub(super) fn open(dir: &OwnedFd, identity: &Identity, segment_bytes: u32, write
         }
     }
     let start = search.starting_segment()?;
-    let (mut end, mut link) = search.walk(start)?;
+    let walk = || search.walk_from(noted, start);
+    let (mut end, mut link, mut last) = walk()?;
     let tail = tail::read(dir)?;
     if write && tail.fill(dir, end)? {
-        (end, link) = search.walk(start)?;
+        (end, link, last) = walk()?;
     }
     let rest = search.survey(end, link)?;
     let (witness, tail_written_ns) = (tail.witness, tail.written_ns);
     if !write {
-        return Ok(Found { first, file: None, end, link, torn: rest.torn(), witness, tail_written_ns, tails: Vec::new() });
+        return Ok(Found { first, file: None, end, link, last, torn: rest.torn(), witness, tail_written_ns, tails: Vec::new() });
     }
     search.repair(end, &rest)?;
     // What a crash left beside its pack.
     search.packed.iter().try_for_each(|number| pack::remove_raw(dir, *number))?;
     let file = Arc::new(segment::open(dir, identity, end.segment, true)?);
     search.settle(start, end, &file)?;
-    Ok(Found { first, file: Some(file), end, link, torn: rest.torn(), witness, tail_written_ns, tails: tail.names })
+    Ok(Found { first, file: Some(file), end, link, last, torn: rest.torn(), witness, tail_written_ns, tails: tail.names })
 }
 
 /// As [`open`] of a store that is read-only, for a check: follows the whole chain from the beginning to where it breaks or ends, and gives the damage
@@ -95,6 +102,7 @@ pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(
         file: None,
         end: Address { segment: first, ..Address::START },
         link: identity.genesis(),
+        last: None,
         torn: false,
         witness: None,
         tail_written_ns: None,
@@ -105,11 +113,11 @@ pub(super) fn open_to_check(dir: &OwnedFd, identity: &Identity) -> StoreResult<(
         _ if search.segments.is_empty() => return Ok((found, None)),
         Some((missing, _)) => Err(StoreError::JournalDamaged { segment: missing, offset: 0 }),
         None if first != 1 => Err(StoreError::JournalDamaged { segment: 1, offset: 0 }),
-        None => search.walk(first),
+        None => search.walk(Address { segment: first, offset: SEGMENT_HEADER }),
     };
     let damage = match walked {
-        Ok((end, link)) => {
-            (found.end, found.link) = (end, link);
+        Ok((end, link, last)) => {
+            (found.end, found.link, found.last) = (end, link, last);
             match search.survey(end, link) {
                 Ok(rest) => {
                     found.torn = rest.torn();
@@ -185,15 +193,27 @@ impl Search<'_> {
         Ok(self.segments.first().copied().unwrap_or(1))
     }
 
-    /// Follows the chain from the beginning of a segment to where it ends.
-    fn walk(&self, from: u32) -> StoreResult<(Address, Link)> {
-        let mut at = Address { segment: from, offset: SEGMENT_HEADER };
-        let mut window = self.window(from)?;
-        // The chain before a later segment is not known; its first frame is believed, as all before it was on disk.
-        let mut link = (from == 1).then(|| self.identity.genesis());
+    /// As [`Search::walk`], from the frame that was noted as the last, if it is there and in no segment before `start`.
+    fn walk_from(&self, noted: Option<Address>, start: u32) -> StoreResult<(Address, Link, Option<Address>)> {
+        if let Some(noted) = noted.filter(|noted| noted.segment >= start && !self.is_packed(noted.segment) && self.segments.contains(&noted.segment)) {
+            let found = self.walk(noted)?;
+            if found.2.is_some() {
+                return Ok(found);
+            }
+        }
+        self.walk(Address { segment: start, offset: SEGMENT_HEADER })
+    }
+
+    /// Follows the chain from a frame to where it ends. Says where that is, what the next frame continues, and where the last one begins.
+    fn walk(&self, from: Address) -> StoreResult<(Address, Link, Option<Address>)> {
+        let (mut at, mut last) = (from, None);
+        let mut window = self.window(from.segment)?;
+        // The chain before a later frame is not known; it is believed, as all before it was on disk.
+        let mut link = (from == Address::START).then(|| self.identity.genesis());
         loop {
             match window.look(at.offset, &self.identity.key)? {
                 Seen::Frame(header, _, hash) if link.is_none_or(|link| link == header.before()) => {
+                    last = Some(at);
                     link = Some(Link { seq: header.seq, hash });
                     at = window.end_of(at.offset, &header);
                     continue;
@@ -211,7 +231,7 @@ impl Search<'_> {
                 Err(_) => false,
             };
             if !follows {
-                return Ok((at, link.unwrap_or(self.identity.genesis())));
+                return Ok((at, link.unwrap_or(self.identity.genesis()), last));
             }
             at = Address { segment: next, offset: SEGMENT_HEADER };
             window = self.window(next)?;
