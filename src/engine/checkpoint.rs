@@ -49,6 +49,7 @@ impl Engine {
             let made = self.freeze_within(quiesce).and_then(|Frozen { gate, flushed, calm, _one_at_a_time }| {
                 let sealed = self.seal(Some(by), &options.note, tags.clone(), reason.clone(), flushed);
                 drop(gate);
+                self.live.drop_unneeded();
                 sealed.map(|(checkpoint, opened)| (checkpoint, opened, calm, _one_at_a_time))
             });
             match made {
@@ -74,7 +75,7 @@ impl Engine {
     }
 
     /// Makes every change wait, for as long as the guard lives. What can be done before is: files no longer mapped are settled, hot ones written
-    /// back, dirty pages of mappings that are in the kernel's cache brought in as writes. Says whether the tree holds every store that was made
+    /// back and captured, dirty pages of mappings that are in the kernel's cache brought in as writes. Says whether the tree holds every store that was made
     /// through such a mapping before any change that it holds.
     ///
     /// # Errors
@@ -83,6 +84,7 @@ impl Engine {
         self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
+        self.live.prepare_cut(self.timeline().epoch().next());
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
             self.live.watch_stores();

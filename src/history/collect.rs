@@ -17,7 +17,8 @@ impl Timeline {
         let from = self.address(id).ok_or(Errno::ENOENT)?;
         let census = Census::of(&self.retained());
         let before = census.kept.partition_point(|other| *other < id);
-        let to = census.kept.get(census.kept.partition_point(|other| *other <= id)).and_then(|next| self.address(*next));
+        let after = census.kept.get(census.kept.partition_point(|other| *other <= id)).copied();
+        let to = after.and_then(|next| self.address(next));
         let mut reading = Reading::default();
         for frame in self.store.journal.scan(from, to) {
             reading.take(frame.map_err(fault)?.1);
@@ -25,9 +26,14 @@ impl Timeline {
         let mut unneeded = Vec::new();
         for ((slot, epoch), data) in &reading.data {
             let Some(object) = data.object else { continue };
+            let reads = |id| -> SysResult<bool> { Ok(self.data_at(*slot, id)?.is_some_and(|data| data.before.object == Some(object))) };
+            // It was carried into the next epoch: the one after reads it.
+            if after.map_or(Ok(false), reads)? {
+                continue;
+            }
             let mut version = Captured { slot: *slot, born_ns: reading.born_ns(*slot, *epoch), ..Captured::new(object) };
             if let Some(before) = before.checked_sub(1).and_then(|number| census.kept.get(number))
-                && self.data_at(*slot, *before)?.is_some_and(|data| data.before.object == Some(object))
+                && reads(*before)?
             {
                 // The one before reads it, and maybe others before that: unless the file is younger than all of them.
                 version.by = 0..census.kept.partition_point(|other| other <= before);

@@ -2,31 +2,20 @@
 //!
 //! With passthrough no request tells of a write. A file is **hot** from its open for writing until it is proven that nobody can write to it: no
 //! handle, and no mapping, which outlives its handle (a read lease on the backing file is refused while either lives).
-//!
-//! **The cut.** Inside the freeze every hot file is captured for the next epoch: stat, clone, stat, and again whatever has changed, until a pass
-//! finds that nothing has. Then all clones are of the moment at which the last pass began: each was equal to its file from its own first stat
-//! to the last. A store through a mapping moves ctime when it makes a clean page dirty; a clone has cleaned and write-protected all pages; but XFS
-//! moves ctime *before* the store waits for a clone to end, so a page that is dirty after the clone counts as change too.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
-use super::busy::{Pace, WAIT_MAX};
 use super::data::{Handle, SET_ID};
 use super::who::{self, Opener};
 use crate::history::diff::same_bytes;
 use crate::history::who::Numbered;
-use crate::store::ids::{Epoch, ObjectId, Slot};
-use crate::store::record::{AttrState, DataState, Undo};
-use crate::sys::{self, Errno, Open, Stat, SysResult, Time};
+use crate::store::ids::Slot;
+use crate::store::record::DataState;
+use crate::sys::{self, Open, Stat, SysResult, Time};
 
-/// Passes after which the cut gives up being of one instant.
-const PASSES_MAX: u32 = 64;
-/// Time after which it does.
-const CUT_MAX: Duration = Duration::from_millis(50);
 /// A file opened for writing less than this ago has probably been closed since: most are written in one go, and the kernel tells of a close later.
 const YOUNG: Duration = Duration::from_millis(2);
 /// How often, and how long each time, a checkpoint waits for such a close to be told: less than capturing the file would cost.
@@ -47,11 +36,13 @@ const RESETTLED_AT_ONCE: usize = 2;
 pub(super) struct Hot {
     /// Where it may be mapped, open for reading only: a descriptor open for writing would itself stand in the way of the lease. Else that of a
     /// handle, open for writing only.
-    file: Arc<File>,
+    pub(super) file: Arc<File>,
     /// It was open for reading and writing, so that it may be mapped to be written (mmap(2) wants both).
-    mappable: bool,
+    pub(super) mappable: bool,
     /// When it was last opened for writing.
     opened: Instant,
+    /// A stat proves that it has not changed since what the open epoch has of it was captured: see `cut`.
+    pub(super) settled: bool,
     /// Who has opened it so.
     pub(super) openers: Vec<Opener>,
 }
@@ -61,38 +52,6 @@ impl Hot {
     pub(super) fn has_descriptor(&self) -> bool {
         self.mappable || Arc::strong_count(&self.file) == 1
     }
-}
-
-/// What the cut found.
-#[derive(Debug, Default)]
-pub struct Cut {
-    /// Records for the epoch that is about to open.
-    pub ahead: Vec<Undo>,
-    /// All captures are of one instant.
-    pub atomic: bool,
-    /// Number of files captured.
-    pub files: u64,
-    /// Who had what open for writing, some of it.
-    pub open: Vec<(Slot, Arc<Numbered>)>,
-    /// How many more there were.
-    pub open_more: u64,
-    /// What was captured, as it was then.
-    pub stats: Vec<(Slot, Stat)>,
-}
-
-impl Cut {
-    /// What was captured.
-    pub fn objects(&self) -> Vec<ObjectId> {
-        let object = |undo: &Undo| if let Undo::Data { before, .. } = undo { before.object } else { None };
-        self.ahead.iter().filter_map(object).collect()
-    }
-}
-
-struct Taken {
-    slot: Slot,
-    hot: Hot,
-    stat: Option<Stat>,
-    object: Option<ObjectId>,
 }
 
 impl Live {
@@ -114,7 +73,7 @@ impl Live {
             who::enter(&mut openers, by);
         }
         let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
-        hot.insert(slot, Hot { file, mappable, opened: Instant::now(), openers });
+        hot.insert(slot, Hot { file, mappable, opened: Instant::now(), settled: false, openers });
         drop(hot);
         self.leave_hot(slot, mappable);
         Ok(())
@@ -228,8 +187,9 @@ impl Live {
             return self.judge_openers(slot, &now, &hot.openers);
         }
         match self.timeline.void(slot) {
-            Ok(Some(object)) => self.drop_object(object),
-            Ok(None) => {}
+            // What was carried over from an earlier epoch is that one's.
+            Ok(Some(object)) if object.epoch == self.timeline.epoch() => self.drop_object(object),
+            Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a capture that was not needed stays"),
         }
     }
@@ -287,20 +247,6 @@ impl Live {
         }
     }
 
-    /// Before the freeze: writes hot files back, all at once, for a clone must do so first and everybody would wait for it.
-    pub fn preflush(&self) {
-        let files: Vec<Arc<File>> = self.hot.lock().values().map(|hot| Arc::clone(&hot.file)).collect();
-        let is_dirty = |file: &Arc<File>| sys::dirty_pages(&**file).is_ok_and(|dirty| dirty > 0);
-        let dirty: Vec<Arc<File>> = files.into_iter().filter(is_dirty).collect();
-        // What fails here fails again, and is told, when the file is cloned.
-        for file in &dirty {
-            let _ = sys::start_writeback(&**file);
-        }
-        for file in &dirty {
-            let _ = sys::finish_writeback(&**file);
-        }
-    }
-
     /// What shows whether a hot file was written to since: with [`Live::preflush`] before, stores through mappings too, for they find clean pages.
     ///
     /// # Errors
@@ -312,148 +258,4 @@ impl Live {
         states.sort_by_key(|(slot, ..)| *slot);
         Ok(states)
     }
-
-    /// An epoch was closed by this cut.
-    pub fn epoch_closed(&self, stats: &[(Slot, Stat)]) {
-        let mut hot = self.hot.lock();
-        for (slot, stat) in stats {
-            let openers = hot.get_mut(slot).map(|hot| hot.openers.as_mut_slice()).unwrap_or_default();
-            openers.iter_mut().for_each(|opener| opener.found = Some(*stat));
-        }
-        drop(hot);
-        self.wake_sealer();
-    }
-
-    /// Captures all hot files for `epoch`, the one about to open. The caller holds the gate for writing.
-    ///
-    /// # Errors
-    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed. EBUSY: a process keeps one of the files ([`Live::in_the_way`]).
-    pub fn cut(self: &Arc<Live>, epoch: Epoch) -> SysResult<Cut> {
-        let files: Vec<Taken> = self.hot.lock().iter().map(|(slot, hot)| Taken { slot: *slot, hot: hot.clone(), stat: None, object: None }).collect();
-        let (open, open_more) = self.open_for_writing(OPEN_TOLD_MAX);
-        let mut cut = Cut { atomic: true, files: files.len() as u64, open, open_more, ..Cut::default() };
-        // Inodes whose place is recorded.
-        let mut known = HashSet::new();
-        let (files, converged) = self.converge_apart(epoch, files)?;
-        cut.atomic = converged != Ok(false);
-        let result = converged.and_then(|_| files.iter().try_for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead)));
-        cut.stats = files.iter().filter_map(|taken| taken.stat.map(|stat| (taken.slot, stat))).collect();
-        match result {
-            Ok(()) => Ok(cut),
-            Err(errno) => {
-                self.drop_taken(&files);
-                Err(errno)
-            }
-        }
-    }
-
-    /// [`Live::converge`] on a thread of its own, which is left alone when it waits for too long.
-    fn converge_apart(self: &Arc<Live>, epoch: Epoch, mut files: Vec<Taken>) -> SysResult<(Vec<Taken>, SysResult<bool>)> {
-        if files.is_empty() {
-            return Ok((files, Ok(true)));
-        }
-        let pace = Arc::new(Pace::default());
-        let (live, late, theirs) = (Arc::clone(self), Arc::clone(self), Arc::clone(&pace));
-        let work = move || {
-            let converged = live.converge(epoch, &mut files, &theirs);
-            (files, converged)
-        };
-        self.busy.lend(|| pace.is_patient(), work, move |(files, _)| late.drop_taken(&files)).map_err(|_| self.give_up(&pace))
-    }
-
-    fn drop_taken(&self, files: &[Taken]) {
-        files.iter().filter_map(|taken| taken.object).for_each(|object| self.drop_object(object));
-    }
-
-    /// The epoch was not closed: what was captured for the next is needed by nobody.
-    pub fn drop_cut(&self, objects: &[ObjectId]) {
-        objects.iter().for_each(|object| self.drop_object(*object));
-    }
-
-    /// Clones until nothing has changed since it was cloned. When the time is up it looks a last time: on a machine that is slow the first clones may
-    /// take all of it, and if nothing changed they are of one instant all the same. `false`: they are not.
-    fn converge(&self, epoch: Epoch, files: &mut [Taken], pace: &Pace) -> SysResult<bool> {
-        let started = Instant::now();
-        for pass in 0_u32.. {
-            let last = pass > PASSES_MAX || started.elapsed() > CUT_MAX;
-            let mut moved = false;
-            for taken in files.iter_mut() {
-                if taken.stat.is_none() {
-                    moved = true;
-                    pace.step(taken.slot, || self.take(epoch, taken))?;
-                } else if changed_since(taken)? {
-                    moved = true;
-                    if last {
-                        break;
-                    }
-                    pace.step(taken.slot, || self.take(epoch, taken))?;
-                }
-            }
-            if !moved {
-                return Ok(true);
-            }
-            if last {
-                return files.iter_mut().try_for_each(|taken| self.fit(taken)).map(|()| false);
-            }
-        }
-        Ok(true)
-    }
-
-    fn take(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
-        let _claim = self.busy.await_claim(taken.slot, Some(WAIT_MAX))?;
-        if let Some(old) = taken.object.take() {
-            self.drop_object(old);
-        }
-        let mut stat = sys::stat_fd(&*taken.hot.file)?;
-        // One that is open for writing only cannot be read. It is opened for this moment: all at once would need twice the descriptors that were counted.
-        let reopened = if taken.hot.mappable { None } else { Some(sys::reopen(&*taken.hot.file, Open::READ)?) };
-        taken.object = self.capture_object_in(epoch, taken.slot, reopened.as_ref().unwrap_or(&taken.hot.file), stat.size)?;
-        if stat.mode & SET_ID != 0 {
-            // What was written after the first look is in the clone, and has cleared the bits.
-            stat.mode &= sys::stat_fd(&*taken.hot.file)?.mode | !SET_ID;
-        }
-        taken.stat = Some(stat);
-        Ok(())
-    }
-
-    /// What was cloned while somebody wrote may be longer than the attributes say, which are of a moment before, or shorter: what is kept of one file
-    /// must agree.
-    fn fit(&self, taken: &mut Taken) -> SysResult<()> {
-        let (Some(object), Some(stat)) = (taken.object, &mut taken.stat) else { return Ok(()) };
-        let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
-        let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ_WRITE)?;
-        let size = sys::stat_fd(&kept)?.size;
-        if size > stat.size {
-            sys::truncate(&kept, stat.size)?;
-        }
-        stat.size = stat.size.min(size);
-        Ok(())
-    }
-
-    fn keep_ahead(&self, taken: &Taken, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) -> SysResult<()> {
-        let Some(stat) = taken.stat else { return Ok(()) };
-        let slot = taken.slot;
-        ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: true } });
-        ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
-        // A write that makes no request takes the capabilities away, and no other attribute. All of them of all hot files may be more than one append.
-        if sys::listxattr(&*taken.hot.file).is_ok_and(|names| names.iter().any(|name| name == b"security.capability")) {
-            ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
-        }
-        self.keep_homes_ahead(slot, known, ahead);
-        Ok(())
-    }
-}
-
-/// The file may differ from its clone.
-fn changed_since(taken: &Taken) -> SysResult<bool> {
-    let Some(before) = taken.stat else { return Ok(true) };
-    let dirty = match sys::dirty_pages(&*taken.hot.file) {
-        Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EPERM) => 0,
-        dirty => dirty?,
-    };
-    if taken.hot.mappable && dirty > 0 {
-        return Ok(true);
-    }
-    let now = sys::stat_fd(&*taken.hot.file)?;
-    Ok(now.size != before.size || now.mtime != before.mtime || now.ctime != before.ctime)
 }

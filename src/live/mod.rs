@@ -16,6 +16,7 @@ mod attrs;
 mod baseline;
 mod busy;
 mod capture;
+mod cut;
 mod data;
 mod dirs;
 mod durable;
@@ -44,10 +45,10 @@ use std::sync::{Arc, OnceLock};
 
 pub use attrs::Change;
 pub use busy::Freeze;
+pub use cut::Cut;
 pub use data::{Handle, HandleId, OpenFlags};
 pub use durable::TreeSync;
 pub use find::At;
-pub use hot::Cut;
 pub use kept::{Keep, drop_kept};
 pub use names::{Made, Make};
 pub use nodes::IoMode;
@@ -88,6 +89,7 @@ pub struct Live {
     handles: data::Handles,
     orphans: orphans::Orphans,
     hot: Mutex<HashMap<Slot, hot::Hot>>,
+    prepared: Mutex<cut::Prepared>,
     /// Hot files without a writer that were found in use all the same: to be tried again.
     unsettled: Mutex<VecDeque<Slot>>,
     lately: lately::Lately,
@@ -150,6 +152,7 @@ impl Live {
             handles: data::Handles::default(),
             orphans: orphans::Orphans::new(sys::nofile()),
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
+            prepared: Mutex::default(),
             unsettled: Mutex::new(VecDeque::new()),
             lately: lately::Lately::default(),
             watch: mapped::Watch::default(),

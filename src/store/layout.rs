@@ -299,7 +299,8 @@ impl Layout {
 
     /// What [`Layout::note_end`] was told last, if it can be read.
     pub fn noted_end(&self) -> Option<(Address, Option<Address>)> {
-        let address = |packed: i64| Some(Address { segment: u32::try_from(packed >> 32).ok()?, offset: u32::try_from(packed & i64::from(u32::MAX)).ok()? });
+        let address =
+            |packed: i64| Some(Address { segment: u32::try_from(packed >> 32).ok()?, offset: u32::try_from(packed & i64::from(u32::MAX)).ok()? });
         let noted = read_all_noted(&self.dir, ENDED_NAME)?;
         Some((address(*noted.first()?)?, noted.get(1).copied().and_then(address)))
     }

@@ -5,11 +5,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::common::{MountOpts, Variant, for_each_variant};
-use super::support::{noise, put, said, sh};
+use super::support::{Mapping, noise, put, said, sh};
 
 for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
 for_each_variant! { one => unchanged_files_take_no_blocks_in_the_store }
 for_each_variant! { one => what_is_freed_leaves_no_empty_layer }
+for_each_variant! { reflink => a_file_that_is_open_and_idle_is_captured_once }
 
 /// The objects in the store of a directory that is served, found past the mount.
 fn objects(backing: &Path) -> Vec<PathBuf> {
@@ -59,6 +60,58 @@ fn what_is_freed_leaves_no_empty_layer(v: Variant) {
         sh(root, "cd .ckptfs/layers; for layer in *; do test $layer -ge 5 || test -n \"$(ls $layer/objects)\" || echo $layer; done").is_empty()
     });
     assert_eq!(objects(root).len(), 1, "checkpoint 4 needs one");
+}
+
+/// Each checkpoint cloned each file that was open to be written; now the next epoch's record leads to what the last one has.
+fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
+    const OLD: [u8; 8192] = [1; 8192];
+    let rig = v.start_with(MountOpts::new(v.io), |dir| ["mapped", "written"].iter().for_each(|name| put(dir.join(name), OLD)));
+    let (root, log) = (rig.path(), File::create(rig.path().join("log")).unwrap());
+    // A stat proves nothing of what changed a moment before.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    rig.mount.checkpoint();
+    let mapped = OpenOptions::new().read(true).write(true).open(root.join("mapped")).unwrap();
+    let mapping = Mapping::writable(&mapped, OLD.len());
+    let written = OpenOptions::new().write(true).open(root.join("written")).unwrap();
+    for byte in 2..=7 {
+        log.write_all_at(&[byte], 0).unwrap();
+        assert_eq!(rig.mount.checkpoint(), u64::from(byte));
+    }
+    let is_of = |object: &&PathBuf| fs::metadata(object).is_ok_and(|found| found.len() == OLD.len() as u64);
+    let kept = objects(root).iter().filter(is_of).count();
+    assert!(kept <= 4, "{kept} of two files at their opening, and of one at the next checkpoint");
+    mapping.write(4096, b"stored");
+    written.write_all_at(b"written", 0).unwrap();
+    assert_eq!(rig.mount.checkpoint(), 8);
+    let check = |id: u64| {
+        let shown = |name: &str| fs::read(rig.view(id).join(name)).unwrap_or_else(|error| panic!("{name} of {id}: {error}"));
+        let (mut store, mut write) = (OLD, OLD);
+        if id >= 8 {
+            store[4096..4102].copy_from_slice(b"stored");
+            write[..7].copy_from_slice(b"written");
+        }
+        assert!(shown("mapped") == store && shown("written") == write, "checkpoint {id}");
+        if (2..8).contains(&id) {
+            assert_eq!(shown("log"), [id as u8]);
+        }
+    };
+    (1..=8).for_each(check);
+    for (gone, left) in [(2, [1, 3, 4, 5, 6, 7, 8].as_slice()), (1, &[3, 4, 5, 6, 7, 8]), (7, &[3, 4, 5, 6, 8]), (4, &[3, 5, 6, 8])] {
+        rig.mount.ok(&["delete", "--now", &gone.to_string()]);
+        left.iter().copied().for_each(check);
+    }
+    rig.mount.ok(&["gc", "--keep-last=3"]);
+    [5, 6, 8].into_iter().for_each(check);
+    drop((mapping, mapped, written));
+    assert_eq!(rig.mount.checkpoint(), 9);
+    [5, 6, 8, 9].into_iter().for_each(check);
+    rig.mount.ok(&["gc", "--keep-last=2"]);
+    [8, 9].into_iter().for_each(check);
+    super::common::mount::wait_until("what nobody needs is gone", 30, || {
+        rig.mount.ok(&["gc", "--keep-last=2"]);
+        !objects(root).iter().any(|object| is_of(&object))
+    });
+    rig.mount.ok(&["verify"]);
 }
 
 fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {

@@ -195,7 +195,8 @@ impl Search<'_> {
 
     /// As [`Search::walk`], from the frame that was noted as the last, if it is there and in no segment before `start`.
     fn walk_from(&self, noted: Option<Address>, start: u32) -> StoreResult<(Address, Link, Option<Address>)> {
-        if let Some(noted) = noted.filter(|noted| noted.segment >= start && !self.is_packed(noted.segment) && self.segments.contains(&noted.segment)) {
+        if let Some(noted) = noted.filter(|noted| noted.segment >= start && !self.is_packed(noted.segment) && self.segments.contains(&noted.segment))
+        {
             let found = self.walk(noted)?;
             if found.2.is_some() {
                 return Ok(found);
