@@ -35,6 +35,7 @@ mod restore;
 mod sealer;
 mod share;
 mod takeover;
+mod told;
 mod who;
 
 use std::collections::{HashMap, VecDeque};
