@@ -1,10 +1,12 @@
 //! Requests of the kernel per workload.
 
 use std::ffi::OsStr;
+use std::fs::OpenOptions;
 use std::path::Path;
 
 use crate::baseline::{self, Baseline};
 use crate::common::{Fs, Io, Variant, skip, succeeds, tool};
+use crate::databases::{self, Postgres, Sqlite};
 use crate::rig::{Counted, Counts};
 use crate::tree;
 
@@ -15,7 +17,8 @@ const TOOL_SECONDS: u64 = 120;
 /// More requests than the baseline that are no finding: the kernel may have forgotten something. Whoever makes an operation dearer adds one for
 /// each file.
 const SLACK: f64 = 10.0;
-/// The same for a tool of the system: another version of it may look at a few files more.
+/// The same for a tool of the system: another version of it may look at a few files more. And for what is asked of open files by and by: a machine that is
+/// busy takes longer, and attributes may be believed for a while only.
 const TOOL_SLACK: f64 = 40.0;
 
 /// One mount, and what is known of it.
@@ -55,6 +58,7 @@ fn session(variant: Variant, baseline: Baseline) -> Baseline {
     new_files(&mut session);
     known_files(&mut session);
     writes(&mut session);
+    databases(&mut session);
     tools(&mut session);
     views(&mut session);
     session.baseline
@@ -110,6 +114,23 @@ fn writes(session: &mut Session) {
         tree::unlink(&renamed);
     });
     session.exactly("create, write, close 1000 files after a checkpoint", |path| tree::create(&tree::paths(path)));
+}
+
+/// A transaction of each: what is read asks for nothing, what is written is synced, and who asks for all attributes after a read gets them anew.
+fn databases(session: &mut Session) {
+    let dir = session.rig.path().join("databases");
+    std::fs::create_dir(&dir).expect("a directory");
+    let postgres = Postgres::connected(&dir);
+    session.about("postgresql: 1000 selects", |_| postgres.selects());
+    session.about("postgresql: 1000 transactions", |_| postgres.transactions());
+    let sqlite = Sqlite::open(&dir);
+    session.about("sqlite: 1000 inserts with wal", |_| sqlite.inserts_with_wal());
+    session.about("sqlite: 1000 selects without wal", |_| sqlite.selects());
+    session.about("sqlite: 1000 inserts without wal", |_| sqlite.inserts_with_journal());
+    let mut log = OpenOptions::new().append(true).create(true).open(dir.join("appendonly.aof")).expect("a log");
+    session.about("redis: 1000 appends", |_| databases::redis(&mut log));
+    drop((postgres, sqlite, log));
+    std::fs::remove_dir_all(&dir).expect("nobody has it open");
 }
 
 /// What programs do that people use.

@@ -4,6 +4,7 @@
 mod common;
 
 mod absence;
+mod attributes;
 mod below;
 mod durable;
 mod edges;
