@@ -20,7 +20,7 @@ use super::error::{Outcome, hinted, io_error, plain};
 use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
 use super::mount::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
-use super::{holder, holders, log_to_stderr, mounts};
+use super::{holder, holders, log_to_stderr, mount, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::*;
@@ -30,7 +30,7 @@ use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
 use crate::engine::word::word;
 use crate::engine::{Config, Engine, IoChoice, Keep, SealMode};
-use crate::fuse::{MountConfig, Session};
+use crate::fuse::{MountConfig, Session, Xattrs};
 use crate::store::record::Actor;
 use crate::sys::host;
 use crate::sys::{self, Errno};
@@ -254,6 +254,11 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         dev: args.serving.dev(),
         suid: args.serving.suid(),
         exec: args.serving.exec(),
+        xattrs: match args.serving.xattrs.unwrap_or_default() {
+            mount::Xattrs::All => Xattrs::All,
+            mount::Xattrs::User => Xattrs::User,
+            mount::Xattrs::Off => Xattrs::Off,
+        },
         readers: args.serving.readers.unwrap_or(READERS).into(),
     }
 }
