@@ -18,3 +18,4 @@ mod status;
 mod support;
 mod user;
 mod views;
+mod xattrs;
