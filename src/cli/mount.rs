@@ -89,7 +89,7 @@ pub struct Serving {
     /// Permission bits of .snapshots (octal), and so who may see the past; those of the root directory if not given
     #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
     pub snapdir_mode: Option<u32>,
-    /// How many threads read the kernel's requests [default: 4]
+    /// How many threads read the kernel's requests [default: as many as there are CPUs, from 2 to 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub readers: Option<u8>,
     /// Before a process removes or empties more than N files and directories within T, make a checkpoint; off: never [default: 25/1s]
