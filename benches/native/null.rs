@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ckptfs::engine::counts::RequestCounts;
 use ckptfs::engine::request::*;
-use ckptfs::fuse::{MountConfig, Session};
+use ckptfs::fuse::{MountConfig, Session, Xattrs};
 use ckptfs::sys::{Errno, Kind, Stat, SysResult, Time};
 use parking_lot::Mutex;
 
@@ -50,6 +50,7 @@ pub fn serve(point: &Path) {
         passthrough: false,
         allow_other: true,
         read_only: false,
+        xattrs: Xattrs::All,
         readers: READERS,
     };
     Session::mount(service, &config).and_then(Session::wait).expect("a filesystem in memory can be mounted");

@@ -8,6 +8,7 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
@@ -20,7 +21,7 @@ use super::error::{Outcome, hinted, io_error, plain};
 use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
 use super::mount::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
-use super::{holder, holders, log_to_stderr, mounts};
+use super::{holder, holders, log_to_stderr, mount, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::*;
@@ -30,7 +31,7 @@ use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
 use crate::engine::word::word;
 use crate::engine::{Config, Engine, IoChoice, Keep, SealMode};
-use crate::fuse::{MountConfig, Session};
+use crate::fuse::{MountConfig, Session, Xattrs};
 use crate::store::record::Actor;
 use crate::sys::host;
 use crate::sys::{self, Errno};
@@ -44,8 +45,8 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 /// After a signal, the session has so long to end.
 const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Threads that read the kernel's requests, unless told otherwise.
-const READERS: u8 = 4;
+/// Threads that read the kernel's requests, unless told otherwise: one for each CPU, within these bounds.
+const READERS: RangeInclusive<usize> = 2..=4;
 
 /// So long an inode is waited for on a full disk, for the control socket; and between two attempts.
 const BIND_WAIT: Duration = Duration::from_millis(300);
@@ -244,6 +245,13 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
     })
 }
 
+/// How many readers there are for the CPUs that this process may use. One would keep everybody waiting whom it does not serve; more than two on two CPUs
+/// are in each other's way where something else runs too.
+fn readers() -> usize {
+    let cpus = std::thread::available_parallelism().map_or(*READERS.end(), usize::from);
+    cpus.clamp(*READERS.start(), *READERS.end())
+}
+
 fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
     MountConfig {
         mountpoint: args.mountpoint.clone(),
@@ -254,7 +262,12 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         dev: args.serving.dev(),
         suid: args.serving.suid(),
         exec: args.serving.exec(),
-        readers: args.serving.readers.unwrap_or(READERS).into(),
+        xattrs: match args.serving.xattrs.unwrap_or_default() {
+            mount::Xattrs::All => Xattrs::All,
+            mount::Xattrs::User => Xattrs::User,
+            mount::Xattrs::Off => Xattrs::Off,
+        },
+        readers: args.serving.readers.map_or_else(readers, usize::from),
     }
 }
 

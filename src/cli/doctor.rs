@@ -154,11 +154,13 @@ fn about_directory(directory: &Path) -> Vec<Finding> {
         Err(Errno::ENOSPC | Errno::EDQUOT) => fail("reflink", "no space left", "free some space"),
         Err(cause) => warn("reflink", format!("not here ({})", plain(&cause.into())), REFLINK_COST, Some("keep the project on xfs or btrfs")),
     });
+    findings.push(ok("xattrs", XATTRS));
     findings.push(store_place(directory));
     findings
 }
 
 const STALE_COST: &str = "nothing in it can be reached, and it cannot be looked at before it is repaired";
+const XATTRS: &str = "served; where neither access lists nor capabilities are used, mount --xattrs=off saves two of nine requests of an unpacked file, and one of each first write";
 const REFLINK_COST: &str = "a changed file is copied once per checkpoint: time and space grow with the size of what changes";
 
 /// Whether the directory is served already.

@@ -77,6 +77,9 @@ pub struct Serving {
     /// Who writes files; with `daemon` writes wait during a checkpoint, so that every one is of one instant
     #[arg(long, value_enum, value_name = "WHO")]
     pub writes: Option<Writes>,
+    /// Which extended attributes are served; with `off` the kernel never asks for one, which makes new files cheaper
+    #[arg(long, value_enum, value_name = "WHICH")]
+    pub xattrs: Option<Xattrs>,
     /// Whether .snapshots is listed in the root directory
     #[arg(long, value_enum, value_name = "HOW")]
     pub snapdir: Option<Snapdir>,
@@ -86,7 +89,7 @@ pub struct Serving {
     /// Permission bits of .snapshots (octal), and so who may see the past; those of the root directory if not given
     #[arg(long, value_name = "MODE", value_parser = snapdir_mode)]
     pub snapdir_mode: Option<u32>,
-    /// How many threads read the kernel's requests [default: 4]
+    /// How many threads read the kernel's requests [default: as many as there are CPUs, from 2 to 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub readers: Option<u8>,
     /// Before a process removes or empties more than N files and directories within T, make a checkpoint; off: never [default: 25/1s]
@@ -209,6 +212,18 @@ pub enum Writes {
     Daemon,
 }
 
+/// `--xattrs`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Xattrs {
+    /// All
+    #[default]
+    All,
+    /// Those of programs: no access lists, capabilities and labels
+    User,
+    /// None
+    Off,
+}
+
 /// `--snapdir`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Snapdir {
@@ -242,6 +257,7 @@ impl Serving {
         let mut arguments: Vec<OsString> = option("io", self.io.as_ref()).into_iter().collect();
         arguments.extend(option("others-io", self.others_io.as_ref()));
         arguments.extend(option("writes", self.writes.as_ref()));
+        arguments.extend(option("xattrs", self.xattrs.as_ref()));
         arguments.extend(option("snapdir", self.snapdir.as_ref()));
         arguments.extend(option("seal", self.seal.as_ref()));
         arguments.extend(self.readers.map(|readers| format!("--readers={readers}").into()));
@@ -300,6 +316,7 @@ impl Serving {
             io: self.io.or_else(|| word(settings, "mount.io")),
             others_io: self.others_io.or_else(|| word(settings, "mount.others-io")),
             writes: self.writes.or_else(|| word(settings, "mount.writes")),
+            xattrs: self.xattrs.or_else(|| word(settings, "mount.xattrs")),
             snapdir: self.snapdir.or_else(|| word(settings, "mount.snapdir")),
             seal: self.seal.or_else(|| word(settings, "mount.seal")),
             snapdir_mode: self.snapdir_mode.or_else(|| snapdir_mode(settings.text("mount.snapdir-mode")?).ok()),

@@ -105,8 +105,8 @@ impl Engine {
         Ok(copied as u64)
     }
 
-    /// How long the kernel may remember the attributes of a live node: not at all while it may change without a request.
-    pub(super) fn live_ttl(&self, slot: Slot, mode: u32) -> Duration {
-        if self.live.changes_unseen(slot, mode) { Duration::ZERO } else { FOR_EVER }
+    /// How long the kernel may remember these attributes of a live node: for ever, unless it may change without the kernel's knowing.
+    pub(super) fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
+        self.live.lifetime(slot, stat).unwrap_or(FOR_EVER)
     }
 }

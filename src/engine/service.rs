@@ -94,7 +94,7 @@ impl Engine {
     }
 
     fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
-        Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, stat.mode) }
+        Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, &stat) }
     }
 
     fn made(&self, made: &Made) -> Entry {
@@ -102,7 +102,7 @@ impl Engine {
     }
 
     fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
-        Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, stat.mode) }
+        Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, &stat) }
     }
 
     /// Attributes are other than the kernel may think: it forgets them, which waits for nothing. A write has cleared set-id bits, which it leaves to us
@@ -418,7 +418,7 @@ impl Service for Engine {
 
     fn created(&self, node: NodeId) {
         if let Ok(Node::Live(slot)) = self.node(node)
-            && self.live.changes_unseen(slot, 0)
+            && self.live.changes_unseen(slot)
         {
             self.attributes_changed(node);
         }

@@ -22,6 +22,7 @@ use super::convert::{self, caller, errno, handle, node};
 use super::dispatch::Dispatcher;
 use super::listing;
 use super::takeover::Opens;
+use super::xattrs::Xattrs;
 use crate::engine::counts::RequestKind as Kind;
 use crate::engine::request::{Attr, Caller, Entry, Looked, NOTE_CAPABILITIES, NOTE_PROTOCOL, NodeId, Opened, Service};
 use crate::sys::{self, Errno, SysResult, wait};
@@ -77,6 +78,7 @@ pub struct Adapter {
     server: Arc<Server>,
     dispatcher: Arc<Dispatcher>,
     passthrough: bool,
+    xattrs: Xattrs,
     /// The kernel opens directories without asking once it was told to.
     dirs_unasked: bool,
     started: bool,
@@ -161,11 +163,11 @@ impl Server {
 }
 
 impl Adapter {
-    pub fn new(service: Arc<dyn Service>, passthrough: bool) -> Self {
+    pub fn new(service: Arc<dyn Service>, passthrough: bool, xattrs: Xattrs) -> Self {
         let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts())));
         let opens = Opens::new(service.ledger());
         let server = Server { service, device: Arc::default(), backings: Backings::new(), opens };
-        Self { server: Arc::new(server), dispatcher, passthrough, dirs_unasked: false, started: false }
+        Self { server: Arc::new(server), dispatcher, passthrough, xattrs, dirs_unasked: false, started: false }
     }
 
     /// What the session's `/dev/fuse` is to be told to, once there is one.
@@ -532,8 +534,9 @@ impl Filesystem for Adapter {
     fn setxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, position: u32, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
         let value = value.to_vec();
-        let caller = caller(request);
+        let (caller, served) = (caller(request), self.xattrs);
         let attempt = move |server: &Server| {
+            served.check(&name, Errno::EOPNOTSUPP)?;
             let how = convert::xattr_how(flags, position).ok_or(Errno::EINVAL)?;
             server.service.setxattr(caller, node(ino), &name, &value, how)
         };
@@ -541,21 +544,28 @@ impl Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let name = name.as_bytes().to_vec();
-        self.serve(Kind::Getxattr, move |server| answer_xattr(server.service.getxattr(node(ino), &name), size, reply));
+        let (name, served) = (name.as_bytes().to_vec(), self.xattrs);
+        self.serve(Kind::Getxattr, move |server| {
+            let value = served.check(&name, Errno::NO_XATTR).and_then(|()| server.service.getxattr(node(ino), &name));
+            answer_xattr(value, size, reply);
+        });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let caller = caller(request);
+        let (caller, served) = (caller(request), self.xattrs);
         self.serve(Kind::Listxattr, move |server| {
-            answer_xattr(server.service.listxattr(caller, node(ino)).map(|names| convert::joined(&names)), size, reply)
+            let names = served.list(|| server.service.listxattr(caller, node(ino)));
+            answer_xattr(names.map(|names| convert::joined(&names)), size, reply)
         });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        let caller = caller(request);
-        let attempt = move |server: &Server| server.service.removexattr(caller, node(ino), &name);
+        let (caller, served) = (caller(request), self.xattrs);
+        let attempt = move |server: &Server| {
+            served.check(&name, Errno::EOPNOTSUPP)?;
+            server.service.removexattr(caller, node(ino), &name)
+        };
         self.serve_patiently(Kind::Removexattr, attempt, |_, done| answer_empty(done, reply));
     }
 

@@ -11,5 +11,7 @@ mod listing;
 mod notify;
 mod session;
 mod takeover;
+mod xattrs;
 
 pub use session::{MountConfig, Session, Unmounter};
+pub use xattrs::Xattrs;

@@ -12,6 +12,7 @@ use super::adapter::Adapter;
 use super::backing::Device;
 use super::notify::KernelCaches;
 use super::takeover;
+use super::xattrs::Xattrs;
 use crate::engine::request::{Caches, Service};
 use crate::sys::{self, lock::Mutex};
 
@@ -34,6 +35,8 @@ pub struct MountConfig {
     pub suid: bool,
     /// Programs can be run.
     pub exec: bool,
+    /// Which extended attributes are served.
+    pub xattrs: Xattrs,
     /// Threads that read requests, and serve those that do not take long; at least 1, and 1 but on Linux. Each has a buffer of 16 MiB of address
     /// space, of which requests touch 1 MiB.
     pub readers: usize,
@@ -82,7 +85,7 @@ impl Session {
     /// # Errors
     /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
     pub fn mount(service: Arc<dyn Service>, config: &MountConfig) -> io::Result<Session> {
-        let adapter = Adapter::new(service, config.passthrough);
+        let adapter = Adapter::new(service, config.passthrough, config.xattrs);
         let device = adapter.device();
         let session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
         Session::prepared(session, &device)
@@ -95,7 +98,7 @@ impl Session {
     /// EINVAL without a ledger in which the one before left what it knew.
     pub fn resume(service: Arc<dyn Service>, config: &MountConfig, device: OwnedFd) -> io::Result<Session> {
         let ledger = service.ledger().ok_or(io::ErrorKind::InvalidInput)?;
-        let adapter = Adapter::new(service, config.passthrough);
+        let adapter = Adapter::new(service, config.passthrough, config.xattrs);
         let (shared, adopt) = (adapter.device(), adapter.adopter());
         let fuser_config = config.fuser_config();
         let session = takeover::resume(adapter, &device, fuser_config.acl, fuser_config, &ledger)?;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Live;
 use super::data::{Handle, SET_ID};
+use super::told::Told;
 use super::who::{self, Opener};
 use crate::history::diff::same_bytes;
 use crate::history::who::Numbered;
@@ -39,6 +40,10 @@ pub(super) struct Hot {
     pub(super) file: Arc<File>,
     /// It was open for reading and writing, so that it may be mapped to be written (mmap(2) wants both).
     pub(super) mappable: bool,
+    /// Somebody may have it open past the mount: the kernel knows of no write of theirs.
+    past_mount: bool,
+    /// What the kernel was told of it, where it may be mapped.
+    told: Told,
     /// When it was last opened for writing.
     opened: Instant,
     /// A stat proves that it has not changed since what the open epoch has of it was captured: see `cut`.
@@ -60,10 +65,10 @@ impl Live {
     /// # Errors
     /// EMFILE: the file is not watched, and must not be written to.
     pub(super) fn note_hot(&self, slot: Slot, file: &Arc<File>, mappable: bool, by: Option<(Arc<Numbered>, Option<Stat>)>) -> SysResult<()> {
-        let mut hot = self.hot.lock();
+        let (mut hot, opened) = (self.hot.lock(), Instant::now());
         let mut openers = Vec::new();
         if let Some(known) = hot.get_mut(&slot) {
-            known.opened = Instant::now();
+            known.opened = opened;
             who::enter(&mut known.openers, by);
             openers = known.openers.clone();
             if known.mappable || !mappable {
@@ -73,10 +78,18 @@ impl Live {
             who::enter(&mut openers, by);
         }
         let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
-        hot.insert(slot, Hot { file, mappable, opened: Instant::now(), settled: false, openers });
+        hot.insert(slot, Hot { file, mappable, past_mount: false, told: Told::nothing(opened), opened, settled: false, openers });
         drop(hot);
-        self.leave_hot(slot, mappable);
+        self.leave_hot(slot, mappable, false);
         Ok(())
+    }
+
+    /// Somebody may write to the file, which is hot, without the kernel's knowing.
+    pub(super) fn note_past_mount(&self, slot: Slot) {
+        let known = self.hot.lock().get_mut(&slot).map(|hot| hot.past_mount = true);
+        if known.is_some() {
+            self.leave_hot(slot, true, true);
+        }
     }
 
     /// The file to be given to the kernel as the backing of a handle: it is open for reading only. The kernel opens it anew as the handle was
@@ -96,10 +109,22 @@ impl Live {
         self.hot.lock().contains_key(&slot)
     }
 
-    /// The attributes of the file may change without the kernel's knowing: stores through a mapping do that, and writes that it has passed on clear
-    /// set-id bits. For times and size it asks anew by itself after those (`fuse_write_update_attr` in fs/fuse/file.c).
-    pub fn changes_unseen(&self, slot: Slot, mode: u32) -> bool {
-        self.hot.lock().get(&slot).is_some_and(|hot| hot.mappable || mode & SET_ID != 0)
+    /// The file may be mapped: stores change its times without a request, and without the kernel's knowing.
+    pub fn changes_unseen(&self, slot: Slot) -> bool {
+        self.hot.lock().get(&slot).is_some_and(|hot| hot.mappable)
+    }
+
+    /// For how long the kernel, which is told these attributes of the file now, may believe them; `None`: until it is told otherwise.
+    ///
+    /// For times and size it asks anew by itself after each write that it passes on (`fuse_write_update_attr` in fs/fuse/file.c), but not for set-id bits,
+    /// which such writes clear.
+    pub fn lifetime(&self, slot: Slot, stat: &Stat) -> Option<Duration> {
+        let mut hot = self.hot.lock();
+        let hot = hot.get_mut(&slot)?;
+        if hot.past_mount || stat.mode & SET_ID != 0 {
+            return Some(Duration::ZERO);
+        }
+        hot.mappable.then(|| hot.told.tell(Instant::now(), (stat.mtime, stat.ctime)))
     }
 
     /// The last handle for writing is closed: what that leaves to do. The caller holds the gate and the tree.

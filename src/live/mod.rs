@@ -36,6 +36,7 @@ mod restore;
 mod sealer;
 mod share;
 mod takeover;
+mod told;
 mod who;
 
 use std::collections::{HashMap, VecDeque};

@@ -204,6 +204,7 @@ impl Live {
         }
         let file = Arc::new(file);
         self.note_hot(trail.slot, &file, true, None)?;
+        self.note_past_mount(trail.slot);
         self.capture(trail.into(), &file, true)?;
         Ok(true)
     }

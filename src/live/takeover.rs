@@ -76,10 +76,10 @@ impl Live {
     }
 
     /// The file is hot, as the next worker shall know.
-    pub(super) fn leave_hot(&self, slot: Slot, mappable: bool) {
+    pub(super) fn leave_hot(&self, slot: Slot, mappable: bool, past_mount: bool) {
         let Some(legacy) = self.legacy.get() else { return };
         let mut rows = legacy.hot.lock();
-        if let Some(row) = legacy.ledger.put(HOT, words([slot.0, u64::from(mappable)]))
+        if let Some(row) = legacy.ledger.put(HOT, words([slot.0, u64::from(mappable), u64::from(past_mount)]))
             && let Some(before) = rows.insert(slot, row)
         {
             legacy.ledger.remove(before);
@@ -215,7 +215,7 @@ impl Live {
     pub fn adopt_rest(&self, orphans: &Orphans) {
         let Some(legacy) = self.legacy.get() else { return };
         for row in legacy.ledger.rows() {
-            let [number, mappable, ..] = row.words;
+            let [number, mappable, past_mount, ..] = row.words;
             match row.kind {
                 HOT => {
                     let slot = Slot(number);
@@ -226,6 +226,9 @@ impl Live {
                     legacy.ledger.remove(row.id);
                     if known.is_none() && !orphans.contains_key(&number) {
                         self.adopt_hot(slot, mappable != 0);
+                    }
+                    if past_mount != 0 {
+                        self.note_past_mount(slot);
                     }
                 }
                 EXCHANGE => legacy.exchanges.lock().push_back(row.id),

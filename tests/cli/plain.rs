@@ -193,7 +193,7 @@ fn doctor_looks_at_a_directory_and_leaves_nothing_in_it() {
     let report = ran.json();
     assert_eq!(report["ok"], ran.code == 0);
     let checks: Vec<&str> = report["findings"].as_array().expect("a list").iter().filter_map(|finding| finding["check"].as_str()).collect();
-    for check in ["mounted", "filesystem", "reflink", "store", "fuse", "kernel", "passthrough", "privileges", "stale mounts"] {
+    for check in ["mounted", "filesystem", "reflink", "store", "fuse", "kernel", "passthrough", "privileges", "stale mounts", "xattrs"] {
         assert!(checks.contains(&check), "{check} in {checks:?}");
     }
     assert_eq!(std::fs::read_dir(sandbox.path.join("p")).expect("list").count(), 1);

@@ -114,7 +114,7 @@ impl Baseline {
         let mut text = format!("kernel {}\n", kernel());
         for (workload, row) in &self.counted {
             let numbers: Vec<String> = row.iter().map(|(name, count)| format!("{name}={}", number(*count))).collect();
-            let _ = writeln!(text, "{workload}: {} # {}", numbers.join(" "), number(row.values().sum()));
+            let _ = writeln!(text, "{workload}: {} # {}", numbers.join(" "), number(row.values().sum::<f64>().abs()));
         }
         text
     }

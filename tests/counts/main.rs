@@ -7,6 +7,7 @@
 mod common;
 
 mod baseline;
+mod databases;
 mod memory;
 mod requests;
 mod rig;

@@ -1,10 +1,12 @@
 //! Requests of the kernel per workload.
 
 use std::ffi::OsStr;
+use std::fs::OpenOptions;
 use std::path::Path;
 
 use crate::baseline::{self, Baseline};
 use crate::common::{Fs, Io, Variant, skip, succeeds, tool};
+use crate::databases::{self, Postgres, Sqlite};
 use crate::rig::{Counted, Counts};
 use crate::tree;
 
@@ -15,7 +17,8 @@ const TOOL_SECONDS: u64 = 120;
 /// More requests than the baseline that are no finding: the kernel may have forgotten something. Whoever makes an operation dearer adds one for
 /// each file.
 const SLACK: f64 = 10.0;
-/// The same for a tool of the system: another version of it may look at a few files more.
+/// The same for a tool of the system: another version of it may look at a few files more. And for what is asked of open files by and by: a machine that is
+/// busy takes longer, and attributes may be believed for a while only.
 const TOOL_SLACK: f64 = 40.0;
 
 /// One mount, and what is known of it.
@@ -55,8 +58,26 @@ fn session(variant: Variant, baseline: Baseline) -> Baseline {
     new_files(&mut session);
     known_files(&mut session);
     writes(&mut session);
-    tools(&mut session);
+    databases(&mut session);
+    archives(&mut session);
+    git(&mut session);
     views(&mut session);
+    session.baseline
+}
+
+/// What is left of it where the kernel does not ask for extended attributes.
+fn session_without_xattrs(variant: Variant, baseline: Baseline) -> Baseline {
+    let mut session = Session { rig: Counted::start_with(variant, "--xattrs=off", tree::fill), baseline };
+    // The first answer is that there are none, and the last that is asked for.
+    let first = session.rig.path().join("first");
+    std::fs::write(&first, "x").expect("a file");
+    std::fs::remove_file(&first).expect("it is there");
+    new_files(&mut session);
+    databases(&mut session);
+    archives(&mut session);
+    let id = session.rig.checkpoint();
+    let view = session.rig.view(id);
+    lists(&mut session, &view);
     session.baseline
 }
 
@@ -112,8 +133,25 @@ fn writes(session: &mut Session) {
     session.exactly("create, write, close 1000 files after a checkpoint", |path| tree::create(&tree::paths(path)));
 }
 
+/// A transaction of each: what is read asks for nothing, what is written is synced, and who asks for all attributes after a read gets them anew.
+fn databases(session: &mut Session) {
+    let dir = session.rig.path().join("databases");
+    std::fs::create_dir(&dir).expect("a directory");
+    let postgres = Postgres::connected(&dir);
+    session.about("postgresql: 1000 selects", |_| postgres.selects());
+    session.about("postgresql: 1000 transactions", |_| postgres.transactions());
+    let sqlite = Sqlite::open(&dir);
+    session.about("sqlite: 1000 inserts with wal", |_| sqlite.inserts_with_wal());
+    session.about("sqlite: 1000 selects without wal", |_| sqlite.selects());
+    session.about("sqlite: 1000 inserts without wal", |_| sqlite.inserts_with_journal());
+    let mut log = OpenOptions::new().append(true).create(true).open(dir.join("appendonly.aof")).expect("a log");
+    session.about("redis: 1000 appends", |_| databases::redis(&mut log));
+    drop((postgres, sqlite, log));
+    std::fs::remove_dir_all(&dir).expect("nobody has it open");
+}
+
 /// What programs do that people use.
-fn tools(session: &mut Session) {
+fn archives(session: &mut Session) {
     let archive = std::env::temp_dir().join(format!("ckptfs-counts-{}-{:p}.tar", std::process::id(), session));
     let dirs: Vec<String> = (0..tree::DIRS).map(|dir| format!("dir-{dir:02}")).collect();
     succeeds(tool("tar", &[OsStr::new("-cf"), archive.as_os_str()]).args(&dirs).current_dir(session.rig.path()), TOOL_SECONDS);
@@ -126,6 +164,9 @@ fn tools(session: &mut Session) {
     session.about("rm -rf 1000 files", |_| {
         succeeds(&mut tool("rm", &[OsStr::new("-rf"), unpacked.as_os_str()]), TOOL_SECONDS);
     });
+}
+
+fn git(session: &mut Session) {
     let git = |arguments: &[&str], dir: &Path| {
         let who = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "gc.auto=0", "-c", "core.fsmonitor=false", "-c", "safe.directory=*"];
         succeeds(tool("git", &[&who, arguments].concat()).env("GIT_CONFIG_GLOBAL", "/dev/null").current_dir(dir), TOOL_SECONDS);
@@ -149,10 +190,31 @@ fn views(session: &mut Session) {
     let walk = |view: &Path| assert!(tree::stat_walk(view) >= tree::FILES);
     session.exactly("view: stat walk of 1000 files, cold", |_| walk(&view));
     session.exactly("view: stat walk of 1000 files, warm", |_| walk(&view));
+    lists(session, &view);
     session.exactly("view: read 1000 files, cold data", |_| tree::read(&tree::paths(&view)));
     session.exactly("view: read 1000 files, warm", |_| tree::read(&tree::paths(&view)));
     session.rig.remount();
     session.exactly("view: name walk of 1000 files, cold", |_| assert!(tree::name_walk(&view) >= tree::FILES));
+}
+
+/// `ls -l` asks each file for its access list, which the kernel remembers, and for its label, which it does not.
+fn lists(session: &mut Session, view: &Path) {
+    let list = |_: &Path| {
+        succeeds(tool("ls", &["-l"]).arg(view.join("dir-00")).stdout(std::process::Stdio::null()), TOOL_SECONDS);
+    };
+    session.about("view: ls -l of 50 files", list);
+    session.about("view: ls -l of 50 files, again", list);
+}
+
+#[test]
+fn requests_without_extended_attributes_do_not_grow() {
+    let variant = Variant { fs: Fs::Xfs, io: Io::Passthrough };
+    if let Some(reason) = variant.unavailable() {
+        return skip(&reason);
+    }
+    if let Err(reason) = baseline::compare("requests-without-xattrs", |baseline| Ok(session_without_xattrs(variant, baseline))) {
+        skip(&reason);
+    }
 }
 
 #[test]

@@ -24,13 +24,21 @@ pub struct Counted {
 impl Counted {
     /// Mounts a directory that `fill` has filled.
     pub fn start(variant: Variant, fill: impl FnOnce(&Path)) -> Counted {
+        Counted::start_with(variant, "--xattrs=all", fill)
+    }
+
+    /// As [`Counted::start`], with one more argument.
+    pub fn start_with(variant: Variant, argument: &str, fill: impl FnOnce(&Path)) -> Counted {
         let image = Image::of(variant.fs);
         let backing = image.dir("project");
         fill(&backing);
         // What the sealer does is done ahead of need, by a thread that nobody waits for, and would be counted with whatever goes on meanwhile.
         // The tripwire counts what is destroyed. A mark of it would be a checkpoint that the baseline does not have: what was made within this minute and is
         // seen by no checkpoint may go without one.
-        let opts = MountOpts { mountpoint: Some(image.dir("mounted")), ..MountOpts::new(variant.io).arg("--seal=off").arg("--tripwire=25/60s") };
+        let opts = MountOpts {
+            mountpoint: Some(image.dir("mounted")),
+            ..MountOpts::new(variant.io).arg("--seal=off").arg("--tripwire=25/60s").arg(argument)
+        };
         let mount = Mount::start(&backing, &opts);
         let client = connect(&backing);
         let mut counted = Counted { client, mount, backing, _image: image };

@@ -4,6 +4,7 @@
 mod common;
 
 mod absence;
+mod attributes;
 mod below;
 mod durable;
 mod edges;
@@ -17,3 +18,4 @@ mod status;
 mod support;
 mod user;
 mod views;
+mod xattrs;

@@ -10,7 +10,7 @@ use crate::common::{MountOpts, Variant, for_each_variant, process};
 for_each_variant! { reflink =>
     open_files_go_on, an_unlinked_open_file_keeps_its_bytes, views_stay_readable, without_a_holder_the_mount_dies,
     a_file_that_was_written_before_is_captured_after, the_holder_may_die, a_second_name_leads_to_the_same_file,
-    a_mapping_without_a_handle_is_captured
+    a_mapping_without_a_handle_is_captured, what_the_kernel_was_told_before_is_not_stale_after
 }
 
 for_each_variant! { one => five_brief_workers_are_the_last }
@@ -208,4 +208,21 @@ fn a_mapping_without_a_handle_is_captured(v: Variant) {
     let stored = |id| u64::from_ne_bytes(fs::read(rig.view(id).join("map")).unwrap()[..8].try_into().unwrap());
     assert_eq!((stored(first), stored(second)), (1, 2));
     assert_eq!(rig.mount.dirty(), ["map"]);
+}
+
+/// The kernel believes what a dead worker told it of an open file, and knows of each write itself.
+fn what_the_kernel_was_told_before_is_not_stale_after(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("f");
+    fs::write(&path, [b'a'; 100]).unwrap();
+    let [mut file, writer] = [(); 2].map(|()| OpenOptions::new().read(true).write(true).open(&path).unwrap());
+    for round in 0..3_u64 {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        assert_eq!(file.metadata().unwrap().len(), 100 + 20 * round);
+        writer.write_all_at(&[b'b'; 10], 100 + 20 * round).unwrap();
+        rig.mount.replace_worker();
+        assert_eq!((file.seek(SeekFrom::End(0)).unwrap(), fs::metadata(&path).unwrap().len()), (110 + 20 * round, 110 + 20 * round));
+        writer.write_all_at(&[b'c'; 10], 110 + 20 * round).unwrap();
+        assert_eq!((file.seek(SeekFrom::End(0)).unwrap(), fs::metadata(&path).unwrap().len()), (120 + 20 * round, 120 + 20 * round));
+    }
 }

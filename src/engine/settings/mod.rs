@@ -113,6 +113,7 @@ pub const KEYS: &[Key] = &[
     key("mount.io", Kind::Word(&["auto", "passthrough", "daemon"]), Files::Both, "mount --io"),
     key("mount.others-io", Kind::Word(&["daemon", "kernel"]), Files::Both, "mount --others-io"),
     key("mount.writes", Kind::Word(&["auto", "daemon"]), Files::Both, "mount --writes"),
+    key("mount.xattrs", Kind::Word(&["all", "user", "off"]), Files::Both, "mount --xattrs"),
     key("mount.snapdir", Kind::Word(&["hidden", "visible"]), Files::Both, "mount --snapdir"),
     key("mount.snapdir-mode", Kind::Mode, Files::Both, "mount --snapdir-mode"),
     key("mount.seal", Kind::Word(&["off", "hash", "full"]), Files::Both, "mount --seal"),

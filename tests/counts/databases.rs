@@ -1,0 +1,130 @@
+//! What databases ask of their files, call by call: the same on any machine, with or without an engine.
+//!
+//! The calls are those that strace shows of PostgreSQL 15 (`pgbench`, a warm pool of buffers), SQLite 3.40 and Redis 7.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Queries, or transactions.
+pub const QUERIES: u64 = 1000;
+/// A block, of whichever database.
+const BLOCK: usize = 8192;
+/// So long after it was opened an eighth of it is enough for all that is counted.
+const REST: Duration = Duration::from_secs(4);
+
+fn end(mut file: &File) -> u64 {
+    file.seek(SeekFrom::End(0)).expect("a file has an end")
+}
+
+/// A table and its index, open for reading and writing since a while.
+pub struct Postgres {
+    heap: File,
+    index: File,
+    log: File,
+}
+
+impl Postgres {
+    /// As a backend has them that was connected some time ago.
+    pub fn connected(dir: &Path) -> Postgres {
+        let [heap, index, log] = ["heap", "index", "log"].map(|name| {
+            let path = dir.join(name);
+            std::fs::write(&path, vec![0; 100 * BLOCK]).expect("a file");
+            OpenOptions::new().read(true).write(true).open(path).expect("it is there")
+        });
+        std::thread::sleep(REST);
+        let connected = Postgres { heap, index, log };
+        connected.plan();
+        connected
+    }
+
+    fn plan(&self) {
+        assert!(end(&self.index) > 0 && end(&self.heap) > 0);
+    }
+
+    /// The planner asks how large table and index are.
+    pub fn selects(&self) {
+        let mut block = [0; BLOCK];
+        for query in 0..QUERIES {
+            self.plan();
+            self.heap.read_exact_at(&mut block, query % 100 * BLOCK as u64).expect("a block");
+        }
+    }
+
+    /// The log is written and synced, and each tenth time the table grows by a block.
+    pub fn transactions(&self) {
+        for query in 0..QUERIES {
+            self.plan();
+            if query % 10 == 0 {
+                let size = end(&self.heap);
+                self.heap.write_all_at(&[1; BLOCK], size).expect("a block");
+                assert_eq!(end(&self.heap), size + BLOCK as u64);
+            }
+            self.log.write_all_at(&[1; BLOCK], query % 100 * BLOCK as u64).and_then(|()| self.log.sync_data()).expect("the log is written");
+        }
+    }
+}
+
+/// A database without a server.
+pub struct Sqlite {
+    path: PathBuf,
+    database: File,
+    wal: File,
+}
+
+impl Sqlite {
+    /// Open since a while, as any of its two modes has it.
+    pub fn open(dir: &Path) -> Sqlite {
+        let [database, wal] = ["db", "db-wal"].map(|name| {
+            let path = dir.join(name);
+            std::fs::write(&path, vec![0; 100 * BLOCK]).expect("a file");
+            OpenOptions::new().read(true).write(true).open(path).expect("it is there")
+        });
+        std::thread::sleep(REST);
+        Sqlite { path: dir.join("db"), database, wal }
+    }
+
+    fn begin(&self) {
+        // Somebody's journal that is to be rolled back; what was changed since; how many pages there are.
+        assert!(!self.path.with_extension("journal").exists());
+        self.database.read_exact_at(&mut [0; 16], 24).expect("the counter of changes");
+        assert!(self.database.metadata().expect("attributes").len() > 0);
+    }
+
+    /// A read without WAL.
+    pub fn selects(&self) {
+        (0..QUERIES).for_each(|_| self.begin());
+    }
+
+    /// A write with WAL.
+    pub fn inserts_with_wal(&self) {
+        for query in 0..QUERIES {
+            self.wal.write_all_at(&[1; 24], query % 100 * BLOCK as u64).expect("the head of a frame");
+            self.wal.write_all_at(&[1; BLOCK / 2], query % 100 * BLOCK as u64 + 24).expect("a frame");
+            self.wal.sync_data().expect("a sync");
+        }
+    }
+
+    /// A write with a journal that is removed after it.
+    pub fn inserts_with_journal(&self) {
+        let journal = self.path.with_extension("journal");
+        for query in 0..QUERIES {
+            self.begin();
+            let mut log = OpenOptions::new().read(true).write(true).create_new(true).open(&journal).expect("a journal");
+            log.write_all(&[1; BLOCK]).and_then(|()| log.sync_data()).expect("it is written");
+            assert!(self.database.metadata().expect("attributes").len() > 0);
+            self.database.write_all_at(&[1; BLOCK], query % 100 * BLOCK as u64).and_then(|()| self.database.sync_data()).expect("a page");
+            drop(log);
+            std::fs::remove_file(&journal).expect("the journal is removed");
+        }
+    }
+}
+
+/// A log that is only appended to, and synced each time (Redis with `appendfsync always`).
+pub fn redis(log: &mut File) {
+    for _ in 0..QUERIES {
+        log.write_all(b"*3\r\n$3\r\nSET\r\n").and_then(|()| log.sync_data()).expect("the log is written");
+    }
+}
