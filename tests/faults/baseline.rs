@@ -2,6 +2,7 @@
 //! the tree then, older views are what they were, or say that they do not know.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -72,7 +73,11 @@ fn assert_never_wrong(view: &Path, copy: &Path, what: &str) -> usize {
     let Some(is) = known(names(view), view, what) else { return 1 };
     let was = names(copy).unwrap();
     let listed = |names: &BTreeMap<_, PathBuf>| {
-        names.keys().filter(|name| name.to_str().is_none_or(|name| name != ".ckptfs" && name != ".snapshots")).cloned().collect::<Vec<_>>()
+        names
+            .keys()
+            .filter(|name: &&OsString| name.to_str().is_none_or(|name| name != ".ckptfs" && name != ".snapshots"))
+            .cloned()
+            .collect::<Vec<_>>()
     };
     assert_eq!(listed(&is), listed(&was), "{what}: {}", view.display());
     let mut unknown = 0;
