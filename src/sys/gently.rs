@@ -12,15 +12,15 @@ use super::statfs_fd;
 const STEP: u32 = 64;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(1);
-/// So long it is waited for the next inode to come free: on a busy machine the thread that frees them waits for the processor too.
-const PATIENCE: Duration = Duration::from_millis(8);
+/// So long it is waited for the next inode to come free: on a busy machine the thread that frees them waits for the processor, 100 ms and more.
+const PATIENCE: Duration = Duration::from_millis(150);
 
 /// Who removes many files, one after the other.
 #[derive(Debug, Default)]
 pub struct Gently {
     removed: u32,
-    /// Inodes that were used after the last rest.
-    used: u64,
+    /// Inodes that were used at the beginning, or after the last rest.
+    used: Option<u64>,
     /// Nothing came free: what is removed may be names of inodes that have others.
     in_vain: bool,
 }
@@ -28,13 +28,14 @@ pub struct Gently {
 impl Gently {
     /// One was removed from this filesystem. Sleeps now and then, so no lock is to be held that others need.
     pub fn removed(&mut self, filesystem: impl AsFd) {
+        let before = *self.used.get_or_insert_with(|| used(&filesystem));
         self.removed += 1;
         if self.removed < STEP {
             return;
         }
         self.removed = 0;
         // Half of them may wait.
-        let enough = self.used.saturating_sub(u64::from(STEP / 2));
+        let enough = before.saturating_sub(u64::from(STEP / 2));
         let (mut least, mut last) = (used(&filesystem), Instant::now());
         self.in_vain = loop {
             std::thread::sleep(LOOK);
@@ -49,7 +50,7 @@ impl Gently {
                 break true;
             }
         };
-        self.used = least;
+        self.used = Some(least);
     }
 }
 
