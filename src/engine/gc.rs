@@ -26,7 +26,7 @@ use crate::history::needed::{Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{Actor, Kept, Reason};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno};
+use crate::sys::{self, Errno, Gently};
 
 /// How long one part of a run takes.
 const PART_TIME: Duration = Duration::from_millis(200);
@@ -206,6 +206,7 @@ pub(super) struct Plan {
     kept: Vec<CheckpointId>,
     /// Epochs of which something was removed.
     epochs: BTreeSet<Epoch>,
+    gently: Gently,
 }
 
 impl Engine {
@@ -268,6 +269,8 @@ impl Engine {
                         self.end_gc(&plan);
                         break GcReport { finished: true, ..plan.report };
                     }
+                    // The less a filesystem has to write down at once, the shorter others wait for it.
+                    self.timeline().store().journal.sync().map_err(|error| error::failed("the deletions are not on the disk", error.errno()))?;
                     let report = GcReport { kept: Vec::new(), gone: Vec::new(), freeing: true, ..plan.report.clone() };
                     let run = self.gc_runs.put(options.run, Run::Freeing(plan));
                     return Ok(GcReport { run, ..report });
@@ -289,6 +292,7 @@ impl Engine {
                 self.remove_version(version.object);
                 plan.epochs.insert(version.object.epoch);
             }
+            plan.gently.removed(&self.store_dir);
             return Ok(true);
         }
         let Some(step) = plan.steps.next() else { return Ok(false) };
@@ -363,7 +367,9 @@ impl Engine {
 
     /// Removes the directories of these epochs in which nothing is left; never that of the open one.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
+        let mut gently = Gently::default();
         for epoch in epochs.range(..self.timeline().epoch()) {
+            gently.removed(&self.store_dir);
             if let Err(error) = self.timeline().store().layers.remove_epoch_if_empty(*epoch) {
                 tracing::debug!(%error, "an empty layer was not removed");
             }
@@ -476,7 +482,15 @@ fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
     share_out(matching, &steps, &mut planned);
     report.leftovers = planned.first().map_or(0, |step| step.versions.len() as u64);
     report.total = planned.iter().map(|step| step.versions.len() as u64 + u64::from(step.checkpoint.is_some())).sum();
-    Plan { report, steps: planned.into_iter(), versions: Vec::new(), shown: false, kept: census.kept.clone(), epochs: BTreeSet::new() }
+    Plan {
+        report,
+        steps: planned.into_iter(),
+        versions: Vec::new(),
+        shown: false,
+        kept: census.kept.clone(),
+        epochs: BTreeSet::new(),
+        gently: Gently::default(),
+    }
 }
 
 /// Gives each step its versions.

@@ -56,6 +56,15 @@ impl Signals {
     }
 }
 
+/// What only deleted checkpoints needed is to be left out of index and journal.
+pub(super) struct Compaction {
+    /// The checkpoints that were kept when the journal ended at `upto`, before which everything is on the disk.
+    kept: Vec<CheckpointId>,
+    upto: Address,
+    /// A mount before has begun it.
+    resumed: bool,
+}
+
 /// Why the index cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Trouble {
@@ -259,6 +268,7 @@ pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<()> {
         timeline,
         |timeline| &timeline.wake,
         |timeline| {
+            timeline.resume_compaction();
             while timeline.wake.wait() {
                 let indexed = if timeline.wake.lacks_room() { Err(StoreError::IndexClosed) } else { timeline.index_closed() };
                 timeline.wake.calls(None);
@@ -364,13 +374,32 @@ impl Timeline {
 
     /// What only deleted checkpoints needed may be left out of the index, some time: `kept` were kept when the journal ended at `upto`, and
     /// everything before is on the disk, objects and removals too.
+    /// A mount that ends before leaves it to the next.
     pub fn compact_soon(&self, kept: Vec<CheckpointId>, upto: Address) {
-        *self.compact.lock() = Some((kept, upto));
+        *self.compact.lock() = Some(Compaction { kept, upto, resumed: false });
+        if let Err(error) = self.store.layout.note_unpacked() {
+            tracing::debug!(%error, "the next mount will not know of it");
+        }
         self.wake.sealed();
     }
 
+    /// What the last mount left of that is taken up. How far it came is not known: all is packed anew.
+    fn resume_compaction(&self) {
+        let layout = &self.store.layout;
+        if !layout.noted_unpacked() {
+            return;
+        }
+        // In this order: a checkpoint that is made meanwhile is kept, or after that.
+        let upto = self.store.journal.position();
+        let kept = self.retained().into_iter().map(|(id, _)| id).collect();
+        match sys::syncfs(layout.dir()) {
+            Ok(()) => drop(self.compact.lock().get_or_insert(Compaction { kept, upto, resumed: true })),
+            Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
+        }
+    }
+
     fn compact(&self) -> Result<(), StoreError> {
-        let Some((kept, upto)) = self.compact.lock().take() else { return Ok(()) };
+        let Some(Compaction { kept, upto, resumed }) = self.compact.lock().take() else { return Ok(()) };
         let is_gone = |object| matches!(self.store.layers.stat(object), Ok(None));
         let stop = || self.stops();
         if stop() {
@@ -379,10 +408,18 @@ impl Timeline {
         self.forget_superseded()?;
         let needs = Needs { kept: &kept, is_gone: &is_gone, upto };
         let index = &self.store.index;
-        if index.compact(&needs, &stop)? || index.has_forgettable(&needs)? {
+        if index.compact(&needs, &stop)? || index.has_forgettable(&needs)? || resumed {
             self.packed(self.store.repack(&needs, &stop, |forgotten| sys::awake(|| self.inner.write().forget(forgotten))));
         }
-        if stop() { Ok(()) } else { self.store.index.shrink() }
+        if stop() {
+            return Ok(());
+        }
+        index.shrink()?;
+        // With an index in memory nothing was forgotten.
+        if self.compact.lock().is_none() && !index.is_in_memory() {
+            self.store.layout.note_packed()?;
+        }
+        Ok(())
     }
 
     /// What could not be packed stays as it is.

@@ -222,7 +222,7 @@ pub struct Timeline {
     pub(super) owed: Mutex<Vec<Record>>,
     pub(super) wake: super::indexer::Wake,
     /// The checkpoints that the index may go down to, and up to where.
-    pub(super) compact: Mutex<Option<(Vec<CheckpointId>, Address)>>,
+    pub(super) compact: Mutex<Option<super::indexer::Compaction>>,
     /// A leaf.
     pub(super) numbers: Mutex<who::Numbers>,
     /// Objects that were found to hold something else than was captured. A leaf.

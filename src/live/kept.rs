@@ -25,7 +25,7 @@ use super::nodes::generation_of;
 use crate::store::baseline::Node;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::Key;
-use crate::sys::{self, Errno, Kind, Open, RenameMode, SetTime, Stat, SysResult, Time};
+use crate::sys::{self, Errno, Gently, Kind, Open, RenameMode, SetTime, Stat, SysResult, Time};
 
 const NAME: &[u8] = b"kept";
 /// In it: nothing is missing.
@@ -230,8 +230,10 @@ fn drop_some(store: impl AsFd, name: &[u8], most: usize) -> SysResult<bool> {
         dir => dir?,
     };
     let (entries, last) = sys::read_dir(&dir, 0, most)?;
+    let mut gently = Gently::default();
     for entry in entries.iter().filter(|entry| !matches!(entry.name.as_slice(), b"." | b"..")) {
         unlink(&dir, &entry.name)?;
+        gently.removed(&dir);
     }
     if !last {
         return Ok(true);

@@ -233,7 +233,6 @@ impl Layers {
 
     /// Removes the directory of an epoch if nothing is in it; true if it is gone. The caller sees to it that nobody makes an object there meanwhile.
     pub fn remove_epoch_if_empty(&self, epoch: Epoch) -> StoreResult<bool> {
-        let mut epochs = self.epochs.write();
         let name = epoch.0.to_string();
         let failed = || StoreError::io("remove the layer", &name);
         let outer = match at::open_dir(&self.dir, &name) {
@@ -247,8 +246,8 @@ impl Layers {
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => return Ok(false),
                 Err(errno) => return Err(failed()(errno.into())),
             }
-            // From here on the cached directory is a dead one.
-            epochs.remove(&epoch);
+            // From here on the cached directory is a dead one. The lock is not held before: every capture needs it, and removals can take long.
+            self.epochs.write().remove(&epoch);
         }
         Ok(true)
     }

@@ -80,6 +80,8 @@ const SYNCED_NAME: &str = "synced";
 const GITIGNORE_NAME: &str = ".gitignore";
 /// See [`Layout::note_held`].
 const HELD_NAME: &str = "held";
+/// See [`Layout::note_unpacked`].
+const UNPACKED_NAME: &str = "unpacked";
 /// See [`Layout::note_unkept`].
 const UNKEPT_NAME: &str = "unkept";
 /// Bytes of each: the number, with leading zeros, a space, 16 digits of its hash, and a line feed.
@@ -321,6 +323,21 @@ impl Layout {
             return at::remove_tree(&self.dir, UNKEPT_NAME.as_bytes()).map_err(StoreError::io("remove", UNKEPT_NAME));
         }
         self.note(UNKEPT_NAME, i64::try_from(files).unwrap_or(i64::MAX))
+    }
+
+    /// Notes that index and journal hold what a deletion has left in them; durable on return.
+    pub fn note_unpacked(&self) -> StoreResult<()> {
+        self.note(UNPACKED_NAME, 1)
+    }
+
+    /// Notes that they hold nothing of that any more.
+    pub fn note_packed(&self) -> StoreResult<()> {
+        at::remove_tree(&self.dir, UNPACKED_NAME.as_bytes()).map_err(StoreError::io("remove", UNPACKED_NAME))
+    }
+
+    /// Whether they hold some still.
+    pub fn noted_unpacked(&self) -> bool {
+        read_noted(&self.dir, UNPACKED_NAME).is_some()
     }
 
     fn note(&self, name: &'static str, value: i64) -> StoreResult<()> {

@@ -24,6 +24,7 @@ pub mod fault;
 mod file;
 #[cfg(test)]
 pub mod fuzz;
+mod gently;
 pub mod host;
 mod ledger;
 pub mod lock;
@@ -68,6 +69,7 @@ pub use args::{DirEntry, FsInfo, MountPoint, Open, OpenKind, RenameMode, SetTime
 pub use copy::{copy_apart, copy_data};
 pub use data::{fdatasync, flock_exclusive, fsync, read_at, read_full_at, seek_data, seek_hole, truncate, write_all_at, write_at, write_at_once};
 pub use file::{file_xattrs, set_file_mode, set_file_owner, set_file_times};
+pub use gently::Gently;
 pub use ledger::{Ledger, NOTES_MAX, ROW_WORDS, Row, RowId};
 pub use mounted::{is_trusted, mount_source};
 pub use name::{NAME_LEN_MAX, XATTR_LEN_MAX, device_major, device_minor, make_device, mode_bits};

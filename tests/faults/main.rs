@@ -8,6 +8,8 @@ mod common;
 
 mod always;
 #[cfg(debug_assertions)]
+mod baseline;
+#[cfg(debug_assertions)]
 mod calls;
 mod device;
 mod full;

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use super::common::mount::wait_until;
 use super::common::tree::assert_tree_is;
-use super::common::{Mount, MountOpts, TreeOpts, Variant, for_each_variant, tree_of};
+use super::common::{Mount, MountOpts, Rig, TreeOpts, Variant, for_each_variant, tree_of};
 use super::story::{ids, noise, work};
 
-for_each_variant! { one => the_size_is_that_of_a_store_that_never_had_them }
+for_each_variant! { one => the_size_is_that_of_a_store_that_never_had_them, what_an_unmount_cuts_short_the_next_mount_goes_on_with }
 for_each_variant! { reflink => what_is_left_is_what_it_was }
 
 /// Checkpoints, changes before each, files in the tree, and how many checkpoints are left.
@@ -44,7 +44,12 @@ fn files(root: &Path) {
     (0..FILES).for_each(|number| fs::write(root.join(format!("f{number}")), noise(100, number)).unwrap());
 }
 
-fn the_size_is_that_of_a_store_that_never_had_them(v: Variant) {
+fn total(sizes: &BTreeMap<&str, u64>) -> u64 {
+    sizes.values().sum()
+}
+
+/// A store that has all the checkpoints, and how many bytes it may have without those that a store with a few never had.
+fn many(v: Variant) -> (Rig, u64) {
     let mut few = v.start_with(MountOpts::new(v.io), files);
     (0..COUNT - KEPT).for_each(|step| change(few.path(), step));
     for step in COUNT - KEPT..COUNT {
@@ -54,27 +59,46 @@ fn the_size_is_that_of_a_store_that_never_had_them(v: Variant) {
     few.mount.umount();
     let few = sizes(few.mount.path());
 
-    let mut many = v.start_with(MountOpts::new(v.io), files);
+    let many = v.start_with(MountOpts::new(v.io), files);
     for step in 0..COUNT {
         many.mount.checkpoint();
         change(many.path(), step);
     }
-    let before = sizes(many.path());
-    many.mount.ok(&["gc", "--keep-last", &KEPT.to_string()]);
-    let total = |sizes: &BTreeMap<&str, u64>| sizes.values().sum::<u64>();
-    let bound = total(&few) + total(&few) / 20 + (1 << 20);
+    println!("{v:?}: {:?}, and {few:?} with {KEPT} only", sizes(many.path()));
+    (many, total(&few) + total(&few) / 20 + (1 << 20))
+}
+
+/// Waits until the store is small enough, and looks at what is left.
+fn assert_small(mut many: Rig, bound: u64) {
     let begun = Instant::now();
     while total(&sizes(many.path())) > bound && begun.elapsed() < Duration::from_secs(120) {
         thread::sleep(Duration::from_millis(200));
     }
-    println!("{v:?}: {before:?} before, {:?} after, {few:?} with {KEPT} only", sizes(many.path()));
     many.mount.umount();
     let now = sizes(many.mount.path());
-    assert!(total(&now) <= bound, "{now:?}, and {few:?} with {KEPT} only");
+    println!("{now:?} after {:?}", begun.elapsed());
+    assert!(total(&now) <= bound, "{now:?} are more than {bound}");
     many.mount.remount();
     assert_eq!(ids(&many.mount), (COUNT - KEPT + 1..=COUNT).collect::<Vec<_>>());
     assert_eq!(many.mount.checkpoint(), COUNT + 1);
     many.mount.ok(&["verify"]);
+}
+
+fn the_size_is_that_of_a_store_that_never_had_them(v: Variant) {
+    let (many, bound) = many(v);
+    many.mount.ok(&["gc", "--keep-last", &KEPT.to_string()]);
+    assert_small(many, bound);
+}
+
+/// What follows a `gc` in idle time was left to the next `gc` once the mount ended.
+fn what_an_unmount_cuts_short_the_next_mount_goes_on_with(v: Variant) {
+    let (mut many, bound) = many(v);
+    many.mount.ok(&["gc", "--keep-last", &KEPT.to_string()]);
+    many.mount.umount();
+    many.mount.remount();
+    wait_until("the rest is forgotten", 60, || audited(&many.mount) < COUNT as usize / 10);
+    wait_until("nothing is left to do", 60, || !many.mount.path().join(".ckptfs/unpacked").exists());
+    assert_small(many, bound);
 }
 
 /// How many records of the journal tell of a checkpoint: what `audit` shows of them.
