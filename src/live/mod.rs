@@ -34,6 +34,7 @@ mod remove;
 mod restore;
 mod sealer;
 mod share;
+mod staged;
 mod takeover;
 mod who;
 
@@ -52,6 +53,7 @@ pub use kept::{Keep, drop_kept};
 pub use names::{Made, Make};
 pub use nodes::IoMode;
 pub use sealer::{SealMode, SealStats};
+pub use staged::{STAGED_PREFIX, Staged, Swap, Wanted};
 pub use takeover::{Keeper, Legacy, Orphans, Turn};
 pub use who::opener_word;
 

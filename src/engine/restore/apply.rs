@@ -1,42 +1,67 @@
 //! Carrying a plan out: stage what is needed elsewhere, remove what is not wanted, put everything in place, then give back attributes.
 
-use std::collections::HashMap;
+use std::cell::OnceCell;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
 use super::Stale;
-use super::plan::{Content, DirPlan, Plan};
+use super::plan::{Content, DirPlan, Leads, Plan};
+use super::stage::Stage;
 use crate::history::present::Trail;
-use crate::history::view::{Source, State};
-use crate::live::{At, Make, Turn};
+use crate::history::view::State;
+use crate::live::{At, Make, Staged, Swap, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 
+/// New inodes that are put in place at once, at most.
+const SWAPS_MAX: usize = 1024;
+
 struct Applier<'a> {
     engine: &'a Engine,
     plan: &'a Plan,
+    stage: Stage<'a>,
+    /// Wanted inode -> the one that was made for it, as long as it has no name.
+    fresh: HashMap<Slot, Staged>,
+    /// New inodes that are about to be put in place. Whatever else is done, they are before it.
+    swaps: Vec<Swap>,
+    places: HashSet<Place>,
     /// Wanted directory -> the one that stands for it in the live tree.
     dirs: HashMap<Slot, Slot>,
     /// Wanted inode -> where the one that stands for it is now.
     placed: HashMap<Slot, Place>,
+    /// Made when it is first asked for: each inode that is taken would look through the whole plan otherwise.
+    leads: OnceCell<Leads<'a>>,
     stale: Stale,
 }
 
-/// Carries out a plan. The caller holds the gate and the tree for writing.
-pub(super) fn apply(engine: &Engine, plan: &Plan) -> SysResult<Stale> {
-    let dirs = plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect();
-    let mut applier = Applier { engine, plan, dirs, placed: HashMap::new(), stale: Stale::default() };
+/// Carries out a plan, with what was made for it. The caller holds the gate and the tree for writing.
+pub(super) fn apply(engine: &Engine, plan: &Plan, stage: Stage<'_>) -> SysResult<Stale> {
+    let mut applier = Applier {
+        engine,
+        plan,
+        stage,
+        fresh: HashMap::new(),
+        swaps: Vec::new(),
+        places: HashSet::new(),
+        dirs: plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect(),
+        placed: HashMap::new(),
+        leads: OnceCell::new(),
+        stale: Stale::default(),
+    };
     applier.rewrite()?;
     applier.stage()?;
     applier.remove()?;
     for dir in &plan.dirs {
         applier.place(dir)?;
     }
+    applier.put_in_place()?;
     applier.dress()?;
+    applier.stage.clear();
     applier.clean_staging()?;
-    Ok(applier.stale)
+    Ok(applier.stale.without_twice())
 }
 
 /// Everything that a plan can have changed: for when it was carried out in part.
@@ -132,6 +157,12 @@ impl Applier<'_> {
         }
     }
 
+    /// The name at a place is planned to lead to something else.
+    fn is_vacated(&self, place: &Place, slot: Slot) -> bool {
+        let leads = self.leads.get_or_init(|| self.plan.leads());
+        leads.get(&(place.parent, &place.name)).is_some_and(|wanted| wanted.iter().any(|want| *want != Some(slot)))
+    }
+
     /// Moves a live inode to the staging directory. One that keeps another name gets one more there.
     fn take(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
         let name = staged_name(child.slot);
@@ -140,7 +171,7 @@ impl Applier<'_> {
         if from == staged {
             return Ok(staged);
         }
-        if child.kind == Kind::Dir || self.plan.vacates(&from, child.slot) {
+        if child.kind == Kind::Dir || self.is_vacated(&from, child.slot) {
             self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace, Turn::default())?;
             self.stale.names.push((from.parent, from.name));
         } else {
@@ -163,28 +194,26 @@ impl Applier<'_> {
         Ok(staged)
     }
 
-    /// Makes an inode as it was, in the staging directory.
+    /// Takes an inode that was made as it was into the tables.
     fn recreate(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
-        let view = self.engine.view(State::At(self.plan.target));
-        let name = Name::new(format!("new-{}", child.slot.0).as_bytes());
-        let staging = self.live().staging();
-        match sys::unlink_at(staging, name.as_bytes()) {
-            Ok(()) | Err(Errno::ENOENT) => {}
-            Err(errno) => return Err(errno),
-        }
-        let attr = view.attr(trail)?;
-        match child.kind {
-            Kind::File => match view.open(trail)? {
-                (from, Some(source)) => drop(self.live().duplicate(&source, staging, name.as_bytes(), attr.stat.size, from != Source::Live)?),
-                (_, None) => drop(sys::create_file_at(staging, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?),
-            },
-            Kind::Symlink => sys::symlink_at(attr.target.as_deref().ok_or(Errno::EIO)?, staging, name.as_bytes())?,
-            kind => sys::mknod_at(staging, name.as_bytes(), kind, 0o600, attr.stat.rdev)?,
-        }
-        let place = Place { parent: Slot::STAGING, name };
-        let slot = self.live().adopt(&place)?;
-        self.live().dress_in(At::from(slot), &attr, &view.xattrs(trail)?, self.keeps_times())?;
+        let staged = self.stage.take(self.plan, child, trail)?;
+        self.live().adopt(&staged)?;
+        let place = staged.place();
+        self.fresh.insert(child.slot, staged);
         Ok(place)
+    }
+
+    /// Puts new inodes in place, many behind one record.
+    fn put_in_place(&mut self) -> SysResult<()> {
+        self.places.clear();
+        let swaps = std::mem::take(&mut self.swaps);
+        let replaced = self.live().put_in_place(&swaps)?;
+        for (swap, replaced) in swaps.iter().zip(replaced) {
+            if let Some(replaced) = replaced {
+                self.lost(swap.to.parent, &swap.to.name, replaced);
+            }
+        }
+        Ok(())
     }
 
     /// Removes what is at names that lead to something else or to nothing. A file that will be replaced stays until then.
@@ -264,6 +293,7 @@ impl Applier<'_> {
     }
 
     fn place_dir(&mut self, child: Child, trail: &Arc<Trail>, at: &Place) -> SysResult<()> {
+        self.put_in_place()?;
         self.stale.names.push((at.parent, at.name.clone()));
         if let Some(staged) = self.placed.remove(&child.slot) {
             self.live().rename_in(
@@ -283,6 +313,17 @@ impl Applier<'_> {
 
     fn place_file(&mut self, child: Child, at: &Place) -> SysResult<()> {
         self.stale.names.push((at.parent, at.name.clone()));
+        if let Some(staged) = self.fresh.remove(&child.slot) {
+            if self.places.contains(at) || self.swaps.len() == SWAPS_MAX {
+                self.put_in_place()?;
+            }
+            self.places.insert(at.clone());
+            self.swaps.push(Swap { staged, to: at.clone() });
+            self.stale.nodes.push(child.slot);
+            self.placed.insert(child.slot, at.clone());
+            return Ok(());
+        }
+        self.put_in_place()?;
         let from = match self.placed.get(&child.slot) {
             Some(place) => place.clone(),
             // It stayed at one of its names: this is one more.
