@@ -6,7 +6,8 @@
 #   PERF=out restore.sh ...          records the daemon with perf to this file in the last round
 #
 # In each round, in turn: the floor; a restore after every file was changed; one after 60 were; one after FILES names were renamed; one after all were
-# removed. Prints tables in Markdown: medians in milliseconds (least, most), microseconds a file, the daemon's CPU, and ratios to the floor.
+# removed. Prints tables in Markdown: medians in milliseconds (least, most), of the whole process and as the verb says, microseconds a file, the daemon's
+# CPU, and ratios to the floor.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export LC_ALL=C
@@ -104,17 +105,38 @@ measure() {
         change 60
         restore few
         mark
-        (cd "$dir/tree" && for at in d*; do mv "$at" "$at.old" && mkdir "$at" && mv "$at.old"/* "$at/" && rmdir "$at.old"; done)
+        (cd "$dir/tree" && python3 -c 'import os, sys
+for path in map(str.strip, open(sys.argv[1])): os.rename(path, path + ".moved")' "$WORK/names")
         restore moved
         mark
         (cd "$dir/tree" && rm -rf d*)
         restore removed
     done
+    # How long somebody waits who looks for names that the kernel does not know, while all are restored; and what memory that took.
+    mark
+    change "$FILES"
+    before=$(awk '/VmHWM/ { print $2 }' "/proc/$pid/status")
+    python3 -c 'import os, sys, time
+longest, number = 0, 0
+open(sys.argv[2] + ".looks", "w")
+while not os.path.exists(sys.argv[2]):
+    began = time.monotonic()
+    os.path.exists(f"{sys.argv[1]}/none-{number}")
+    longest, number = max(longest, time.monotonic() - began), number + 1
+    time.sleep(0.001)
+print(f"{longest * 1000:.1f}")' "$dir/tree" "$WORK/over-$fs" >"$WORK/longest" &
+    looker=$!
+    until [ -e "$WORK/over-$fs.looks" ]; do sleep 0.05; done
+    restore beside
+    touch "$WORK/over-$fs"
+    wait "$looker"
+    after=$(awk '/VmHWM/ { print $2 }' "/proc/$pid/status")
+    echo "$fs: with all $FILES restored the longest look-up beside it took $(cat "$WORK/longest") ms; the daemon's largest size was $before KiB before and $after KiB after." >>"$WORK/beside"
     {
-        echo "| $fs | $(cell floor) | $(each floor "$FILES") | | |"
+        echo "| $fs, by hand | | $(cell floor) | $(each floor "$FILES") | | |"
         for name in all few moved removed; do
             files=$([ $name = few ] && echo 60 || echo "$FILES")
-            echo "| $fs, $name | $(cell $name) | $(each $name "$files") | $(each $name-cpu "$files") | $([ $name = few ] || ratio $name floor) |"
+            echo "| $fs, $name | $(cell $name) | $(cell $name-verb) | $(each $name-verb "$files") | $(each $name-cpu "$files") | $([ $name = few ] || ratio $name-verb floor) |"
         done
     } >>"$WORK/table"
 }
@@ -125,6 +147,8 @@ for fs in ${FS:-xfs btrfs}; do measure "$fs"; done
 echo "Measured $(date -u '+%Y-%m-%d %H:%M UTC') at commit $(git rev-parse --short=10 HEAD), $ROUNDS rounds, $FILES files, $(nproc) cores, Linux $(uname -r); load average $load before and $(cut -d' ' -f1-3 /proc/loadavg) after."
 echo
 if [ -n "${STRACE:-}" ]; then cat "$WORK/raw"; exit; fi
-echo '| what | milliseconds: median (least, most) | us a file | CPU of the daemon, us a file | to the floor |'
-echo '|---|---|---|---|---|'
+echo '| what | the whole process, ms | the verb, ms | us a file | CPU of the daemon, us a file | verb / by hand |'
+echo '|---|---|---|---|---|---|'
 cat "$WORK/table"
+echo
+cat "$WORK/beside"

@@ -91,6 +91,8 @@ impl Engine {
             Ok(gate) => gate,
             Err(errno) => return staged.iter().map(|(_, path)| Refused { path: path.clone(), errno: errno.0 }).collect(),
         };
+        // A restore may have planned with what was there.
+        self.live.count_change();
         let tree = self.live.tree.write();
         let acting = Timeline::acting(Some(self.timeline().number(super::who::actor_process(by))));
         for (name, path) in staged {

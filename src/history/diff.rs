@@ -240,8 +240,7 @@ impl Comparison<'_> {
         let before = self.from.steps_told(&from.1, &names);
         // What had no record is what it is now: that is not looked at twice.
         let now = self.to.state() == State::Live && from.1.slot == to.1.slot;
-        let others: BTreeSet<Name> =
-            names.iter().zip(&before).filter(|(_, (live, _))| !(now && *live)).map(|(name, _)| name.clone()).collect();
+        let others: BTreeSet<Name> = names.iter().zip(&before).filter(|(_, (live, _))| !(now && *live)).map(|(name, _)| name.clone()).collect();
         let mut after = self.to.steps(&to.1, &others).into_iter();
         for (name, (live, old)) in names.iter().zip(before) {
             let new = if now && live {

@@ -42,6 +42,11 @@ impl Live {
         gate
     }
 
+    /// Counts a change that is made with the gate held for writing.
+    pub fn count_change(&self) {
+        self.watch.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// How many changes have begun. While the gate is held for writing none is under way.
     pub fn changes(&self) -> u64 {
         self.watch.changes.load(Ordering::SeqCst)

@@ -322,7 +322,8 @@ fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
         numbers
     };
     let (count, next) = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| (0..).take_while(|_| !done.load(Ordering::Relaxed)).map(|made| put(root.join(format!("made-{made}")), "made")).count());
+        let writer =
+            scope.spawn(|| (0..).take_while(|_| !done.load(Ordering::Relaxed)).map(|made| put(root.join(format!("made-{made}")), "made")).count());
         let mut next = 0;
         for round in 0..20 {
             (0..50).for_each(|index| put(root.join(format!("changed-{index}")), format!("{round}")));

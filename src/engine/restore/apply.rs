@@ -119,32 +119,25 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// Takes inodes that are wanted at another name out of the way, and makes those anew that are gone.
+    /// Takes inodes that are wanted at another name there, or out of the way, and those that were made anew into the tables.
     fn stage(&mut self) -> SysResult<()> {
-        let todo: Vec<(Child, Arc<Trail>, bool)> =
-            self.wanted().map(|(_, _, child, trail, have)| (child, Arc::clone(trail), have.map(|have| have.slot) == Some(child.slot))).collect();
-        for (child, trail, here) in todo {
+        let todo = self.wanted().map(|(dir, name, child, trail, have)| {
+            let free = dir.live.as_ref().filter(|_| have.is_none()).map(|live| Place { parent: live.slot, name: name.clone() });
+            (child, Arc::clone(trail), free, have.map(|have| have.slot) == Some(child.slot))
+        });
+        let todo: Vec<(Child, Arc<Trail>, Option<Place>, bool)> = todo.collect();
+        for (child, trail, free, here) in todo {
             if self.placed.contains_key(&child.slot) {
                 continue;
             }
-            if child.kind == Kind::Dir {
-                if self.plan.alive_dirs.contains(&child.slot) && !here {
-                    let place = self.take(child, &trail)?;
-                    self.placed.insert(child.slot, place);
-                }
-                continue;
-            }
-            match self.plan.contents.get(&child.slot) {
-                Some(Content::New) | None => {
-                    let place = self.recreate(child, &trail)?;
-                    self.placed.insert(child.slot, place);
-                }
-                Some(_) if !here => {
-                    let place = self.take(child, &trail)?;
-                    self.placed.insert(child.slot, place);
-                }
-                Some(_) => {}
-            }
+            let place = match self.plan.contents.get(&child.slot) {
+                _ if child.kind == Kind::Dir && (here || !self.plan.alive_dirs.contains(&child.slot)) => continue,
+                _ if child.kind == Kind::Dir => self.take(child, &trail, None)?,
+                Some(Content::New) | None => self.recreate(child, &trail)?,
+                Some(_) if here => continue,
+                Some(_) => self.take(child, &trail, free)?,
+            };
+            self.placed.insert(child.slot, place);
         }
         Ok(())
     }
@@ -163,22 +156,43 @@ impl Applier<'_> {
         leads.get(&(place.parent, &place.name)).is_some_and(|wanted| wanted.iter().any(|want| *want != Some(slot)))
     }
 
-    /// Moves a live inode to the staging directory. One that keeps another name gets one more there.
-    fn take(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
-        let name = staged_name(child.slot);
+    /// Moves a live inode to where it is wanted, if nothing is there, or to the staging directory. One that keeps another name gets one more.
+    fn take(&mut self, child: Child, trail: &Arc<Trail>, free: Option<Place>) -> SysResult<Place> {
         let from = self.locate(At::from(trail), child)?;
-        let staged = Place { parent: Slot::STAGING, name: name.clone() };
+        let staged = Place { parent: Slot::STAGING, name: staged_name(child.slot) };
         if from == staged {
             return Ok(staged);
         }
-        if child.kind == Kind::Dir || self.is_vacated(&from, child.slot) {
-            self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace, Turn::default())?;
-            self.stale.names.push((from.parent, from.name));
-        } else {
-            self.stage_link(&from, child.slot)?;
-        }
+        let moves = child.kind == Kind::Dir || self.is_vacated(&from, child.slot) || self.has_one_name(trail);
         self.stale.nodes.push(child.slot);
+        if moves {
+            self.stale.names.push((from.parent, from.name.clone()));
+        }
+        if let Some(free) = free {
+            let source = (At::from(from.parent), &from.name);
+            let done = match moves {
+                true => self.live().rename_in(source, (At::from(free.parent), &free.name), RenameMode::NoReplace, Turn::default()).map(drop),
+                false => self.live().link_in(&from, &free).map(drop),
+            };
+            match done {
+                // Something was put there for another name.
+                Err(Errno::EEXIST) => {}
+                done => return done.map(|()| free),
+            }
+        }
+        if !moves {
+            return self.stage_link(&from, child.slot);
+        }
+        let to = (At::from(Slot::STAGING), &staged.name);
+        self.live().rename_in((At::from(from.parent), &from.name), to, RenameMode::Replace, Turn::default())?;
         Ok(staged)
+    }
+
+    /// All of the tree is restored, and the inode had this name alone: whatever others it has now go.
+    fn has_one_name(&self, trail: &Arc<Trail>) -> bool {
+        self.plan.whole
+            && self.plan.unknown.is_empty()
+            && self.engine.view(State::At(self.plan.target)).attr(trail).is_ok_and(|attr| attr.stat.nlink == 1)
     }
 
     /// Gives an inode one more name, in the staging directory. A restore that was interrupted may have done so before.
@@ -329,11 +343,13 @@ impl Applier<'_> {
             // It stayed at one of its names: this is one more.
             None => self.locate(At::from(child.slot), child)?,
         };
-        let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
         self.stale.nodes.push(child.slot);
-        let to = (At::from(at.parent), &at.name);
-        if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
-            self.lost(at.parent, &at.name, replaced);
+        if from != *at {
+            let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
+            let to = (At::from(at.parent), &at.name);
+            if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
+                self.lost(at.parent, &at.name, replaced);
+            }
         }
         // It is another file than was here, and may be older than what was made of that.
         if !self.keeps_times() && self.plan.contents.get(&child.slot) != Some(&Content::New) {

@@ -63,6 +63,8 @@ pub(super) struct DirPlan {
 /// See the module.
 pub(super) struct Plan {
     pub(super) target: CheckpointId,
+    /// All of the tree is restored, and nothing of it stays as it is.
+    pub(super) whole: bool,
     /// Parents before children.
     pub(super) dirs: Vec<DirPlan>,
     /// What becomes of each wanted inode that is no directory.
@@ -121,8 +123,10 @@ impl Plan {
             Which::Below(paths) => (paths, false),
             Which::Only(paths) => (paths, true),
         };
+        let spared = engine.spared(target, which)?;
         let plan = Plan {
             target,
+            whole: paths.is_empty() && !exact && spared.is_empty(),
             dirs: Vec::new(),
             contents: HashMap::new(),
             alive_dirs: HashSet::new(),
@@ -135,7 +139,6 @@ impl Plan {
         for path in paths {
             roots.extend(live_place(engine, path)?);
         }
-        let spared = engine.spared(target, which)?;
         let mut spared_places = HashSet::new();
         for path in spared.paths() {
             spared_places.extend(live_place(engine, path)?);
