@@ -21,7 +21,7 @@ PLUGIN ?= ckptfs:local
 present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-growth bench-gc bench-absence bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-absence bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,9 @@ bench-export: build ## Export and fork beside cp --reflink and rsync, as root: m
 
 bench-import: build ## Import beside cp --reflink: new, hashed, again; as root: make bench-import [ARGS="ROUNDS FILES"]
 	@benches/import.sh $(ARGS)
+
+bench-restore: build ## Restore beside clone, chmod, utimens and rename by hand; as root: make bench-restore [ARGS="ROUNDS FILES"]
+	@benches/restore.sh $(ARGS)
 
 bench-growth: build ## A long history beside a short one: sizes, memory, times; as root: make bench-growth [ARGS="CHECKPOINTS CHANGES FILES"]
 	@benches/growth.sh $(ARGS)

@@ -18,7 +18,7 @@ use crate::history::timeline::Timeline;
 use crate::history::view::State;
 use crate::live::{At, Turn};
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{Actor, Place};
+use crate::store::record::Actor;
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 
 /// Begins the names of inodes that an import made on the stage.
@@ -91,6 +91,8 @@ impl Engine {
             Ok(gate) => gate,
             Err(errno) => return staged.iter().map(|(_, path)| Refused { path: path.clone(), errno: errno.0 }).collect(),
         };
+        // A restore may have planned with what was there.
+        self.live.count_change();
         let tree = self.live.tree.write();
         let acting = Timeline::acting(Some(self.timeline().number(super::who::actor_process(by))));
         for (name, path) in staged {
@@ -125,12 +127,11 @@ impl Engine {
         if Engine::is_reserved(super::request::NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
-        let place = Place { parent: Slot::STAGING, name: Name::new(staged.as_bytes()) };
-        let kind = sys::stat_at(self.live.staging(), staged.as_bytes())?.kind;
-        let slot = self.live.adopt(&place)?;
+        let staged = self.live.staged(Name::new(staged.as_bytes()))?;
+        let slot = self.live.adopt(&staged)?;
         let name = Name::new(name);
         let to = (At::from(&trail), &name);
-        let replaced = self.live.rename_in((At::from(Slot::STAGING), &place.name), to, RenameMode::Replace, Turn::default())?;
+        let replaced = self.live.rename_in((At::from(Slot::STAGING), &staged.place().name), to, RenameMode::Replace, Turn::default())?;
         stale.names.push((dir.slot, name.clone()));
         stale.nodes.extend([slot, dir.slot]);
         match replaced {
@@ -138,7 +139,7 @@ impl Engine {
             Some(old) => stale.nodes.push(old),
             None => {}
         }
-        let what = if replaced.is_some() && kind != Kind::Dir { What::Replaced } else { What::Come(kind) };
+        let what = if replaced.is_some() && staged.kind() != Kind::Dir { What::Replaced } else { What::Come(staged.kind()) };
         steps.push(Step { dir: dir.slot, name, node: None, what });
         Ok(())
     }

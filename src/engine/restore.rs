@@ -1,10 +1,11 @@
 //! Restore: the tree becomes what it was at a checkpoint, in the time that what changed since takes.
 //!
-//! Everything happens inside one freeze: a guard checkpoint closes the epoch, a plan is made from what was recorded since the target, and the plan
-//! is carried out with the same operations that serve the kernel, so that every step keeps the past, the guard's included. The journal says that a
-//! restore began and that it ended; one that did not end is carried out again at the next mount, which leads to the same tree.
+//! With nothing held a plan is made from what was recorded since the target, and what comes back is made in the staging directory, complete with owner and
+//! times. Then comes one freeze: if anything has changed meanwhile it is planned again; a guard checkpoint closes the epoch; and the plan is carried out with
+//! the same operations that serve the kernel, so that every step keeps the past, the guard's included. The journal says that a restore began and that it
+//! ended; one that did not end is carried out again at the next mount, which leads to the same tree.
 //!
-//! What comes back is prepared in the staging directory, complete with owner and times, and then renamed into place: nobody ever sees half of it. A
+//! What was made is renamed into place, many inodes behind one record: nobody ever sees half of one. A
 //! file whose content changed comes back as a new inode, so whoever has it open keeps what it opened, as with a removed file. Directories keep
 //! their inodes.
 
@@ -13,12 +14,14 @@ mod news;
 mod only;
 mod plan;
 pub(super) mod spared;
+mod stage;
 
 use std::collections::HashSet;
 use std::time::Instant;
 
 use self::plan::Which;
 use self::spared::is_at_or_below;
+use self::stage::Stage;
 use super::Engine;
 use super::api::{Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbResult};
 use super::asker::still_wanted;
@@ -27,10 +30,11 @@ use super::request::{NodeId, Stale as Forget};
 use crate::history::timeline::Aftermath;
 use crate::history::touched::Touched;
 use crate::history::view::State;
+use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::lock::MutexGuard;
-use crate::sys::{Errno, Kind, SysResult};
+use crate::sys::{Errno, Kind, SysResult, Time};
 
 /// What the kernel must forget after a restore.
 #[derive(Debug, Default)]
@@ -41,6 +45,18 @@ pub(super) struct Stale {
     pub(super) dead: Vec<(Slot, Name, Slot)>,
     /// Directories that got back attributes other than times.
     pub(super) dressed: Vec<Slot>,
+}
+
+impl Stale {
+    /// Leaves out what is told of twice: whoever forgets a name with its dead inode has forgotten the name.
+    fn without_twice(mut self) -> Stale {
+        let dead: HashSet<(Slot, &Name)> = self.dead.iter().map(|(dir, name, _)| (*dir, name)).collect();
+        self.names.retain(|(dir, name)| !dead.contains(&(*dir, name)));
+        let dead: HashSet<Slot> = self.dead.iter().map(|(_, _, slot)| *slot).collect();
+        let mut told = HashSet::new();
+        self.nodes.retain(|slot| !dead.contains(slot) && told.insert(*slot));
+        self
+    }
 }
 
 /// Who asked for a restore, and why.
@@ -54,6 +70,26 @@ pub(super) struct Asked<'a> {
     /// Files get the times that they had.
     pub(super) times: Times,
 }
+
+/// What was found to be done.
+struct Prepared {
+    plan: plan::Plan,
+    changes: Vec<Change>,
+    spared: spared::Spared,
+    /// Files whose content was recorded.
+    touched: HashSet<Slot>,
+}
+
+/// What tells whether something has changed.
+#[derive(PartialEq, Eq)]
+struct Seen {
+    changes: u64,
+    recordings: u64,
+    hot: Vec<(Slot, u64, Time, Time)>,
+}
+
+/// How often a restore is planned before the freeze, where others change things meanwhile.
+const PLANNED_MAX: usize = 2;
 
 fn took(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)
@@ -130,14 +166,9 @@ impl Engine {
     ) -> VerbResult<Restored> {
         let failed = |errno| self.failed("the restore failed", errno);
         let Asked { by, undoes, started, unknown, times } = asked;
-        let (gate, flushed) = self.freeze().map_err(failed)?;
-        let touched = self.touched_frozen(target).map_err(failed)?;
-        let changes = self.changes_to(target, paths, &touched, times).map_err(failed)?;
-        let spared = self.spared(target, Which::Below(paths)).map_err(failed)?;
-        let changes = spared.filter(changes);
-        still_wanted()?;
-        let plan = plan::Plan::make(self, target, Which::Below(paths), touched, times).map_err(failed)?;
-        self.clear_way(&plan).map_err(failed)?;
+        let mut stage = Stage::new(self);
+        let (prepared, gate, flushed) = self.prepared(target, paths, times, &mut stage)?;
+        let Prepared { plan, changes, spared, .. } = prepared;
         let (changes, unknown) = told_apart(changes, unknown, &plan);
         // One that undoes another is an operation all the same.
         let is_so = undoes.is_none() && changes.is_empty() && plan.is_so(self).unwrap_or(false);
@@ -156,7 +187,7 @@ impl Engine {
         let note = format!("before restoring {target}");
         let (guard, opened) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(Some((by, undoes)), &plan, guard.id, Which::Below(paths), paths);
+        let applied = self.carry_out(Some((by, undoes)), (&plan, stage), guard.id, Which::Below(paths), paths);
         drop(tree);
         drop(gate);
         self.tell_open(guard.id, opened);
@@ -164,6 +195,74 @@ impl Engine {
         drop(one_at_a_time);
         self.told_after(&plan, guard.id, applied)?;
         Ok(done(Some(guard.id)))
+    }
+
+    /// Freezes the tree with all prepared that can be prepared before. What was planned is as it was then if nothing has changed since; else it is planned
+    /// again, at last in the freeze. What was made for it stays.
+    fn prepared<'a>(
+        &'a self,
+        target: CheckpointId,
+        paths: &[Vec<u8>],
+        times: Times,
+        stage: &mut Stage<'_>,
+    ) -> VerbResult<(Prepared, Freeze<'a>, bool)> {
+        let failed = |errno| self.failed("the restore failed", errno);
+        for _ in 0..PLANNED_MAX {
+            still_wanted()?;
+            let seen = self.look_around().map_err(failed)?;
+            // What fails here may fail because something changes meanwhile.
+            let Ok(prepared) = self.prepare(target, paths, times, |slot| self.live.await_free(slot)) else { break };
+            if stage.fill(&prepared.plan, false).is_err() {
+                break;
+            }
+            still_wanted()?;
+            let (gate, flushed) = self.freeze().map_err(failed)?;
+            if self.is_as_seen(&seen, &prepared.touched) {
+                self.clear_way(&prepared.plan).map_err(failed)?;
+                stage.fill(&prepared.plan, true).map_err(failed)?;
+                return Ok((prepared, gate, flushed));
+            }
+            // What is made from it meanwhile must not be newer.
+            if times == Times::Now {
+                stage.clear();
+            }
+        }
+        let (gate, flushed) = self.freeze().map_err(failed)?;
+        let prepared = self.prepare(target, paths, times, |slot| self.live.probe_frozen(slot)).map_err(failed)?;
+        self.clear_way(&prepared.plan).map_err(failed)?;
+        still_wanted()?;
+        stage.fill(&prepared.plan, true).map_err(failed)?;
+        Ok((prepared, gate, flushed))
+    }
+
+    /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept locked by some process: `await_free` sees to it.
+    fn prepare(&self, target: CheckpointId, paths: &[Vec<u8>], times: Times, await_free: impl Fn(Slot) -> SysResult<()>) -> SysResult<Prepared> {
+        let touched = self.touched(target, None)?;
+        touched.data.iter().try_for_each(|slot| await_free(*slot))?;
+        let spared = self.spared(target, Which::Below(paths))?;
+        let changes = spared.filter(self.changes_to(target, paths, &touched, times)?);
+        let data = touched.data.clone();
+        let plan = plan::Plan::make(self, target, Which::Below(paths), touched, times)?;
+        Ok(Prepared { plan, changes, spared, touched: data })
+    }
+
+    /// What is as it is for as long as nothing changes.
+    fn look_around(&self) -> SysResult<Seen> {
+        self.live.await_closes();
+        self.settle();
+        self.live.preflush();
+        // Whatever has begun to change something has ended then.
+        let _gate = self.live.freeze()?;
+        self.seen()
+    }
+
+    fn seen(&self) -> SysResult<Seen> {
+        Ok(Seen { changes: self.live.changes(), recordings: self.timeline().recordings(), hot: self.live.hot_state()? })
+    }
+
+    /// In the freeze: nothing has changed since. Of files that may be mapped and written to it cannot be told what was stored when.
+    fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
+        self.seen().is_ok_and(|now| now == *seen) && !self.live.mapped_hot().iter().any(|slot| touched.contains(slot))
     }
 
     /// What is touched since a checkpoint, in the freeze. The contents of these files are compared there, so none may be kept locked by some process.
@@ -213,7 +312,7 @@ impl Engine {
     fn carry_out(
         &self,
         by: Option<(&Actor, Option<u64>)>,
-        plan: &plan::Plan,
+        (plan, stage): (&plan::Plan, Stage<'_>),
         guard: CheckpointId,
         which: Which<'_>,
         named: &[Vec<u8>],
@@ -225,7 +324,7 @@ impl Engine {
             }
         }
         self.timeline().begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
-        let applied = apply::apply(self, plan);
+        let applied = apply::apply(self, plan, stage);
         // Were it not told before the next change, the next mount would restore once more, over what was done since.
         self.timeline().tell(Record::RestoreEnd);
         applied
@@ -233,6 +332,9 @@ impl Engine {
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
     pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
+        if let Err(errno) = self.live.sweep_staged() {
+            tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
+        }
         let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
         if self.timeline().checkpoint(*target).is_none() {
             return Ok(None);
@@ -243,7 +345,9 @@ impl Engine {
         let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
         let times = Times::or_default(None, !paths.is_empty());
         let plan = plan::Plan::make(self, *target, which, self.touched(*target, None)?, times)?;
-        self.carry_out(None, &plan, *guard, which, paths).map(Some)
+        let mut stage = Stage::new(self);
+        stage.fill(&plan, true)?;
+        self.carry_out(None, (&plan, stage), *guard, which, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.

@@ -237,8 +237,17 @@ impl Comparison<'_> {
         }
         let mut below = Vec::new();
         let names = self.names(&from.1, &to.1)?;
-        let (before, after) = (self.from.steps(&from.1, &names), self.to.steps(&to.1, &names));
-        for (name, (old, new)) in names.iter().zip(before.into_iter().zip(after)) {
+        let before = self.from.steps_told(&from.1, &names);
+        // What had no record is what it is now: that is not looked at twice.
+        let now = self.to.state() == State::Live && from.1.slot == to.1.slot;
+        let others: BTreeSet<Name> = names.iter().zip(&before).filter(|(_, (live, _))| !(now && *live)).map(|(name, _)| name.clone()).collect();
+        let mut after = self.to.steps(&to.1, &others).into_iter();
+        for (name, (live, old)) in names.iter().zip(before) {
+            let new = if now && live {
+                old.clone().map(|step| step.map(|(child, _)| (child, to.1.step(name, child.slot))))
+            } else {
+                after.next().unwrap_or(Ok(None))
+            };
             let path = join(path, name);
             let old = told(&self.from, old)?;
             let new = told(&self.to, there(new))?;

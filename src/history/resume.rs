@@ -1,6 +1,6 @@
 //! Opening a timeline: the checkpoints from the index, and everything after from the journal's tail.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -246,7 +246,7 @@ impl Replay {
             }
             Record::Void { epoch, slot } => {
                 // The rename failed: what it was to replace is where it was, or under the other name, and stays there.
-                self.aftermath.replacing = self.aftermath.replacing.take().filter(|(replaced, _, _)| *replaced != slot);
+                self.aftermath.replacing.retain(|(replaced, _, _)| *replaced != slot);
                 self.unsure.remove(&(epoch, slot));
                 if epoch == self.inner.open.epoch || address >= self.applied {
                     self.void(epoch, slot);
@@ -270,7 +270,7 @@ impl Replay {
             Record::Hidden { id, hidden } => self.inner.hide(id, hidden),
             // Beyond the witness: the names were not exchanged, the restore was not begun, or was not ended.
             Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::RestoreOnly { .. } if beyond => {}
-            Record::Replacing { slot, place, object } => self.aftermath.replacing = Some((slot, place, object)),
+            Record::Replacing { slot, place, object } => self.aftermath.replacing.push((slot, place, object)),
             Record::RestoreBegin { target, guard, paths } => {
                 self.inner.lineage.restored(target, guard, &paths);
                 (self.aftermath.restoring, self.aftermath.restoring_only) = (Some((target, guard, paths)), self.only.take());
@@ -313,7 +313,7 @@ impl Replay {
     /// A later operation was recorded: whatever may have been half done before is done. Beyond the witness that is not so.
     fn undone(&mut self, beyond: bool) {
         if !beyond {
-            self.aftermath.replacing = None;
+            self.aftermath.replacing.clear();
             self.aftermath.moved.clear();
         }
     }
@@ -352,9 +352,9 @@ impl Replay {
     /// The power was cut after a record came to the disk and before its object did. Then neither did the change: the file is what it was.
     fn strike_unmade(&mut self, store: &Store) -> StoreResult<()> {
         // One that is half done is finished later.
-        let replacing = self.aftermath.replacing.as_ref().map(|(_, _, object)| *object);
+        let replacing: HashSet<ObjectId> = self.aftermath.replacing.iter().map(|(_, _, object)| *object).collect();
         let unsure = std::mem::take(&mut self.unsure);
-        for ((epoch, slot), Unsure { object, size }) in unsure.into_iter().filter(|(_, unsure)| Some(unsure.object) != replacing) {
+        for ((epoch, slot), Unsure { object, size }) in unsure.into_iter().filter(|(_, unsure)| !replacing.contains(&unsure.object)) {
             // btrfs brings the names in a new directory to the disk with anything that is synced there: an empty file has one, and nothing of its data.
             match store.layers.stat(object)? {
                 Some(found) if size.is_none_or(|size| size == found.size) => {

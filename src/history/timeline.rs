@@ -184,8 +184,8 @@ pub struct Moved {
 pub struct Aftermath {
     /// The last daemon did not end in an orderly way.
     pub unclean: bool,
-    /// A rename over an existing inode may be half done: the last one.
-    pub replacing: Option<(Slot, Place, ObjectId)>,
+    /// Renames over existing inodes of which one may be half done: the last, or those of the last append.
+    pub replacing: Vec<(Slot, Place, ObjectId)>,
     /// The last renames recorded: each may not have happened.
     pub moved: HashMap<Slot, Moved>,
     /// A restore was under way.
@@ -706,7 +706,7 @@ impl Timeline {
     /// # Errors
     /// EIO if it is there and cannot be opened.
     pub fn open_object(&self, object: ObjectId) -> SysResult<Option<File>> {
-        if self.distrusted.lock().contains(&object) {
+        if self.distrusts(object) {
             tracing::error!(?object, "a version is damaged and not shown");
             return Err(Errno::EIO);
         }
@@ -718,6 +718,11 @@ impl Timeline {
                 Err(Errno::EIO)
             }
         }
+    }
+
+    /// An object was found to hold something else than was captured.
+    pub(super) fn distrusts(&self, object: ObjectId) -> bool {
+        self.distrusted.lock().contains(&object)
     }
 
     /// Where in the journal the records after a checkpoint begin.

@@ -258,6 +258,11 @@ impl<'a> View<'a> {
 
     /// As [`View::step`] for each of these names. That nobody changed the directory behind our back is looked at once for all of them.
     pub fn steps(&self, dir: &Arc<Trail>, names: &BTreeSet<Name>) -> Vec<SysResult<Option<Step>>> {
+        self.steps_told(dir, names).into_iter().map(|(_, step)| step).collect()
+    }
+
+    /// As [`View::steps`], and whether the live tree was asked: what is there now is the same then.
+    pub fn steps_told(&self, dir: &Arc<Trail>, names: &BTreeSet<Name>) -> Vec<(bool, SysResult<Option<Step>>)> {
         let found: Vec<_> = names.iter().map(|name| self.look_up(dir, name)).collect();
         let epochs: BTreeSet<Option<Epoch>> = found.iter().flatten().map(|(epoch, _)| *epoch).collect();
         let served = match self.state {
@@ -265,14 +270,19 @@ impl<'a> View<'a> {
             State::Live => true,
         };
         if !served {
-            return names.iter().map(|name| self.step(dir, name)).collect();
+            return names.iter().map(|name| (false, self.step(dir, name))).collect();
         }
         let step = |name: &Name, child: Option<Child>| {
             let Some(child) = child else { return Ok(None) };
             self.check_no_loop(dir, child)?;
             Ok(Some((child, dir.step(name, child.slot))))
         };
-        names.iter().zip(found).map(|(name, found)| step(name, found?.1)).collect()
+        let told = names.iter().zip(found);
+        told.map(|(name, found)| match found {
+            Ok((epoch, child)) => (epoch.is_none() && child.is_some(), step(name, child)),
+            Err(errno) => (false, Err(errno)),
+        })
+        .collect()
     }
 
     /// Every name of a directory, sorted.
@@ -444,6 +454,25 @@ impl<'a> View<'a> {
                 }
             }
         }
+    }
+
+    /// Whether the content can be opened, as far as that can be told without.
+    ///
+    /// # Errors
+    /// As [`View::open`].
+    pub fn check_open(&self, node: &Arc<Trail>) -> SysResult<()> {
+        let State::At(id) = self.state else { return self.open(node).map(drop) };
+        if let Some(data) = self.timeline.data_at(node.slot, id)?
+            && let Some(object) = data.before.object
+            && !self.timeline.is_dropped(object)?
+            && let Ok(Some(stat)) = self.timeline.store().layers.stat(object)
+            && stat.kind == Kind::File
+            && stat.size == data.before.size
+            && !self.timeline.distrusts(object)
+        {
+            return self.check_served(node, Kind::File, id, Some(data.epoch));
+        }
+        self.open(node).map(drop)
     }
 
     /// Refuses an object of another size than what was kept: the power was cut before all of a copy was on the disk.

@@ -158,7 +158,7 @@ impl Live {
         let still = !self.is_hot_now(object.slot) && self.may_copy() && !self.is_claimed(object.slot);
         let copied = match self.duplicate(file, &*dir, name.as_bytes(), size, still) {
             Err(Errno::ENOSPC) => self.duplicate_in_need(file, &*dir, name.as_bytes(), size),
-            kept => kept,
+            kept => kept.map(|(_, copied)| copied),
         }?;
         if !self.reflink {
             let kept = sys::open_file_at(&*dir, name.as_bytes(), Open::READ)?;
@@ -190,14 +190,14 @@ impl Live {
 
     /// Makes the new file `name` in `dir`, mode 0600, with the first `size` bytes of a file, by the cheapest way that is right: a clone where there is
     /// reflink, but for small files that are dirty. `still`: nobody can be writing to it; else only a clone is of one instant, and only a
-    /// clone makes the next store through a mapping show. Says whether it was copied.
+    /// clone makes the next store through a mapping show. Gives it, open for reading and writing, and says whether it was copied.
     ///
     /// # Errors
     /// EIO if it has become shorter; ENOSPC and others. After a failure there may be a file.
-    pub fn duplicate(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64, still: bool) -> SysResult<bool> {
+    pub fn duplicate(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64, still: bool) -> SysResult<(File, bool)> {
         let copy_is_cheaper = || still && size <= COPY_DIRTY_MAX && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0);
         if self.reflink && !copy_is_cheaper() {
-            return sys::clone_to(file, dir, name).map(|_| false);
+            return sys::clone_to(file, dir, name).map(|made| (made, false));
         }
         let target = sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?;
         if self.reflink {
@@ -208,7 +208,7 @@ impl Live {
         if sys::stat_fd(&target)?.size != size {
             return Err(Errno::EIO);
         }
-        Ok(true)
+        Ok((target, true))
     }
 
     /// Removes an object that nothing refers to.

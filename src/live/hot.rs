@@ -272,6 +272,11 @@ impl Live {
         }
     }
 
+    /// Hot files that may be mapped to be written.
+    pub fn mapped_hot(&self) -> Vec<Slot> {
+        self.hot.lock().iter().filter(|(_, hot)| hot.mappable).map(|(slot, _)| *slot).collect()
+    }
+
     /// What shows whether a hot file was written to since: with [`Live::preflush`] before, stores through mappings too, for they find clean pages.
     ///
     /// # Errors

@@ -42,6 +42,16 @@ impl Live {
         gate
     }
 
+    /// Counts a change that is made with the gate held for writing.
+    pub fn count_change(&self) {
+        self.watch.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many changes have begun. While the gate is held for writing none is under way.
+    pub fn changes(&self) -> u64 {
+        self.watch.changes.load(Ordering::SeqCst)
+    }
+
     /// Files that the daemon serves and that may be mapped to be written: their dirty pages are in the kernel's cache.
     pub fn mapped_through_daemon(&self) -> Vec<Slot> {
         self.nodes.lock().matching(|node| node.mappable() > 0 && node.io() == Some(IoMode::Daemon))

@@ -35,6 +35,7 @@ mod remove;
 mod restore;
 mod sealer;
 mod share;
+mod staged;
 mod takeover;
 mod told;
 mod who;
@@ -54,6 +55,7 @@ pub use kept::{Keep, drop_kept};
 pub use names::{Made, Make};
 pub use nodes::IoMode;
 pub use sealer::{SealMode, SealStats};
+pub use staged::{STAGED_PREFIX, Staged, Swap, Wanted};
 pub use takeover::{Keeper, Legacy, Orphans, Turn};
 pub use who::opener_word;
 

@@ -392,14 +392,27 @@ impl Live {
     fn replace(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>, how: RenameMode) -> SysResult<()> {
         let _stripe = self.stripe(target.slot);
         let (there, here) = (target.place(), source.place());
-        let past = !self.timeline.is_born(target.slot);
-        let mut more = self.moved(&[(source, there.clone())]);
+        let mut more = self.moved(&[(source, there)]);
         let fate = self.doom(target, &mut undo, &mut more)?;
         if let Fate::Move(object) = fate {
-            more.push(Record::Replacing { slot: target.slot, place: here.clone(), object });
+            more.push(Record::Replacing { slot: target.slot, place: here, object });
         }
         let held = self.hold(target, fate)?;
         self.timeline.record(undo, more)?;
+        self.replace_recorded(source, target, fate, held, how)
+    }
+
+    /// Does what was recorded of a rename over an existing inode. The caller holds its stripe.
+    pub(super) fn replace_recorded(
+        &self,
+        source: &Target<'_>,
+        target: &Target<'_>,
+        fate: Fate,
+        held: Option<Arc<OwnedFd>>,
+        how: RenameMode,
+    ) -> SysResult<()> {
+        let (there, here) = (target.place(), source.place());
+        let past = !self.timeline.is_born(target.slot);
         self.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
         let rename = |how| self.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));

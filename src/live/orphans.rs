@@ -7,12 +7,21 @@ use crate::sys::lock::Mutex;
 
 /// Those that are held take no more than this part of the descriptors that the process may have, where they can do without.
 const SHARE: u64 = 4;
+/// Of those that were given out so many are looked at whenever it is asked whether they are many.
+const LOOKED_AT: usize = 16;
 
 /// The descriptors that were given out. Its mutex is a leaf.
 #[derive(Debug)]
 pub(super) struct Orphans {
-    held: Mutex<Vec<Weak<OwnedFd>>>,
+    held: Mutex<Held>,
     most: usize,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    given: Vec<Weak<OwnedFd>>,
+    /// The next that is looked at.
+    at: usize,
 }
 
 impl Orphans {
@@ -23,18 +32,24 @@ impl Orphans {
 
     /// Counts one more.
     pub(super) fn note(&self, held: &Arc<OwnedFd>) {
-        self.held.lock().push(Arc::downgrade(held));
+        self.held.lock().given.push(Arc::downgrade(held));
     }
 
     /// There are as many as there should be.
     pub(super) fn are_many(&self) -> bool {
-        let mut held = self.held.lock();
-        if held.len() < self.most {
-            return false;
+        let held = &mut *self.held.lock();
+        // A few at each time: a restore asks for each file.
+        for _ in 0..LOOKED_AT {
+            if held.given.len() < self.most.max(1) {
+                return false;
+            }
+            held.at %= held.given.len();
+            match held.given.get(held.at) {
+                Some(given) if given.strong_count() > 0 => held.at += 1,
+                _ => drop(held.given.swap_remove(held.at)),
+            }
         }
-        held.retain(|held| held.strong_count() > 0);
-        // Half of them may go before they are counted again.
-        held.len() >= self.most.div_ceil(2)
+        held.given.len() >= self.most
     }
 }
 

@@ -23,7 +23,7 @@ impl Live {
     /// # Errors
     /// EIO if the journal or a layer cannot be written or read.
     pub fn recover(&self, aftermath: &Aftermath) -> SysResult<()> {
-        if let Some((slot, place, object)) = &aftermath.replacing {
+        for (slot, place, object) in &aftermath.replacing {
             self.finish_replacing(*slot, place, *object)?;
             let layers = &self.timeline.store().layers;
             if object.epoch != self.timeline.epoch() && !layers.exists(*object).map_err(|error| error.errno())? {

@@ -33,7 +33,17 @@ pub(super) struct Target<'a> {
     fd: OnceCell<Arc<OwnedFd>>,
 }
 
-impl Target<'_> {
+impl<'a> Target<'a> {
+    /// What is at a name, as is known.
+    pub(super) fn known(parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name, stat: Stat, slot: Slot) -> Target<'a> {
+        Target { parent, dir, name, stat, slot, fd: OnceCell::new() }
+    }
+
+    /// Extended attributes. It is not opened for them alone.
+    fn xattrs(&self) -> SysResult<sys::Xattrs> {
+        self.fd.get().map_or_else(|| sys::all_xattrs_at(self.dir, self.name.as_bytes()), sys::all_xattrs)
+    }
+
     /// A descriptor that names it (`O_PATH`), opened when it is first asked for.
     fn fd(&self) -> SysResult<&Arc<OwnedFd>> {
         if let Some(fd) = self.fd.get() {
@@ -62,7 +72,7 @@ impl Live {
     pub(super) fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> SysResult<Target<'a>> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
         let slot = self.slot_of(&stat)?;
-        Ok(Target { parent, dir, name, stat, slot, fd: OnceCell::new() })
+        Ok(Target::known(parent, dir, name, stat, slot))
     }
 
     /// Collects what must be recorded before an inode loses this name, and decides what becomes of it. `more` gets the records that are no undo.
@@ -72,7 +82,9 @@ impl Live {
             return Ok(Fate::Free);
         }
         self.keep_attr(slot, &target.stat, Self::target_of(&target.stat, target.dir, target.name)?, undo);
-        self.keep_xattrs(slot, target.fd()?, undo)?;
+        if self.timeline.needs(&Key::Xattrs(slot)) {
+            undo.push(Undo::Xattrs { slot, before: target.xattrs()? });
+        }
         if self.timeline.needs(&Key::Home(slot)) {
             undo.push(Undo::Home { slot, before: target.place() });
             self.keep_homes(target.parent, undo);

@@ -5,7 +5,6 @@ use std::fs::File;
 use super::Live;
 use super::find::{At, is_elsewhere};
 use super::names::Made;
-use super::nodes::generation_of;
 use crate::store::ids::Slot;
 use crate::store::record::{AttrState, Place};
 use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult, Xattrs};
@@ -51,18 +50,6 @@ impl Live {
             }
         }
         Ok(found)
-    }
-
-    /// Takes an inode that was prepared in the staging directory into the tables: it is new, no checkpoint can see it.
-    ///
-    /// # Errors
-    /// Those of stat(2).
-    pub fn adopt(&self, place: &Place) -> SysResult<Slot> {
-        let stat = sys::stat_at(&self.staging, place.name.as_bytes())?;
-        let slot = self.slot_of(&stat)?;
-        self.timeline.set_born(slot, true);
-        self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(place), 0);
-        Ok(slot)
     }
 
     /// Gives an inode one more name.

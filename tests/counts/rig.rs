@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ckptfs::control::{Client, SOCKET_NAME, STORE_NAME};
-use ckptfs::engine::api::{CheckpointOptions, Stats};
+use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Stats};
 
 use crate::common::mount::{minor_of, wait_until};
 use crate::common::{Image, Mount, MountOpts, Variant};
@@ -71,6 +71,12 @@ impl Counted {
     /// Makes a checkpoint and returns its number.
     pub fn checkpoint(&mut self) -> u64 {
         self.client.checkpoint(CheckpointOptions::default()).expect("a checkpoint").id.0
+    }
+
+    /// Makes the tree what it was.
+    pub fn restore(&mut self, id: u64) {
+        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
+        self.client.restore(options).expect("a restore");
     }
 
     /// What the daemon says of itself once it has answered every request: also those that nobody waits for, as RELEASE.

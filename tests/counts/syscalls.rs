@@ -190,7 +190,10 @@ fn operations(session: &mut Session) -> Result<(), String> {
         (0..CHECKPOINTS).for_each(|_| {
             rig.checkpoint();
         })
-    })
+    })?;
+    let (id, others) = (session.rig.checkpoint(), tree::paths(&root).into_iter().skip(OPERATIONS).take(OPERATIONS).collect::<Vec<_>>());
+    tree::touch(&others);
+    session.count("restore of a changed file", OPERATIONS, |rig| rig.restore(id))
 }
 
 #[test]

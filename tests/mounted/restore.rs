@@ -23,6 +23,8 @@ for_each_variant! { one =>
     a_restore_to_an_older_checkpoint_leaves_the_newer_ones_as_they_were,
     nothing_is_dirty_after_a_restore_of_a_checkpoint_just_made,
     restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other,
+    many_files_come_back_behind_few_records,
+    what_is_done_meanwhile_is_before_a_restore_or_after_it,
 }
 
 /// Everything counts, the times of directories too.
@@ -278,4 +280,62 @@ fn restores_and_checkpoints_made_with_mkdir_do_not_wait_for_each_other(v: Varian
         }
         done.store(true, Ordering::Relaxed);
     });
+}
+
+/// More files than go behind one record, with long names and attributes, among links, other kinds and names that changed places.
+fn many_files_come_back_behind_few_records(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io), |root| {
+        for index in 0..400 {
+            let dir = root.join(format!("d{}", index / 100));
+            fs::create_dir_all(&dir).unwrap();
+            put(dir.join(format!("{index}-{}", "n".repeat(index / 2))), format!("{index}\n"));
+        }
+        sh(root, "setfattr -n user.large -v $(head -c 2000 /dev/zero | tr '\\0' x) d0/*; ln d1/100-* d2/linked; mkfifo d3/fifo");
+    });
+    let root = rig.path().to_owned();
+    let was = tree(&root);
+    let id = rig.mount.checkpoint();
+    sh(
+        &root,
+        "for file in d0/* d1/1* d2/[2l]* d3/3*; do echo more >> $file; done; a=$(ls d0/1-*); b=$(ls d0/2-*); mv $a t; mv $b $a; mv t $b
+         rm d3/fifo d1/150-*; mkdir d3/fifo d3/new; mv d3/399-* d3/new/; rm -r d3/38*",
+    );
+    let then = tree(&root);
+    rig.mount.restore(id);
+    same(&root, &was);
+    same(&rig.view(id + 1), &then);
+    rig.mount.restore(id + 1);
+    same(&root, &then);
+    rig.mount.umount();
+    assert_eq!(names(root.join(".ckptfs/tmp/restore")), Vec::<String>::new(), "nothing is left in the staging directory");
+}
+
+/// What comes back is found out while others work on. Of names that were made one after the other the guard has the first, and the tree the rest.
+fn what_is_done_meanwhile_is_before_a_restore_or_after_it(v: Variant) {
+    let (rig, id) = small(v);
+    let (root, done) = (rig.path().to_owned(), AtomicBool::new(false));
+    (0..50).for_each(|index| put(root.join(format!("changed-{index}")), "changed"));
+    let numbers = |dir: &Path| {
+        let mut numbers: Vec<u64> = names(dir).iter().filter_map(|name| name.strip_prefix("made-")?.parse().ok()).collect();
+        numbers.sort_unstable();
+        assert!(numbers.windows(2).all(|two| two[1] == two[0] + 1), "{}: {numbers:?}", dir.display());
+        numbers
+    };
+    let (count, next) = std::thread::scope(|scope| {
+        let writer =
+            scope.spawn(|| (0..).take_while(|_| !done.load(Ordering::Relaxed)).map(|made| put(root.join(format!("made-{made}")), "made")).count());
+        let mut next = 0;
+        for round in 0..20 {
+            (0..50).for_each(|index| put(root.join(format!("changed-{index}")), format!("{round}")));
+            let restored = rig.mount.json(&["restore", &id.to_string()]);
+            let guard = numbers(&rig.view(restored["guard"].as_u64().expect("a guard")));
+            assert!(guard.first().is_none_or(|first| *first == next), "{round}: {next} is missing in {guard:?}");
+            next = guard.last().map_or(next, |last| last + 1);
+        }
+        done.store(true, Ordering::Relaxed);
+        (writer.join().expect("the writer") as u64, next)
+    });
+    let left = numbers(&root);
+    assert_eq!(left.first().copied().unwrap_or(count), next, "what came after the last restore is there");
+    assert_eq!(left.last().map_or(next, |last| last + 1), count);
 }

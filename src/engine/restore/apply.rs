@@ -1,42 +1,67 @@
 //! Carrying a plan out: stage what is needed elsewhere, remove what is not wanted, put everything in place, then give back attributes.
 
-use std::collections::HashMap;
+use std::cell::OnceCell;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
 use super::Stale;
-use super::plan::{Content, DirPlan, Plan};
+use super::plan::{Content, DirPlan, Leads, Plan};
+use super::stage::Stage;
 use crate::history::present::Trail;
-use crate::history::view::{Source, State};
-use crate::live::{At, Make, Turn};
+use crate::history::view::State;
+use crate::live::{At, Make, Staged, Swap, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 
+/// New inodes that are put in place at once, at most.
+const SWAPS_MAX: usize = 1024;
+
 struct Applier<'a> {
     engine: &'a Engine,
     plan: &'a Plan,
+    stage: Stage<'a>,
+    /// Wanted inode -> the one that was made for it, as long as it has no name.
+    fresh: HashMap<Slot, Staged>,
+    /// New inodes that are about to be put in place. Whatever else is done, they are before it.
+    swaps: Vec<Swap>,
+    places: HashSet<Place>,
     /// Wanted directory -> the one that stands for it in the live tree.
     dirs: HashMap<Slot, Slot>,
     /// Wanted inode -> where the one that stands for it is now.
     placed: HashMap<Slot, Place>,
+    /// Made when it is first asked for: each inode that is taken would look through the whole plan otherwise.
+    leads: OnceCell<Leads<'a>>,
     stale: Stale,
 }
 
-/// Carries out a plan. The caller holds the gate and the tree for writing.
-pub(super) fn apply(engine: &Engine, plan: &Plan) -> SysResult<Stale> {
-    let dirs = plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect();
-    let mut applier = Applier { engine, plan, dirs, placed: HashMap::new(), stale: Stale::default() };
+/// Carries out a plan, with what was made for it. The caller holds the gate and the tree for writing.
+pub(super) fn apply(engine: &Engine, plan: &Plan, stage: Stage<'_>) -> SysResult<Stale> {
+    let mut applier = Applier {
+        engine,
+        plan,
+        stage,
+        fresh: HashMap::new(),
+        swaps: Vec::new(),
+        places: HashSet::new(),
+        dirs: plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect(),
+        placed: HashMap::new(),
+        leads: OnceCell::new(),
+        stale: Stale::default(),
+    };
     applier.rewrite()?;
     applier.stage()?;
     applier.remove()?;
     for dir in &plan.dirs {
         applier.place(dir)?;
     }
+    applier.put_in_place()?;
     applier.dress()?;
+    applier.stage.clear();
     applier.clean_staging()?;
-    Ok(applier.stale)
+    Ok(applier.stale.without_twice())
 }
 
 /// Everything that a plan can have changed: for when it was carried out in part.
@@ -94,32 +119,25 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// Takes inodes that are wanted at another name out of the way, and makes those anew that are gone.
+    /// Takes inodes that are wanted at another name there, or out of the way, and those that were made anew into the tables.
     fn stage(&mut self) -> SysResult<()> {
-        let todo: Vec<(Child, Arc<Trail>, bool)> =
-            self.wanted().map(|(_, _, child, trail, have)| (child, Arc::clone(trail), have.map(|have| have.slot) == Some(child.slot))).collect();
-        for (child, trail, here) in todo {
+        let todo = self.wanted().map(|(dir, name, child, trail, have)| {
+            let free = dir.live.as_ref().filter(|_| have.is_none()).map(|live| Place { parent: live.slot, name: name.clone() });
+            (child, Arc::clone(trail), free, have.map(|have| have.slot) == Some(child.slot))
+        });
+        let todo: Vec<(Child, Arc<Trail>, Option<Place>, bool)> = todo.collect();
+        for (child, trail, free, here) in todo {
             if self.placed.contains_key(&child.slot) {
                 continue;
             }
-            if child.kind == Kind::Dir {
-                if self.plan.alive_dirs.contains(&child.slot) && !here {
-                    let place = self.take(child, &trail)?;
-                    self.placed.insert(child.slot, place);
-                }
-                continue;
-            }
-            match self.plan.contents.get(&child.slot) {
-                Some(Content::New) | None => {
-                    let place = self.recreate(child, &trail)?;
-                    self.placed.insert(child.slot, place);
-                }
-                Some(_) if !here => {
-                    let place = self.take(child, &trail)?;
-                    self.placed.insert(child.slot, place);
-                }
-                Some(_) => {}
-            }
+            let place = match self.plan.contents.get(&child.slot) {
+                _ if child.kind == Kind::Dir && (here || !self.plan.alive_dirs.contains(&child.slot)) => continue,
+                _ if child.kind == Kind::Dir => self.take(child, &trail, None)?,
+                Some(Content::New) | None => self.recreate(child, &trail)?,
+                Some(_) if here => continue,
+                Some(_) => self.take(child, &trail, free)?,
+            };
+            self.placed.insert(child.slot, place);
         }
         Ok(())
     }
@@ -132,22 +150,49 @@ impl Applier<'_> {
         }
     }
 
-    /// Moves a live inode to the staging directory. One that keeps another name gets one more there.
-    fn take(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
-        let name = staged_name(child.slot);
+    /// The name at a place is planned to lead to something else.
+    fn is_vacated(&self, place: &Place, slot: Slot) -> bool {
+        let leads = self.leads.get_or_init(|| self.plan.leads());
+        leads.get(&(place.parent, &place.name)).is_some_and(|wanted| wanted.iter().any(|want| *want != Some(slot)))
+    }
+
+    /// Moves a live inode to where it is wanted, if nothing is there, or to the staging directory. One that keeps another name gets one more.
+    fn take(&mut self, child: Child, trail: &Arc<Trail>, free: Option<Place>) -> SysResult<Place> {
         let from = self.locate(At::from(trail), child)?;
-        let staged = Place { parent: Slot::STAGING, name: name.clone() };
+        let staged = Place { parent: Slot::STAGING, name: staged_name(child.slot) };
         if from == staged {
             return Ok(staged);
         }
-        if child.kind == Kind::Dir || self.plan.vacates(&from, child.slot) {
-            self.live().rename_in((At::from(from.parent), &from.name), (At::from(Slot::STAGING), &name), RenameMode::Replace, Turn::default())?;
-            self.stale.names.push((from.parent, from.name));
-        } else {
-            self.stage_link(&from, child.slot)?;
-        }
+        let moves = child.kind == Kind::Dir || self.is_vacated(&from, child.slot) || self.has_one_name(trail);
         self.stale.nodes.push(child.slot);
+        if moves {
+            self.stale.names.push((from.parent, from.name.clone()));
+        }
+        if let Some(free) = free {
+            let source = (At::from(from.parent), &from.name);
+            let done = match moves {
+                true => self.live().rename_in(source, (At::from(free.parent), &free.name), RenameMode::NoReplace, Turn::default()).map(drop),
+                false => self.live().link_in(&from, &free).map(drop),
+            };
+            match done {
+                // Something was put there for another name.
+                Err(Errno::EEXIST) => {}
+                done => return done.map(|()| free),
+            }
+        }
+        if !moves {
+            return self.stage_link(&from, child.slot);
+        }
+        let to = (At::from(Slot::STAGING), &staged.name);
+        self.live().rename_in((At::from(from.parent), &from.name), to, RenameMode::Replace, Turn::default())?;
         Ok(staged)
+    }
+
+    /// All of the tree is restored, and the inode had this name alone: whatever others it has now go.
+    fn has_one_name(&self, trail: &Arc<Trail>) -> bool {
+        self.plan.whole
+            && self.plan.unknown.is_empty()
+            && self.engine.view(State::At(self.plan.target)).attr(trail).is_ok_and(|attr| attr.stat.nlink == 1)
     }
 
     /// Gives an inode one more name, in the staging directory. A restore that was interrupted may have done so before.
@@ -163,28 +208,26 @@ impl Applier<'_> {
         Ok(staged)
     }
 
-    /// Makes an inode as it was, in the staging directory.
+    /// Takes an inode that was made as it was into the tables.
     fn recreate(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
-        let view = self.engine.view(State::At(self.plan.target));
-        let name = Name::new(format!("new-{}", child.slot.0).as_bytes());
-        let staging = self.live().staging();
-        match sys::unlink_at(staging, name.as_bytes()) {
-            Ok(()) | Err(Errno::ENOENT) => {}
-            Err(errno) => return Err(errno),
-        }
-        let attr = view.attr(trail)?;
-        match child.kind {
-            Kind::File => match view.open(trail)? {
-                (from, Some(source)) => drop(self.live().duplicate(&source, staging, name.as_bytes(), attr.stat.size, from != Source::Live)?),
-                (_, None) => drop(sys::create_file_at(staging, name.as_bytes(), sys::Open::READ_WRITE, 0o600)?),
-            },
-            Kind::Symlink => sys::symlink_at(attr.target.as_deref().ok_or(Errno::EIO)?, staging, name.as_bytes())?,
-            kind => sys::mknod_at(staging, name.as_bytes(), kind, 0o600, attr.stat.rdev)?,
-        }
-        let place = Place { parent: Slot::STAGING, name };
-        let slot = self.live().adopt(&place)?;
-        self.live().dress_in(At::from(slot), &attr, &view.xattrs(trail)?, self.keeps_times())?;
+        let staged = self.stage.take(self.plan, child, trail)?;
+        self.live().adopt(&staged)?;
+        let place = staged.place();
+        self.fresh.insert(child.slot, staged);
         Ok(place)
+    }
+
+    /// Puts new inodes in place, many behind one record.
+    fn put_in_place(&mut self) -> SysResult<()> {
+        self.places.clear();
+        let swaps = std::mem::take(&mut self.swaps);
+        let replaced = self.live().put_in_place(&swaps)?;
+        for (swap, replaced) in swaps.iter().zip(replaced) {
+            if let Some(replaced) = replaced {
+                self.lost(swap.to.parent, &swap.to.name, replaced);
+            }
+        }
+        Ok(())
     }
 
     /// Removes what is at names that lead to something else or to nothing. A file that will be replaced stays until then.
@@ -264,6 +307,7 @@ impl Applier<'_> {
     }
 
     fn place_dir(&mut self, child: Child, trail: &Arc<Trail>, at: &Place) -> SysResult<()> {
+        self.put_in_place()?;
         self.stale.names.push((at.parent, at.name.clone()));
         if let Some(staged) = self.placed.remove(&child.slot) {
             self.live().rename_in(
@@ -283,16 +327,29 @@ impl Applier<'_> {
 
     fn place_file(&mut self, child: Child, at: &Place) -> SysResult<()> {
         self.stale.names.push((at.parent, at.name.clone()));
+        if let Some(staged) = self.fresh.remove(&child.slot) {
+            if self.places.contains(at) || self.swaps.len() == SWAPS_MAX {
+                self.put_in_place()?;
+            }
+            self.places.insert(at.clone());
+            self.swaps.push(Swap { staged, to: at.clone() });
+            self.stale.nodes.push(child.slot);
+            self.placed.insert(child.slot, at.clone());
+            return Ok(());
+        }
+        self.put_in_place()?;
         let from = match self.placed.get(&child.slot) {
             Some(place) => place.clone(),
             // It stayed at one of its names: this is one more.
             None => self.locate(At::from(child.slot), child)?,
         };
-        let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
         self.stale.nodes.push(child.slot);
-        let to = (At::from(at.parent), &at.name);
-        if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
-            self.lost(at.parent, &at.name, replaced);
+        if from != *at {
+            let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
+            let to = (At::from(at.parent), &at.name);
+            if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
+                self.lost(at.parent, &at.name, replaced);
+            }
         }
         // It is another file than was here, and may be older than what was made of that.
         if !self.keeps_times() && self.plan.contents.get(&child.slot) != Some(&Content::New) {

@@ -63,6 +63,8 @@ pub(super) struct DirPlan {
 /// See the module.
 pub(super) struct Plan {
     pub(super) target: CheckpointId,
+    /// All of the tree is restored, and nothing of it stays as it is.
+    pub(super) whole: bool,
     /// Parents before children.
     pub(super) dirs: Vec<DirPlan>,
     /// What becomes of each wanted inode that is no directory.
@@ -103,6 +105,9 @@ struct Planner<'a> {
 /// Where a directory is now, if it is in the live tree, and where it was.
 type Ways = (Option<Arc<Trail>>, Arc<Trail>);
 
+/// What is wanted at a name, and whether that leads to it now.
+type WantedStep = (Child, Arc<Trail>, bool);
+
 /// What is still to be planned.
 enum Step<'p> {
     /// A directory on the way to restored paths, as it is and as it was, with the paths below it.
@@ -118,8 +123,10 @@ impl Plan {
             Which::Below(paths) => (paths, false),
             Which::Only(paths) => (paths, true),
         };
+        let spared = engine.spared(target, which)?;
         let plan = Plan {
             target,
+            whole: paths.is_empty() && !exact && spared.is_empty(),
             dirs: Vec::new(),
             contents: HashMap::new(),
             alive_dirs: HashSet::new(),
@@ -132,7 +139,6 @@ impl Plan {
         for path in paths {
             roots.extend(live_place(engine, path)?);
         }
-        let spared = engine.spared(target, which)?;
         let mut spared_places = HashSet::new();
         for path in spared.paths() {
             spared_places.extend(live_place(engine, path)?);
@@ -208,14 +214,21 @@ impl Plan {
         split.map(|(dir, name, _)| TreePath(join(&dir.want.path(), &name.name))).collect()
     }
 
-    /// A place whose name is planned to lead to something else.
-    pub(super) fn vacates(&self, place: &Place, slot: Slot) -> bool {
-        self.dirs.iter().any(|dir| {
-            dir.live.as_ref().is_some_and(|live| live.slot == place.parent)
-                && dir.names.iter().any(|name| name.name == place.name && name.want.as_ref().map(|(child, _)| child.slot) != Some(slot))
-        })
+    /// Every name of the live tree that is planned, with what it is to lead to.
+    pub(super) fn leads(&self) -> Leads<'_> {
+        let mut leads = Leads::new();
+        for dir in &self.dirs {
+            let Some(live) = &dir.live else { continue };
+            for name in &dir.names {
+                leads.entry((live.slot, &name.name)).or_default().push(name.want.as_ref().map(|(child, _)| child.slot));
+            }
+        }
+        leads
     }
 }
+
+/// Directory and name -> what it is to lead to, `None` being nothing. That a name is planned twice is possible, and rare.
+pub(super) type Leads<'p> = HashMap<(Slot, &'p Name), Vec<Option<Slot>>>;
 
 /// The place that a path names in the live tree, if the directory is there.
 fn live_place(engine: &Engine, path: &[u8]) -> SysResult<Option<Place>> {
@@ -232,7 +245,7 @@ impl Planner<'_> {
         while let Some(step) = open.pop() {
             match step {
                 Step::Way(live, then, paths) => open.extend(self.some(live, then, &paths)?.into_iter().rev()),
-                Step::Wanted(child, trail) => self.all_wanted(vec![(child, trail)])?,
+                Step::Wanted(child, trail) => self.all_wanted(vec![(child, trail, false)])?,
             }
         }
         Ok(())
@@ -313,7 +326,7 @@ impl Planner<'_> {
 
     /// Plans what a chosen path led to; of a directory gives where it is now, and was.
     fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<Ways>> {
-        let alive = self.is_alive(child, &trail)?;
+        let alive = self.is_alive(child, &trail, false)?;
         if child.kind == Kind::Dir {
             if alive {
                 self.plan.alive_dirs.insert(child.slot);
@@ -328,23 +341,27 @@ impl Planner<'_> {
     }
 
     /// A directory of the checkpoint, and whether it is in the live tree; gives what is wanted in it.
-    fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<(Child, Arc<Trail>)>> {
-        let names: Vec<Name> = match &live {
-            Some(_) => self.touched.names.get(&want.slot).map(|names| names.iter().cloned().collect()).unwrap_or_default(),
+    fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<WantedStep>> {
+        let mut names: BTreeSet<Name> = match &live {
+            Some(_) => self.touched.names.get(&want.slot).cloned().unwrap_or_default(),
             None => {
                 let known = self.view.list_known(&want)?;
                 self.plan.unknown.extend(known.unknown.iter().map(|name| join(&want.path(), name)).chain(known.partial.then(|| want.path())));
                 known.names.into_iter().map(|(name, _)| name).collect()
             }
         };
-        let mut plans = Vec::with_capacity(names.len());
-        let path = (!self.spared.is_empty()).then(|| want.path());
-        for name in names {
-            if let Some(path) = path.as_ref().map(|path| join(path, &name)).filter(|path| self.spared.has(path)) {
-                self.rescue(&path, &name, live.as_ref())?;
-                continue;
+        if !self.spared.is_empty() {
+            let path = want.path();
+            let spared: Vec<Name> = names.iter().filter(|name| self.spared.has(&join(&path, name))).cloned().collect();
+            for name in spared {
+                self.rescue(&join(&path, &name), &name, live.as_ref())?;
+                names.remove(&name);
             }
-            let wanted = match self.view.step(&want, &name) {
+        }
+        let mut plans = Vec::with_capacity(names.len());
+        let steps = self.view.steps_told(&want, &names);
+        for (name, (now, wanted)) in names.into_iter().zip(steps) {
+            let wanted = match wanted {
                 // Changed while nobody served the tree, or damaged: it stays as it is.
                 Err(Errno::EIO) => {
                     self.plan.unknown.insert(join(&want.path(), &name));
@@ -353,6 +370,7 @@ impl Planner<'_> {
                 wanted => wanted?,
             };
             let have = match &live {
+                Some(_) if now => wanted.as_ref().map(|(child, _)| *child),
                 Some(live) => self.engine.view(State::Live).child(live, &name)?,
                 None => None,
             };
@@ -360,7 +378,7 @@ impl Planner<'_> {
                 plans.push(NamePlan { name, want: wanted, have });
             }
         }
-        let next: Vec<(Child, Arc<Trail>)> = plans.iter().filter_map(|plan| plan.want.clone()).collect();
+        let next = plans.iter().filter_map(|plan| plan.want.clone().map(|(child, trail)| (child, trail, plan.have == Some(child)))).collect();
         let dress = self.can_dress(&want)?;
         self.plan.dirs.push(DirPlan { want, live, names: plans, dress });
         Ok(next)
@@ -411,15 +429,15 @@ impl Planner<'_> {
     }
 
     /// Everything that is wanted, in order, with everything below it.
-    fn all_wanted(&mut self, wanted: Vec<(Child, Arc<Trail>)>) -> SysResult<()> {
+    fn all_wanted(&mut self, wanted: Vec<WantedStep>) -> SysResult<()> {
         let mut open = wanted;
         open.reverse();
-        while let Some((child, trail)) = open.pop() {
+        while let Some((child, trail, here)) = open.pop() {
             // Forged, a directory can be in many places.
             if child.kind == Kind::Dir && !self.passed.insert(child.slot) {
                 return Err(Errno::EIO);
             }
-            let alive = self.is_alive(child, &trail)?;
+            let alive = self.is_alive(child, &trail, here)?;
             if child.kind == Kind::Dir {
                 if alive {
                     self.plan.alive_dirs.insert(child.slot);
@@ -434,9 +452,14 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The inode is still in the live tree, where the restore may take it from.
-    fn is_alive(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
-        let found = if self.paths.is_empty() && !self.exact {
+    /// The inode is still in the live tree, where the restore may take it from. `here`: it was just seen where it was.
+    fn is_alive(&mut self, child: Child, trail: &Arc<Trail>, here: bool) -> SysResult<bool> {
+        let whole = self.paths.is_empty() && !self.exact;
+        if let Some(up) = trail.up.as_ref().filter(|_| whole && here && self.spared.is_empty() && !self.engine.live.is_dead(child.slot)) {
+            self.plan.found.insert(child.slot, Place { parent: up.slot, name: trail.name.clone() });
+            return Ok(true);
+        }
+        let found = if whole {
             match self.engine.live.locate(At::from(trail), child.kind) {
                 Err(Errno::ESTALE) => None,
                 place => Some(place?),
@@ -555,7 +578,7 @@ impl Planner<'_> {
     fn can_be_told(&self, child: Child, trail: &Arc<Trail>) -> SysResult<()> {
         self.view.attr(trail)?;
         if child.kind == Kind::File {
-            self.view.open(trail)?;
+            self.view.check_open(trail)?;
         }
         self.view.xattrs(trail).map(drop)
     }
