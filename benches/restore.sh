@@ -78,7 +78,9 @@ measure() {
             cp -a --reflink=always "$dir/plain" "$dir/copy"
             mkdir "$dir/staging"
             sync -f "$dir"
-            "$WORK/floor" "$dir/plain" "$dir/staging" "$dir/copy" "$WORK/names" 2 | awk '{ printf "%.1f\n", $1 / 1000 }' >>"$times/floor"
+            "$WORK/floor" "$dir/plain" "$dir/staging" "$dir/copy" "$WORK/names" 2 >"$WORK/said"
+            awk '{ printf "%.1f\n", $1 / 1000 }' "$WORK/said" >>"$times/floor"
+            awk '{ printf "%.1f\n", $2 / 1000 }' "$WORK/said" >>"$times/floor-cpu"
             rm -rf "$dir/copy" "$dir/staging"
         fi
         mark
@@ -133,10 +135,10 @@ print(f"{longest * 1000:.1f}")' "$dir/tree" "$WORK/over-$fs" >"$WORK/longest" &
     after=$(awk '/VmHWM/ { print $2 }' "/proc/$pid/status")
     echo "$fs: with all $FILES restored the longest look-up beside it took $(cat "$WORK/longest") ms; the daemon's largest size was $before KiB before and $after KiB after." >>"$WORK/beside"
     {
-        echo "| $fs, by hand | | $(cell floor) | $(each floor "$FILES") | | |"
+        echo "| $fs, by hand | | $(cell floor) | $(each floor "$FILES") | $(each floor-cpu "$FILES") | | |"
         for name in all few moved removed; do
             files=$([ $name = few ] && echo 60 || echo "$FILES")
-            echo "| $fs, $name | $(cell $name) | $(cell $name-verb) | $(each $name-verb "$files") | $(each $name-cpu "$files") | $([ $name = few ] || ratio $name-verb floor) |"
+            echo "| $fs, $name | $(cell $name) | $(cell $name-verb) | $(each $name-verb "$files") | $(each $name-cpu "$files") | $([ $name = few ] || ratio $name-verb floor) | $([ $name = few ] || ratio $name-cpu floor-cpu) |"
         done
     } >>"$WORK/table"
 }
@@ -147,8 +149,8 @@ for fs in ${FS:-xfs btrfs}; do measure "$fs"; done
 echo "Measured $(date -u '+%Y-%m-%d %H:%M UTC') at commit $(git rev-parse --short=10 HEAD), $ROUNDS rounds, $FILES files, $(nproc) cores, Linux $(uname -r); load average $load before and $(cut -d' ' -f1-3 /proc/loadavg) after."
 echo
 if [ -n "${STRACE:-}" ]; then cat "$WORK/raw"; exit; fi
-echo '| what | the whole process, ms | the verb, ms | us a file | CPU of the daemon, us a file | verb / by hand |'
-echo '|---|---|---|---|---|---|'
+echo '| what | the whole process, ms | the verb, ms | us a file | CPU, us a file | verb / by hand | CPU / by hand |'
+echo '|---|---|---|---|---|---|---|'
 cat "$WORK/table"
 echo
 cat "$WORK/beside"

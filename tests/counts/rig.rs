@@ -73,6 +73,12 @@ impl Counted {
         self.client.checkpoint(CheckpointOptions::default()).expect("a checkpoint").id.0
     }
 
+    /// Brings everything to the disk that was written below the mount.
+    pub fn sync(&self) {
+        let backing = fs::File::open(&self.backing).expect("the directory is there");
+        rustix::fs::syncfs(backing).expect("syncfs");
+    }
+
     /// Makes the tree what it was.
     pub fn restore(&mut self, id: u64) {
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
