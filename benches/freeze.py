@@ -3,9 +3,9 @@
 
   freeze.py [ROUNDS] [SCENARIO...]     20; FS="xfs btrfs", BIN=target/release/ckptfs, CKPTFS_BENCH_DIR=/var/tmp
 
-Another process appends to a file of the mount all the time, and one to a file of a plain directory of the same filesystem. A scenario holds files open and does
-something to them before each checkpoint. Prints a table in Markdown for each filesystem: the checkpoint's time (mkdir in .snapshots), and what one append took
-while checkpoints were made; the longest wait is the number that matters.
+Another process appends to a file of the mount all the time, which the kernel does by itself, and makes and removes a file, which waits for a freeze; one more does
+the same in a plain directory of the same filesystem. A scenario holds files open and does something to them before each checkpoint. Prints a table in Markdown
+for each filesystem: the checkpoint's time (mkdir in .snapshots), and what these calls took while checkpoints were made; the longest is the number that matters.
 """
 
 import gc as garbage
@@ -31,13 +31,22 @@ def told(took):
     return f"{every[len(every) // 2]:.2f} / {every[len(every) * 99 // 100]:.2f} / {every[-1]:.1f}"
 
 
-def append(path, out, stop):
+def work(path, out, stop):
     garbage.disable()
-    took, file = [], os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    while not os.path.exists(stop):
+    took, file = ([], []), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def timed(kind, call):
         begun = time.perf_counter()
-        os.write(file, b"x" * 100)
-        took.append((time.perf_counter() - begun) * 1000)
+        call()
+        took[kind].append((time.perf_counter() - begun) * 1000)
+
+    def make():
+        os.close(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT))
+        os.unlink(f"{path}.new")
+
+    while not os.path.exists(stop):
+        timed(0, lambda: os.write(file, b"x" * 100))
+        timed(1, make)
         time.sleep(0.0005)
     with open(out, "w") as file:
         json.dump(took, file)
@@ -117,7 +126,7 @@ def measure(fs, work, rounds, names):
     os.makedirs(mnt)
     run("mount", "-o", "loop", image, mnt)
     print(f"\n{fs}, {rounds} checkpoints each; ms: median / p99 / longest\n")
-    print("| open for writing | checkpoint | another's append | in a plain directory |\n|---|---|---|---|")
+    print("| open for writing | checkpoint | another's append | plain | another makes and removes | plain |\n|---|---|---|---|---|---|")
     try:
         for at, name in enumerate(names):
             tree, plain, stop = f"{mnt}/tree{at}", f"{mnt}/plain{at}", f"{work}/stop{at}"
@@ -129,7 +138,7 @@ def measure(fs, work, rounds, names):
             if child == 0:
                 between = SCENARIOS[name](tree)
                 files = [f"{tree}/log", f"{plain}/log"]
-                others = [subprocess.Popen([sys.executable, __file__, "append", file, f"{file}.took", stop]) for file in files]
+                others = [subprocess.Popen([sys.executable, __file__, "work", file, f"{file}.took", stop]) for file in files]
                 time.sleep(3)
                 took = []
                 for n in range(rounds):
@@ -141,7 +150,8 @@ def measure(fs, work, rounds, names):
                 open(stop, "w").close()
                 [other.wait() for other in others]
                 theirs = [json.load(open(f"{file}.took")) for file in files]
-                print(f"| {name} | {told(took)} | {told(theirs[0])} | {told(theirs[1])} |", flush=True)
+                columns = [took, *(theirs[where][kind] for kind in (0, 1) for where in (0, 1))]
+                print(f"| {name} | {' | '.join(map(told, columns))} |", flush=True)
                 os._exit(0)
             os.waitpid(child, 0)
             run(BIN, "umount", tree)
@@ -153,8 +163,8 @@ def measure(fs, work, rounds, names):
         os.remove(image)
 
 
-if sys.argv[1:2] == ["append"]:
-    append(*sys.argv[2:])
+if sys.argv[1:2] == ["work"]:
+    work(*sys.argv[2:])
 else:
     rounds = next((int(word) for word in sys.argv[1:] if word.isdigit()), 20)
     names = [name for name in SCENARIOS if not sys.argv[1:] or sys.argv[1].isdigit() and len(sys.argv) == 2 or any(word in name for word in sys.argv[1:] if not word.isdigit())]
