@@ -10,7 +10,7 @@
 
 use super::api::{AbsenceInfo, Change, ChangeKind};
 use super::auto::daemon;
-use super::{Engine, Keep};
+use super::{Engine, Keep, nanoseconds};
 use crate::history::timeline::Aftermath;
 use crate::history::view::State;
 use crate::store::baseline::Baseline;
@@ -73,7 +73,9 @@ impl Engine {
         let mut unclosed = comparing.apart == Apart::Unclosed;
         let mut begin = || {
             if unclosed {
-                self.close_left(comparing, held)?;
+                // A mount that goes on after a kill reads from the checkpoint on.
+                let goes_on = Record::Comparing(Some(Comparing { apart: Apart::Closed, ..comparing }));
+                self.close_left(comparing.left_ns, held, Some(goes_on))?;
                 unclosed = false;
             }
             Ok(())
@@ -122,7 +124,7 @@ impl Engine {
     }
 
     /// Closes the epoch that was open when the tree was last served: with the time of that, for what was changed later must seem so.
-    fn close_left(&self, comparing: Comparing, held: bool) -> SysResult<()> {
+    fn close_left(&self, left_ns: i64, held: bool, goes_on: Option<Record>) -> SysResult<()> {
         let timeline = self.timeline();
         if !timeline.takes_checkpoints() {
             return Err(Errno::EIO);
@@ -131,14 +133,26 @@ impl Engine {
             id: timeline.epoch().checkpoint(),
             tags: Vec::new(),
             note: String::new(),
-            created_ns: comparing.left_ns,
+            created_ns: left_ns,
             atomic: !held,
             dirty: timeline.dirty(),
             reason: Reason::Auto { trigger: Trigger::Unmount },
         };
-        // A mount that goes on after a kill reads from the checkpoint on.
-        let goes_on = Record::Comparing(Some(Comparing { apart: Apart::Closed, ..comparing }));
-        timeline.seal_and(Some(&daemon()), checkpoint, Vec::new(), &[], Some(goes_on))
+        timeline.seal_and(Some(&daemon()), checkpoint, Vec::new(), &[], goes_on)
+    }
+
+    /// There is no baseline: what was changed while nothing was mounted is known by its ctime, until the next change of ours, which keeps that in its record. What
+    /// has a record in the open epoch gets no other, so that epoch is closed if such a thing was changed.
+    pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
+        let (timeline, changed_ns) = (self.timeline(), self.live.last_recorded_change().map(nanoseconds));
+        // When a daemon that was killed has ended nobody knows.
+        let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else { return };
+        if timeline.newest_stored().is_none() || changed_ns.is_none_or(|changed_ns| changed_ns <= left_ns) {
+            return;
+        }
+        if let Err(errno) = self.close_left(left_ns, held, None) {
+            tracing::error!(%errno, "what was changed while nothing was mounted may come to look as if it had been so before");
+        }
     }
 
     /// Closes the epoch that has what was changed; `false`: nothing differs but times of directories, as where a file came and went.

@@ -299,6 +299,7 @@ impl Engine {
             None => {
                 watch()?;
                 self.record_unseen(Ok(()))?;
+                self.keep_untold(aftermath, held);
             }
         }
         match self.finish_restore(aftermath) {

@@ -186,10 +186,19 @@ impl Timeline {
 
     /// An inode with this ctime was changed while nobody served the tree, after this checkpoint.
     pub fn changed_in_absence(&self, ctime: Time, id: CheckpointId) -> bool {
+        self.changed_in(ctime, id, |_| true)
+    }
+
+    /// As [`Timeline::changed_in_absence`], and that is not on record.
+    pub fn changed_untold(&self, ctime: Time, id: CheckpointId) -> bool {
+        self.changed_in(ctime, id, |absence| !absence.told)
+    }
+
+    fn changed_in(&self, ctime: Time, id: CheckpointId, counts: impl Fn(&Absence) -> bool) -> bool {
         let inner = self.inner.read();
         let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
         let time = nanoseconds(ctime);
-        time > checkpoint.created_ns && inner.absences.iter().any(|absence| absence.holds(time))
+        time > checkpoint.created_ns && inner.absences.iter().any(|absence| absence.holds(time) && counts(absence))
     }
 }
 

@@ -36,7 +36,8 @@ impl Timeline {
     fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> (Option<Recorded<T>>, bool) {
         let inner = self.inner.read();
         let from = inner.sealed.partition_point(|table| table.epoch <= after.epoch());
-        let mut tables = inner.sealed.iter().skip(from).map(|table| &**table).chain(std::iter::once(&inner.open));
+        let open = Some(&inner.open).filter(|table| table.epoch > after.epoch());
+        let mut tables = inner.sealed.iter().skip(from).map(|table| &**table).chain(open);
         let found = tables.find_map(|table| pick(table).map(|before| Recorded { epoch: table.epoch, before }));
         (found, after.epoch().next() < inner.open.epoch)
     }

@@ -151,6 +151,14 @@ impl<'a> View<'a> {
         if !self.timeline.was_absent_after(id) {
             return Ok(false);
         }
+        // Between two changes of ours may lie one that nobody recorded.
+        let mut changed = first;
+        while let Some(attr) = changed.filter(|attr| epoch.is_none_or(|epoch| attr.epoch <= epoch)) {
+            if self.timeline.changed_untold(attr.before.stat.ctime, id) {
+                return Ok(true);
+            }
+            changed = self.timeline.attr_since(owner.slot, attr.epoch.next())?;
+        }
         let recorded = match epoch {
             Some(epoch) => self.timeline.attr_since(owner.slot, epoch)?,
             None => None,
