@@ -451,11 +451,12 @@ impl Timeline {
         self.inner.read().open.node(slot).and_then(|node| node.attr.clone())
     }
 
-    /// Every inode and every name that has a record in the open epoch, or in a closed one that is not in the index yet: after a power cut the tree on
-    /// disk may be of that.
-    pub fn touched_now(&self) -> (HashSet<Slot>, Vec<(Slot, Name)>) {
+    /// Every inode and every name that has a record in the open epoch; with `closed`, also in a closed one that is not in the index yet, for after a power cut
+    /// the tree on disk may be of that.
+    pub fn touched_now(&self, closed: bool) -> (HashSet<Slot>, Vec<(Slot, Name)>) {
         let inner = self.inner.read();
-        let tables = || inner.sealed.iter().map(|table| &**table).chain(std::iter::once(&inner.open));
+        let sealed = if closed { inner.sealed.as_slices() } else { Default::default() };
+        let tables = || sealed.0.iter().chain(sealed.1).map(|table| &**table).chain(std::iter::once(&inner.open));
         let names = tables().flat_map(|table| table.entries().map(|(dir, name, _)| (dir, name.clone()))).collect();
         (tables().flat_map(|table| table.nodes().map(|(slot, _)| slot)).collect(), names)
     }

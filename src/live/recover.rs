@@ -38,7 +38,8 @@ impl Live {
 
     /// When an inode that has a record in the open epoch, or was made in it, was last changed. Costs what changed in that epoch.
     ///
-    /// It says how long a daemon that was killed has lived at least: only such inodes can change without a new record.
+    /// It says how long a daemon that was killed has lived at least: only such inodes can change without a new record. (One with a record of a closed epoch
+    /// cannot. It was asked too, and whatever was changed after the kill in the files of the last checkpoint counted as the daemon's.)
     pub fn last_recorded_change(&self) -> Option<Time> {
         let mut last = None;
         for trail in self.recent(false) {
@@ -48,9 +49,9 @@ impl Live {
     }
 
     /// What can have changed in the open epoch without a new record: inodes that have one, names that have one, and all that is in directories
-    /// without, for those were made in it. Where there is no checkpoint nothing has a record: then `all` that there is, or nothing.
+    /// without, for those were made in it; `all`: in one before, too. Where there is no checkpoint nothing has a record: then `all` that there is, or nothing.
     fn recent(&self, all: bool) -> impl Iterator<Item = Arc<Trail>> {
-        let (slots, names) = self.timeline.touched_now();
+        let (slots, names) = self.timeline.touched_now(all);
         let mut found: Vec<Arc<Trail>> = slots.iter().map(|slot| at_place(*slot)).collect();
         let mut made = if all && self.timeline.newest_stored().is_none() { vec![Trail::root()] } else { Vec::new() };
         for (dir, name) in names {
