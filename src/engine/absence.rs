@@ -91,15 +91,16 @@ impl Engine {
         // What had no record before is captured from here on, and as it is now.
         watch()?;
         self.record_unseen(told)?;
+        // Before the checkpoint that ends the comparison: a mount that was killed between the two would not compare again.
+        if is_told {
+            self.timeline().tell_absence(comparing.left_ns);
+        }
         let apart = comparing.apart != Apart::No && !unclosed && !self.timeline().is_unchanged();
         let closed = if apart { self.close_absence() } else { Ok(false) };
         let is_over =
             closed.inspect_err(|errno| tracing::error!(%errno, "what was changed while nothing was mounted is no epoch of its own")) == Ok(true);
         if !is_over {
             self.timeline().tell(Record::Comparing(None));
-        }
-        if is_told {
-            self.timeline().tell_absence();
         }
         if is_over {
             return Ok(());

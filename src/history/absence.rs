@@ -145,12 +145,15 @@ impl Timeline {
         }
     }
 
-    /// What was changed in the absence that ended with this mount is on record. Best effort: who does not know looks for it.
-    pub fn tell_absence(&self) {
-        let last = self.inner.read().absences.last().copied();
-        if let Some(Absence { from_ns, to_ns, .. }) = last {
-            self.inner.write().tell_absence(to_ns);
-            self.tell(Record::Told { from_ns, to_ns });
+    /// What was changed in the absence that ended with this mount is on record, and in those before, as far as they began at `left_ns` or later (a mount that was
+    /// killed while it compared leaves one). Best effort: who does not know looks for it.
+    pub fn tell_absence(&self, left_ns: i64) {
+        let absences = self.inner.read().absences.clone();
+        let last = absences.last().map(|last| last.to_ns);
+        let since = |absence: &&Absence| !absence.told && (Some(absence.to_ns) == last || (left_ns > 0 && absence.from_ns >= left_ns));
+        for Absence { from_ns, to_ns, .. } in absences.iter().filter(since) {
+            self.inner.write().tell_absence(*to_ns);
+            self.tell(Record::Told { from_ns: *from_ns, to_ns: *to_ns });
         }
     }
 

@@ -217,6 +217,7 @@ fn a_restore_that_has_not_begun_is_given_up_with_whoever_asked() {
 #[test]
 fn one_that_has_begun_is_finished_and_says_so() {
     const FILES: usize = 600;
+    const TRIES_MAX: u32 = 80;
     let sandbox = Sandbox::new();
     let write = |sandbox: &Sandbox, text: &str| (0..FILES).for_each(|n| sandbox.file(format!("p/f{n}"), text));
     write(&sandbox, "one\n");
@@ -227,12 +228,16 @@ fn one_that_has_begun_is_finished_and_says_so() {
     run(&sandbox, &["restore", "1"]).ok();
     let took = u64::try_from(began.elapsed().as_millis()).expect("milliseconds");
     let (mut finished, mut given_up) = (0, 0);
-    // What comes back is made before anything is changed, so it has begun only near the end.
-    for percent in [1, 20].into_iter().chain((50..150).step_by(2)) {
+    // What comes back is made before anything is changed, so it has begun only near the end: between when it is given up and when it is over.
+    let (mut early, mut late) = (1, took * 4);
+    for _ in 0..TRIES_MAX {
         if finished > 0 && given_up > 0 {
             break;
         }
-        let after_ms = (took * percent / 100).max(5);
+        if late < early + 2 {
+            (early, late) = (early * 3 / 4, late * 5 / 4 + 2);
+        }
+        let after_ms = early.midpoint(late).max(5);
         write(&sandbox, "two\n");
         let guards = ids(&sandbox).len();
         let (code, said) = interrupted(&sandbox, &["restore", "1"], Duration::from_millis(after_ms), "-INT");
@@ -240,10 +245,14 @@ fn one_that_has_begun_is_finished_and_says_so() {
         let all = |text: &str| now.iter().all(|content| content == text);
         match code {
             // It was over, or had not begun to listen.
-            Some(0) => assert!(all("one\n"), "{said}"),
+            Some(0) => {
+                late = after_ms;
+                assert!(all("one\n"), "{said}");
+            }
             None => assert!(all("two\n") && ids(&sandbox).len() == guards, "{said}"),
             _ if said.contains("cancelled: nothing was changed") => {
                 given_up += 1;
+                early = after_ms;
                 assert!(all("two\n") && ids(&sandbox).len() == guards && code == Some(130), "{said}");
             }
             _ => {
