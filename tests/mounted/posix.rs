@@ -412,12 +412,12 @@ fn large_directories_and_long_paths(v: Variant) {
         for _ in 0..60 {
             let name = "d".repeat(100);
             rustix::fs::mkdirat(&at, &name, Mode::from_raw_mode(0o755)).unwrap();
-            at = openat(&at, &name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+            at = openat(&at, &name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
         }
-        let file = openat(&at, "leaf", OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o600)).unwrap();
+        let file = openat(&at, "leaf", OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600)).unwrap();
         File::from(file).write_all(b"6,000 bytes down").unwrap();
         let mut text = String::new();
-        File::from(openat(&at, "leaf", OFlags::RDONLY, Mode::empty()).unwrap()).read_to_string(&mut text).unwrap();
+        File::from(openat(&at, "leaf", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap()).read_to_string(&mut text).unwrap();
         assert_eq!(text, "6,000 bytes down");
         drop(at);
         sh(root, &format!("rm -rf {}", "d".repeat(100)));

@@ -336,9 +336,9 @@ fn removed_directory(dir: &Path) -> Found {
     fs::create_dir(&path)?;
     let held = open(&path, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty())?;
     fs::remove_dir(&path)?;
-    let make = openat(&held, "f", OFlags::CREATE | OFlags::RDWR, Mode::RWXU).map_err(io::Error::from);
+    let make = openat(&held, "f", OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RWXU).map_err(io::Error::from);
     let directory = rustix::fs::mkdirat(&held, "e", Mode::RWXU).map_err(io::Error::from);
-    let parent = openat(&held, "..", OFlags::RDONLY, Mode::empty()).map_err(io::Error::from);
+    let parent = openat(&held, "..", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from);
     let names = rustix::fs::Dir::read_from(&held)?.count();
     let links = rustix::fs::fstat(&held)?.st_nlink;
     Ok(format!("{} {} {} {names} {links}", said(make), said(directory), said(parent)))
