@@ -145,10 +145,9 @@ impl Engine {
     /// There is no baseline: what was changed while nothing was mounted is known by its ctime, until the next change of ours, which keeps that in its record. What
     /// has a record in the open epoch gets no other, so that epoch is closed if such a thing was changed.
     pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
-        let (timeline, changed_ns) = (self.timeline(), self.live.last_recorded_change().map(nanoseconds));
         // When a daemon that was killed has ended nobody knows.
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else { return };
-        if timeline.newest_stored().is_none() || changed_ns.is_none_or(|changed_ns| changed_ns <= left_ns) {
+        if self.timeline().newest_stored().is_none() || self.live.last_recorded_change().is_none_or(|changed| nanoseconds(changed) <= left_ns) {
             return;
         }
         if let Err(errno) = self.close_left(left_ns, held, None) {

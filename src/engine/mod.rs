@@ -393,6 +393,7 @@ impl Engine {
         self.keeper.stop();
         self.syncer.stop();
         self.live.stop_sealer();
+        self.live.drop_prepared();
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
             tracing::warn!(%errno, "the end of service was not recorded");

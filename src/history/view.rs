@@ -151,8 +151,8 @@ impl<'a> View<'a> {
         if !self.timeline.was_absent_after(id) {
             return Ok(false);
         }
-        // Between two changes of ours may lie one that nobody recorded.
-        let mut changed = first;
+        // Between two changes of ours may lie one that nobody recorded, if there was a time in which it could.
+        let mut changed = first.filter(|_| self.timeline.may_have_unseen(id));
         while let Some(attr) = changed.filter(|attr| epoch.is_none_or(|epoch| attr.epoch <= epoch)) {
             if self.timeline.changed_untold(attr.before.stat.ctime, id) {
                 return Ok(true);

@@ -72,6 +72,8 @@ pub(super) struct Busy {
 #[derive(Default)]
 struct Call {
     given_up: AtomicBool,
+    /// Somebody gives it up when it waits ([`Pace`]): for as long as it works it is waited for.
+    paced: AtomicBool,
     /// The file was changed by who is alone in the tree.
     void: AtomicBool,
 }
@@ -81,6 +83,14 @@ pub(super) struct Claim {
     busy: Weak<Busy>,
     slot: Slot,
     call: Arc<Call>,
+}
+
+impl Claim {
+    /// What is done under it is a step of a [`Pace`].
+    pub(super) fn paced(self) -> Claim {
+        self.call.paced.store(true, Ordering::SeqCst);
+        self
+    }
 }
 
 impl Drop for Claim {
@@ -138,7 +148,7 @@ impl Busy {
     /// Claims a file as soon as nobody else does.
     ///
     /// # Errors
-    /// EBUSY: a call on it was given up and has not ended, or `limit` is over.
+    /// EBUSY: a call on it was given up and has not ended, or `limit` is over for one that nobody gives up.
     pub(super) fn await_claim(self: &Arc<Busy>, slot: Slot, limit: Option<Duration>) -> SysResult<Claim> {
         let began = Instant::now();
         loop {
@@ -147,7 +157,10 @@ impl Busy {
             }
             let mut calls = self.calls.lock();
             match calls.get(&slot) {
-                Some(call) if call.given_up.load(Ordering::SeqCst) || limit.is_some_and(|limit| began.elapsed() > limit) => {
+                Some(call)
+                    if call.given_up.load(Ordering::SeqCst)
+                        || (!call.paced.load(Ordering::SeqCst) && limit.is_some_and(|limit| began.elapsed() > limit)) =>
+                {
                     drop(calls);
                     return Err(self.blame(slot));
                 }

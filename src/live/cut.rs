@@ -125,13 +125,14 @@ impl Live {
         prepared.files = files.into_iter().filter(|taken| taken.stat.is_some()).map(|taken| (taken.slot, taken)).collect();
     }
 
-    /// Removes what was captured before a freeze and is needed by nobody. Nobody should wait for the caller.
+    /// Removes what the last cut did not need. Nobody should wait for the caller.
     pub fn drop_unneeded(&self) {
         let unneeded = std::mem::take(&mut self.prepared.lock().unneeded);
         unneeded.into_iter().for_each(|object| self.drop_object(object));
     }
 
-    fn drop_prepared(&self) {
+    /// Removes what was captured for a cut that did not come. Nobody should wait for the caller.
+    pub fn drop_prepared(&self) {
         let files = std::mem::take(&mut self.prepared.lock().files);
         self.leave_unneeded(files.into_values());
         self.drop_unneeded();
@@ -275,7 +276,7 @@ impl Live {
     }
 
     fn take(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
-        let _claim = self.busy.await_claim(taken.slot, Some(WAIT_MAX))?;
+        let _claim = self.busy.await_claim(taken.slot, Some(WAIT_MAX))?.paced();
         self.prepared.lock().unneeded.extend(taken.own_object());
         (taken.stat, taken.object, taken.carried) = (None, None, false);
         let mut stat = sys::stat_fd(&*taken.hot.file)?;

@@ -239,7 +239,7 @@ impl Live {
         }
     }
 
-    /// Objects of the open epoch that no record names: captured, but the record never came.
+    /// Objects of the open epoch that no record names, and of the next one, of which there is no record yet: captured, but the record never came.
     fn sweep_objects(&self) {
         let epoch = self.timeline.epoch();
         let mut named: HashSet<ObjectId> = self.timeline.data_records().into_iter().filter_map(|(_, data)| data.object).collect();
@@ -247,8 +247,8 @@ impl Live {
             Ok(ahead) => named.extend(ahead),
             Err(_) => return,
         }
-        let Ok(objects) = self.timeline.store().layers.list(epoch) else { return };
-        for object in objects {
+        let layers = &self.timeline.store().layers;
+        for object in [epoch, epoch.next()].into_iter().flat_map(|epoch| layers.list(epoch).unwrap_or_default()) {
             // A moved inode is the only copy of what it holds: it is never removed on suspicion.
             if object.origin == ObjectOrigin::Cloned && !named.contains(&object) {
                 self.drop_object(object);

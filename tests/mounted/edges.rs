@@ -1,15 +1,18 @@
 //! What a mount leaves, waits for and says at its edges.
 
-use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::common::command::run_limited;
 use super::common::mount::VERB_SECONDS;
-use super::common::{Fs, Image, Io, Mount, MountOpts, Variant, skip};
+use super::common::{Fs, Image, Io, Mount, MountOpts, Variant, for_each_variant, skip};
+
+for_each_variant! { one => a_change_beside_a_long_capture_waits_for_it }
 
 fn ckptfs(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ckptfs"));
@@ -147,4 +150,29 @@ fn what_is_done_and_who_may_is_said() {
     let (output, said) = run(&dir, &["fsck"]);
     assert!(output.status.success(), "{said}");
     rig.mount.remount();
+}
+
+/// A checkpoint captures open files before it freezes, and one of very many extents takes its time: a change of the file failed with EBUSY after 0.7 s.
+fn a_change_beside_a_long_capture_waits_for_it(v: Variant) {
+    const EXTENTS: u64 = 60_000;
+    let rig = v.start();
+    let path = rig.path().join("file");
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    (0..EXTENTS).for_each(|n| file.write_all_at(&[1; 4096], n * 8192).unwrap());
+    file.sync_all().unwrap();
+    let ended = AtomicBool::new(false);
+    let changed = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..2 {
+                file.write_all_at(b"changed", 0).unwrap();
+                rig.mount.checkpoint();
+            }
+            ended.store(true, Ordering::SeqCst);
+        });
+        (0_u32..)
+            .take_while(|_| !ended.load(Ordering::SeqCst))
+            .map(|n| fs::set_permissions(&path, Permissions::from_mode(0o600 | (n & 1) << 6)).unwrap())
+            .count()
+    });
+    assert!(changed > 0);
 }

@@ -4,13 +4,18 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::common::{MountOpts, Variant, for_each_variant};
+use ckptfs::control::Client;
+use ckptfs::sys::Errno;
+use ckptfs::sys::fault::{Call, Plan};
+
+use super::common::{Io, MountOpts, Variant, for_each_variant};
 use super::support::{Mapping, noise, put, said, sh};
 
 for_each_variant! { reflink => a_captured_file_shares_its_extents_and_its_deletion_frees_them }
 for_each_variant! { one => unchanged_files_take_no_blocks_in_the_store }
 for_each_variant! { one => what_is_freed_leaves_no_empty_layer }
 for_each_variant! { reflink => a_file_that_is_open_and_idle_is_captured_once }
+for_each_variant! { one => what_was_captured_for_a_checkpoint_that_did_not_come_is_removed }
 
 /// The objects in the store of a directory that is served, found past the mount.
 fn objects(backing: &Path) -> Vec<PathBuf> {
@@ -112,6 +117,34 @@ fn a_file_that_is_open_and_idle_is_captured_once(v: Variant) {
         !objects(root).iter().any(|object| is_of(&object))
     });
     rig.mount.ok(&["verify"]);
+}
+
+/// Captures are made before the freeze, for an epoch that may never open.
+fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io).arg("--no-holder"), |dir| (0..4).for_each(|n| put(dir.join(format!("f{n}")), noise(9000, n))));
+    let root = rig.path().to_owned();
+    rig.mount.checkpoint();
+    let open = |n: u8| OpenOptions::new().read(true).write(true).open(root.join(format!("f{n}"))).unwrap();
+    let files: Vec<File> = (0..4).map(open).collect();
+    files.iter().for_each(|file| file.write_all_at(b"new", 0).unwrap());
+    let plan = Plan { kill: true, ..Plan::nth(3, Errno::EIO).only(Call::Clone) };
+    Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap().fault(Some(plan)).unwrap();
+    let made = rig.mount.run(&["checkpoint"]);
+    drop(files);
+    if v.io == Io::Daemon {
+        // Nothing is captured ahead where the daemon writes.
+        return assert!(made.status.success(), "{made:?}");
+    }
+    assert!(!made.status.success(), "{made:?}");
+    rig.mount.kill();
+    said("umount", &["-l".as_ref(), root.as_os_str()]);
+    let left = || sh(&root, "ls .ckptfs/layers/3/objects 2>/dev/null | wc -l").trim().parse::<u32>().unwrap();
+    assert!(left() > 0, "it was killed before it had captured anything");
+    rig.mount.remount();
+    for n in 0..4 {
+        assert_eq!(fs::read(rig.view(1).join(format!("f{n}"))).unwrap(), noise(9000, n));
+    }
+    assert_eq!(left(), 0, "what nobody has a record of");
 }
 
 fn a_captured_file_shares_its_extents_and_its_deletion_frees_them(v: Variant) {
