@@ -17,14 +17,14 @@ use super::dropped::{DroppedList, Spans};
 use super::operations::Operations;
 use super::select::{Known, Unselected, select, select_whole};
 use super::since::Tracked;
-use super::table::Table;
+use super::table::{NodeUndo, Table};
 use super::tags::Tags;
 use super::view::State;
 use super::who;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
 use crate::store::operation::Deed;
-use crate::store::record::{Actor, AttrState, Comparing, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
+use crate::store::record::{Actor, Comparing, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{self, Errno, Kind, SysResult};
@@ -446,9 +446,9 @@ impl Timeline {
         self.inner.read().open.node(slot).and_then(|node| node.data)
     }
 
-    /// The attribute record of an inode in the open epoch.
-    pub fn attr_now(&self, slot: Slot) -> Option<Arc<AttrState>> {
-        self.inner.read().open.node(slot).and_then(|node| node.attr.clone())
+    /// What the open epoch has a record of, of this inode.
+    pub fn node_now(&self, slot: Slot) -> NodeUndo {
+        self.inner.read().open.node(slot).cloned().unwrap_or_default()
     }
 
     /// Every inode and every name that has a record in the open epoch; with `closed`, also in a closed one that is not in the index yet, for after a power cut

@@ -23,12 +23,14 @@ use super::hot::{Hot, OPEN_TOLD_MAX};
 use crate::history::who::Numbered;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
-use crate::sys::{self, Errno, Open, Stat, SysResult, Time};
+use crate::sys::{self, Errno, Open, Stat, SysResult, Time, Xattrs};
 
 /// Passes after which the cut gives up being of one instant.
 const PASSES_MAX: u32 = 64;
 /// Time after which it does.
 const CUT_MAX: Duration = Duration::from_millis(50);
+/// What a write takes away.
+const CAPABILITY: &[u8] = b"security.capability";
 /// A store whose ctime moved this long ago has been made, too: it waits for a page and a lock at most.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -66,6 +68,8 @@ struct Taken {
     /// As it was when that was captured; `None`: it is not yet.
     stat: Option<Stat>,
     object: Option<ObjectId>,
+    /// Its extended attributes, where the next write takes one of them away.
+    capable: Option<Arc<Xattrs>>,
     /// The open epoch has it: see the module.
     carried: bool,
     settled: bool,
@@ -73,7 +77,7 @@ struct Taken {
 
 impl Taken {
     fn new(slot: Slot, hot: Hot) -> Taken {
-        Taken { slot, hot, stat: None, object: None, carried: false, settled: false }
+        Taken { slot, hot, stat: None, object: None, capable: None, carried: false, settled: false }
     }
 
     /// What nobody else refers to.
@@ -174,15 +178,13 @@ impl Live {
         cut.atomic = converged != Ok(false);
         // Inodes whose place is recorded.
         let mut known = HashSet::new();
-        let result = converged.and_then(|_| files.iter().try_for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead)));
-        cut.stats = files.iter().filter_map(|taken| taken.stat.map(|stat| (taken.slot, stat, taken.settled))).collect();
-        match result {
-            Ok(()) => Ok(cut),
-            Err(errno) => {
-                self.leave_unneeded(files.into_iter());
-                Err(errno)
-            }
+        if let Err(errno) = converged {
+            self.leave_unneeded(files.into_iter());
+            return Err(errno);
         }
+        files.iter().for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead));
+        cut.stats = files.iter().filter_map(|taken| taken.stat.map(|stat| (taken.slot, stat, taken.settled))).collect();
+        Ok(cut)
     }
 
     /// Does `work` on a thread of its own, which is left alone when it waits for too long.
@@ -250,10 +252,14 @@ impl Live {
 
     /// What the open epoch has of a file is what it still holds: `true`, and it is carried.
     fn carry(&self, taken: &mut Taken) -> bool {
-        let records = self.timeline.data_now(taken.slot).zip(self.timeline.attr_now(taken.slot));
-        let Some((data, attr)) = records.filter(|(data, _)| data.provisional && (!taken.hot.mappable || taken.hot.settled)) else { return false };
+        let known = self.timeline.node_now(taken.slot);
+        let Some((data, attr)) = known.data.zip(known.attr).filter(|(data, _)| data.provisional && (!taken.hot.mappable || taken.hot.settled)) else {
+            return false;
+        };
         let Some(now) = sys::stat_fd(&*taken.hot.file).ok().filter(|now| is_same(&attr.stat, now)) else { return false };
         (taken.stat, taken.object, taken.carried, taken.settled) = (Some(now), data.object, true, taken.hot.settled);
+        // To change them moves ctime too.
+        taken.capable = known.xattrs.filter(|xattrs| xattrs.iter().any(|(name, _)| name == CAPABILITY));
         true
     }
 
@@ -278,7 +284,7 @@ impl Live {
     fn take(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
         let _claim = self.busy.await_claim(taken.slot, Some(WAIT_MAX))?.paced();
         self.prepared.lock().unneeded.extend(taken.own_object());
-        (taken.stat, taken.object, taken.carried) = (None, None, false);
+        (taken.stat, taken.object, taken.capable, taken.carried) = (None, None, None, false);
         let mut stat = sys::stat_fd(&*taken.hot.file)?;
         taken.settled = is_before(stat.ctime, sys::now(), SETTLED);
         // One that is open for writing only cannot be read. It is opened for this moment: all at once would need twice the descriptors that were counted.
@@ -287,6 +293,10 @@ impl Live {
         if stat.mode & SET_ID != 0 {
             // What was written after the first look is in the clone, and has cleared the bits.
             stat.mode &= sys::stat_fd(&*taken.hot.file)?.mode | !SET_ID;
+        }
+        // A write that makes no request takes the capabilities away, and no other attribute. All of them of all hot files may be more than one append.
+        if sys::listxattr(&*taken.hot.file).is_ok_and(|names| names.iter().any(|name| name == CAPABILITY)) {
+            taken.capable = Some(Arc::new(sys::all_xattrs(&*taken.hot.file)?));
         }
         taken.stat = Some(stat);
         Ok(())
@@ -306,17 +316,15 @@ impl Live {
         Ok(())
     }
 
-    fn keep_ahead(&self, taken: &Taken, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) -> SysResult<()> {
-        let Some(stat) = taken.stat else { return Ok(()) };
+    fn keep_ahead(&self, taken: &Taken, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
+        let Some(stat) = taken.stat else { return };
         let slot = taken.slot;
         ahead.push(Undo::Data { slot, before: DataState { object: taken.object, size: stat.size, provisional: true } });
         ahead.push(Undo::Attr { slot, before: AttrState { stat, target: None } });
-        // A write that makes no request takes the capabilities away, and no other attribute. All of them of all hot files may be more than one append.
-        if sys::listxattr(&*taken.hot.file).is_ok_and(|names| names.iter().any(|name| name == b"security.capability")) {
-            ahead.push(Undo::Xattrs { slot, before: sys::all_xattrs(&*taken.hot.file)? });
+        if let Some(xattrs) = &taken.capable {
+            ahead.push(Undo::Xattrs { slot, before: (**xattrs).clone() });
         }
         self.keep_homes_ahead(slot, known, ahead);
-        Ok(())
     }
 }
 

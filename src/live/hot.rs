@@ -200,7 +200,8 @@ impl Live {
 
     /// Nobody can write to the file any more: a capture made ahead is needed, or it is not.
     fn judge(&self, slot: Slot, hot: &Hot) {
-        let records = self.timeline.data_now(slot).zip(self.timeline.attr_now(slot));
+        let known = self.timeline.node_now(slot);
+        let records = known.data.zip(known.attr);
         if records.is_none() && hot.openers.iter().all(|opener| opener.found.is_none()) {
             return;
         }
