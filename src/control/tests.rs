@@ -34,6 +34,8 @@ fn info(id: u64) -> CheckpointInfo {
         dirty: 3,
         reason: Reason::Guard { restored: CheckpointId(1) },
         duration_us: None,
+        frozen_us: None,
+        slowest_file: None,
         open_files: None,
         unchanged: false,
         open_at_cut: None,

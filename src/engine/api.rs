@@ -221,7 +221,13 @@ pub struct CheckpointInfo {
     /// From request to acknowledgement in the daemon, microseconds; only in the answer to `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_us: Option<u64>,
-    /// Files that were open or mapped for writing and had to be captured inside the freeze; only in the answer to `checkpoint`.
+    /// How long changes had to wait of that, microseconds; only in the answer to `checkpoint`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen_us: Option<u64>,
+    /// The file that took longest to capture; only in the answer to `checkpoint`, and absent if none was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowest_file: Option<Box<SlowFile>>,
+    /// Files that were open or mapped for writing and of which the checkpoint had to see to it itself that they are captured; only in the answer to `checkpoint`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
     /// Nothing had changed, and so none was made: this is the newest there was; only in the answer to `checkpoint --if-changed`.
@@ -250,6 +256,15 @@ pub struct CheckpointInfo {
     pub dropped: Option<Box<DroppedInfo>>,
 }
 
+/// A file, open for writing, that a checkpoint had to capture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowFile {
+    /// Where it is.
+    pub path: TreePath,
+    /// How long it took, before the freeze and in it, microseconds.
+    pub duration_us: u64,
+}
+
 /// What tiers have dropped of a checkpoint: names, sizes and attributes are there still, the content is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedInfo {
@@ -275,6 +290,8 @@ impl CheckpointInfo {
             dirty: checkpoint.dirty,
             reason: checkpoint.reason.clone(),
             duration_us: None,
+            frozen_us: None,
+            slowest_file: None,
             open_files: None,
             unchanged: false,
             open_at_cut: None,

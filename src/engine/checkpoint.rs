@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Engine;
-use super::api::{CheckpointInfo, CheckpointOptions, VerbError, VerbResult};
+use super::api::{CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult};
 use super::error;
 use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
@@ -32,6 +32,8 @@ pub(super) struct Opened {
     /// Who had what open, some of it, and how much more there was.
     pub(super) open: Vec<(Slot, Arc<Numbered>)>,
     pub(super) more: u64,
+    /// The one that took longest to capture.
+    slowest: Option<(Slot, Duration)>,
 }
 
 impl Engine {
@@ -45,12 +47,13 @@ impl Engine {
         check_note(&options.note)?;
         let prepared = options.sync.then(|| self.live.prepare_sync());
         let (mut waits, quiesce) = (0, options.quiesce_ms.map(Duration::from_millis));
-        let (checkpoint, opened, calm, _one_at_a_time) = loop {
+        let (checkpoint, opened, calm, frozen, _one_at_a_time) = loop {
             let made = self.freeze_within(quiesce).and_then(|Frozen { gate, flushed, calm, _one_at_a_time }| {
                 let sealed = self.seal(Some(by), &options.note, tags.clone(), reason.clone(), flushed);
+                let frozen = gate.lasted();
                 drop(gate);
                 self.live.drop_unneeded();
-                sealed.map(|(checkpoint, opened)| (checkpoint, opened, calm, _one_at_a_time))
+                sealed.map(|(checkpoint, opened)| (checkpoint, opened, calm, frozen, _one_at_a_time))
             });
             match made {
                 // Most who write much in one call do end.
@@ -58,7 +61,7 @@ impl Engine {
                 made => break made.map_err(|errno| self.failed("the checkpoint was not made", errno))?,
             }
         };
-        let open_files = opened.files;
+        let (open_files, slowest) = (opened.files, opened.slowest);
         self.tell_open(checkpoint.id, opened);
         if let Some(prepared) = prepared {
             // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
@@ -68,7 +71,10 @@ impl Engine {
         let atomic = checkpoint.atomic;
         let kept = self.timeline().checkpoint(checkpoint.id);
         let mut info = CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
-        info.duration_us = Some(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
+        info.duration_us = Some(microseconds(started.elapsed()));
+        info.frozen_us = Some(microseconds(frozen));
+        info.slowest_file =
+            slowest.and_then(|(slot, took)| Some(Box::new(SlowFile { path: TreePath(self.live.path_of(slot)?), duration_us: microseconds(took) })));
         info.open_files = Some(open_files);
         info.quiesced = calm.map(|calm| calm && atomic);
         Ok(info)
@@ -135,7 +141,7 @@ impl Engine {
         let objects = cut.objects();
         self.timeline().seal(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.drop_cut(&objects))?;
         self.live.epoch_closed(&cut.stats);
-        Ok((checkpoint, Opened { files: cut.files, open: cut.open, more: cut.open_more }))
+        Ok((checkpoint, Opened { files: cut.files, open: cut.open, more: cut.open_more, slowest: cut.slowest }))
     }
 
     /// Tags as a checkpoint keeps them: valid, free, sorted, each once.
@@ -233,6 +239,10 @@ impl Engine {
             None => error::unknown_state(name, &self.state_names()),
         }
     }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A note fits into the record.

@@ -309,7 +309,16 @@ impl Pace {
 /// The gate, held for writing.
 pub struct Freeze<'a> {
     live: &'a Live,
+    /// When it was asked for: whoever came since waits.
+    asked: Instant,
     _gate: RwLockWriteGuard<'a, ()>,
+}
+
+impl Freeze<'_> {
+    /// How long changes have waited by now.
+    pub fn lasted(&self) -> Duration {
+        self.asked.elapsed()
+    }
 }
 
 impl Drop for Freeze<'_> {
@@ -501,9 +510,10 @@ impl Live {
     pub fn freeze(&self) -> SysResult<Freeze<'_>> {
         *self.busy.in_the_way.lock() = None;
         for _ in 0..GATE_TRIES {
+            let asked = Instant::now();
             if let Some(gate) = self.gate.try_write_for(GATE_WAIT) {
                 self.frozen.store(true, Ordering::SeqCst);
-                return Ok(Freeze { live: self, _gate: gate });
+                return Ok(Freeze { live: self, asked, _gate: gate });
             }
             thread::sleep(GATE_PAUSE);
         }

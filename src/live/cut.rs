@@ -49,6 +49,8 @@ pub struct Cut {
     pub open: Vec<(Slot, Arc<Numbered>)>,
     /// How many more there were.
     pub open_more: u64,
+    /// The file that took longest to capture, before the freeze or in it.
+    pub slowest: Option<(Slot, Duration)>,
     /// What was captured, as it was then, and whether a stat will prove that it has not changed.
     pub stats: Vec<(Slot, Stat, bool)>,
 }
@@ -73,11 +75,13 @@ struct Taken {
     /// The open epoch has it: see the module.
     carried: bool,
     settled: bool,
+    /// How long it took to capture it, each time together.
+    took: Duration,
 }
 
 impl Taken {
     fn new(slot: Slot, hot: Hot) -> Taken {
-        Taken { slot, hot, stat: None, object: None, capable: None, carried: false, settled: false }
+        Taken { slot, hot, stat: None, object: None, capable: None, carried: false, settled: false, took: Duration::ZERO }
     }
 
     /// What nobody else refers to.
@@ -169,7 +173,7 @@ impl Live {
         // What is not hot any more.
         self.leave_unneeded(prepared.into_values());
         let (open, open_more) = self.open_for_writing(OPEN_TOLD_MAX);
-        let mut cut = Cut { epoch, ahead: Vec::new(), atomic: true, files: files.len() as u64, open, open_more, stats: Vec::new() };
+        let mut cut = Cut { epoch, ahead: Vec::new(), atomic: true, files: files.len() as u64, open, open_more, slowest: None, stats: Vec::new() };
         let (files, converged) = if files.iter().any(|taken| self.has_changed(taken) != Ok(false)) {
             self.apart(files, move |live, files, pace| live.converge(epoch, files, pace))?
         } else {
@@ -182,6 +186,8 @@ impl Live {
             self.leave_unneeded(files.into_iter());
             return Err(errno);
         }
+        let slowest = files.iter().filter(|taken| !taken.took.is_zero()).max_by_key(|taken| taken.took);
+        cut.slowest = slowest.map(|taken| (taken.slot, taken.took));
         files.iter().for_each(|taken| self.keep_ahead(taken, &mut known, &mut cut.ahead));
         cut.stats = files.iter().filter_map(|taken| taken.stat.map(|stat| (taken.slot, stat, taken.settled))).collect();
         Ok(cut)
@@ -282,6 +288,13 @@ impl Live {
     }
 
     fn take(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
+        let started = Instant::now();
+        let done = self.take_now(epoch, taken);
+        taken.took += started.elapsed();
+        done
+    }
+
+    fn take_now(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
         let _claim = self.busy.await_claim(taken.slot, Some(WAIT_MAX))?.paced();
         self.prepared.lock().unneeded.extend(taken.own_object());
         (taken.stat, taken.object, taken.capable, taken.carried) = (None, None, None, false);

@@ -149,7 +149,12 @@ impl Live {
     /// # Errors
     /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that can be executed through an open to read.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
-        self.patiently(|| self.open_now(slot, flags))
+        let (id, handle) = self.patiently(|| self.open_now(slot, flags))?;
+        // Nobody has the handle yet, and nobody waits while the disk takes its time.
+        if flags.write && !flags.truncate && self.is_synced_unseen(flags, handle.io) {
+            self.make_captures_durable(slot).inspect_err(|_| self.not_opened(id))?;
+        }
+        Ok((id, handle))
     }
 
     fn open_now(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
@@ -189,7 +194,9 @@ impl Live {
         self.prepare_write(slot, (&file, readable), flags, io)?;
         if self.is_synced_unseen(flags, io) {
             self.note_synced();
-            self.make_captures_durable(slot)?;
+            if flags.truncate {
+                self.make_captures_durable(slot)?;
+            }
         }
         let (id, handle) = self.opened(slot, file, flags, io, (stat.mode, found))?;
         if flags.truncate {
@@ -295,12 +302,19 @@ impl Live {
     pub fn release(&self, id: HandleId) {
         let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
         let slot = handle.slot;
-        let last_writer = self.nodes.lock().closed(slot, handle.flags.read, handle.flags.write);
+        let (dead, last_writer) = {
+            let mut nodes = self.nodes.lock();
+            (nodes.get(slot).is_some_and(|node| node.dead), nodes.closed(slot, handle.flags.read, handle.flags.write))
+        };
         let passthrough = handle.io == IoMode::Passthrough;
         let writer = handle.by.clone().filter(|_| passthrough && handle.flags.write);
         self.writer_left(id.0);
         // The descriptor must be closed before the lease is asked for.
-        drop(handle);
+        if dead {
+            self.close_apart(handle)
+        } else {
+            drop(handle)
+        }
         self.drop_orphan(slot);
         if last_writer && passthrough {
             let _gate = self.gate.read();

@@ -16,6 +16,7 @@ mod attrs;
 mod baseline;
 mod busy;
 mod capture;
+mod closer;
 mod cut;
 mod data;
 mod dirs;
@@ -238,7 +239,21 @@ impl Live {
 
     /// Takes back look-ups that the kernel has forgotten.
     pub fn forget(&self, slot: Slot, lookups: u64) {
-        self.nodes.lock().forget(slot, lookups);
+        self.with_unclosed(|nodes| nodes.forget(slot, lookups));
+    }
+
+    /// What holds an inode without a name is closed: see `closer`.
+    fn close_apart(&self, held: impl Send + 'static) {
+        self.with_unclosed(|nodes| nodes.close(held));
+    }
+
+    fn with_unclosed(&self, change: impl FnOnce(&mut nodes::Nodes)) {
+        let unclosed = {
+            let mut nodes = self.nodes.lock();
+            change(&mut nodes);
+            nodes.take_unclosed()
+        };
+        drop(unclosed);
     }
 
     /// The directory that a directory is in, if the kernel was told of it.

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::closer::Closer;
 use crate::store::ids::Slot;
 use crate::store::record::Place;
 use crate::sys::{Kind, Stat};
@@ -118,6 +119,10 @@ impl Node {
         }
     }
 
+    fn take_orphan(&mut self) -> Option<Arc<OwnedFd>> {
+        self.rare.as_mut().and_then(|rare| rare.orphan.take())
+    }
+
     fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
     }
@@ -166,7 +171,7 @@ impl Node {
 }
 
 /// All nodes. Callers keep it behind one mutex, a leaf.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Nodes {
     map: HashMap<Slot, Node>,
     /// Those with `mappable` above 0: every checkpoint asks for them, and its cost must not depend on how many nodes there are.
@@ -175,6 +180,9 @@ pub struct Nodes {
     generations: u64,
     /// The table gave memory back.
     shrunk: bool,
+    closer: Closer,
+    /// What is to be closed by whoever lets go of the mutex.
+    unclosed: Vec<Box<dyn Send>>,
 }
 
 impl Nodes {
@@ -282,6 +290,16 @@ impl Nodes {
         }
     }
 
+    /// What has to be closed by the caller, when it has let go of the mutex.
+    pub fn take_unclosed(&mut self) -> Vec<Box<dyn Send>> {
+        std::mem::take(&mut self.unclosed)
+    }
+
+    /// Has something closed by the thread for that.
+    pub fn close(&mut self, held: impl Send + 'static) {
+        self.unclosed.extend(self.closer.take(held));
+    }
+
     /// Whether much memory was given back to the allocator since this was last asked.
     pub fn take_shrunk(&mut self) -> bool {
         std::mem::take(&mut self.shrunk)
@@ -303,6 +321,9 @@ impl Nodes {
                 continue;
             }
             let Some(mut node) = self.map.remove(&slot) else { continue };
+            if let Some(orphan) = node.take_orphan() {
+                self.unclosed.extend(self.closer.take(orphan));
+            }
             for link in node.take_links() {
                 if let Some(parent) = self.map.get_mut(&link.parent) {
                     parent.children = parent.children.saturating_sub(1);

@@ -5,6 +5,7 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 
 use common::mount::wait_until;
 use common::{Variant, for_each_variant};
@@ -54,4 +55,23 @@ fn files_written_and_closed_do_not_wait_for_the_checkpoint(v: Variant) {
     }
 }
 
-for_each_variant! { one => a_file_held_open_over_a_checkpoint_and_left_alone_takes_nothing_from_the_count, files_written_and_closed_do_not_wait_for_the_checkpoint }
+/// A clone takes time by the extents of a file; one that is left alone is captured once.
+fn the_file_that_took_longest_is_named(v: Variant) {
+    const EXTENTS: u64 = 2000;
+    let rig = v.start();
+    let files = ["small", "of many extents"].map(|name| {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(rig.path().join(name)).unwrap();
+        file.write_all_at(b"content", 0).unwrap();
+        file
+    });
+    (0..EXTENTS).for_each(|extent| files[1].write_all_at(b"content", extent * 8192).unwrap());
+    files[1].sync_all().unwrap();
+    let made = rig.mount.checkpoint_json(&[]);
+    assert!(number(&made, "frozen_us") <= number(&made, "duration_us"), "{made}");
+    let slowest = |made: &Value| made["slowest_file"]["path"].as_str().map(str::to_owned);
+    let captures = made["open_files"] == 2;
+    assert_eq!(slowest(&made), captures.then(|| "of many extents".to_owned()), "{made}");
+    wait_until("what is old and left alone is captured no more", 30, || slowest(&rig.mount.checkpoint_json(&[])).is_none());
+}
+
+for_each_variant! { one => the_file_that_took_longest_is_named, a_file_held_open_over_a_checkpoint_and_left_alone_takes_nothing_from_the_count, files_written_and_closed_do_not_wait_for_the_checkpoint }

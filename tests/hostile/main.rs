@@ -14,6 +14,7 @@ mod freeze;
 mod names;
 mod owners;
 mod setid;
+mod slow;
 mod socket;
 mod store;
 mod strangers;
