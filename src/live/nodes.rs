@@ -449,7 +449,7 @@ mod tests {
         let first = nodes.learn(Slot(11), Kind::File, 1, Some(&former), 1);
         nodes.forget(Slot(10), 1);
         let second = nodes.learn(Slot(11), Kind::Symlink, 1, Some(&place("s")), 1);
-        assert!(first != second && nodes.get(Slot(10)).is_none(), "{nodes:?}");
+        assert!(first != second && nodes.get(Slot(10)).is_none(), "{first} and {second}");
     }
 
     #[test]
