@@ -5,7 +5,7 @@
 
 Another process appends to a file of the mount all the time, which the kernel does by itself, and makes and removes a file, which waits for a freeze; one more does
 the same in a plain directory of the same filesystem. A scenario holds files open and does something to them before each checkpoint. Prints a table in Markdown
-for each filesystem: the checkpoint's time (mkdir in .snapshots), and what these calls took while checkpoints were made; the longest is the number that matters.
+for each filesystem: the checkpoint's time and how long of it changes had to wait (as the daemon tells), and what these calls took while checkpoints were made; the longest is the number that matters.
 """
 
 import gc as garbage
@@ -126,7 +126,7 @@ def measure(fs, work, rounds, names):
     os.makedirs(mnt)
     run("mount", "-o", "loop", image, mnt)
     print(f"\n{fs}, {rounds} checkpoints each; ms: median / p99 / longest\n")
-    print("| open for writing | checkpoint | another's append | plain | another makes and removes | plain |\n|---|---|---|---|---|---|")
+    print("| open for writing | checkpoint | of it frozen | another's append | plain | another makes and removes | plain |\n|---|---|---|---|---|---|---|")
     try:
         for at, name in enumerate(names):
             tree, plain, stop = f"{mnt}/tree{at}", f"{mnt}/plain{at}", f"{work}/stop{at}"
@@ -140,17 +140,17 @@ def measure(fs, work, rounds, names):
                 files = [f"{tree}/log", f"{plain}/log"]
                 others = [subprocess.Popen([sys.executable, __file__, "work", file, f"{file}.took", stop]) for file in files]
                 time.sleep(3)
-                took = []
+                took, frozen = [], []
                 for n in range(rounds):
                     between()
-                    begun = time.perf_counter()
-                    os.mkdir(f"{tree}/.snapshots/c{n}")
-                    took.append((time.perf_counter() - begun) * 1000)
+                    made = json.loads(run(BIN, "-C", tree, "checkpoint", "--json"))
+                    took.append(made["duration_us"] / 1000)
+                    frozen.append(made.get("frozen_us", made["duration_us"]) / 1000)
                     time.sleep(0.05)
                 open(stop, "w").close()
                 [other.wait() for other in others]
                 theirs = [json.load(open(f"{file}.took")) for file in files]
-                columns = [took, *(theirs[where][kind] for kind in (0, 1) for where in (0, 1))]
+                columns = [took, frozen, *(theirs[where][kind] for kind in (0, 1) for where in (0, 1))]
                 print(f"| {name} | {' | '.join(map(told, columns))} |", flush=True)
                 os._exit(0)
             os.waitpid(child, 0)
