@@ -14,6 +14,7 @@ mod namespace;
 mod open;
 mod probe;
 mod process;
+mod same;
 mod watch;
 mod xattr;
 
@@ -30,6 +31,7 @@ pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{WHITEOUT, after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use probe::{allocation, dirty_pages, extent_map, lease_free, shares_extents, truncate_unshared};
+pub use same::same_ranges;
 pub use process::{
     awake, facts_of, has_our_rights, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_session,
     process_starttime, release_memory, runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
