@@ -86,7 +86,8 @@ fn an_object_of_any_size_has_the_hash_of_its_bytes() {
 /// A very large file has larger blocks, which are not read at once.
 #[test]
 fn blocks_grow_with_the_file() {
-    for (size, block) in [(0, BLOCK_BYTES_MIN), (4 << 30, BLOCK_BYTES_MIN), ((4 << 30) + 1, 2 * BLOCK_BYTES_MIN), (1 << 40, 16 << 20), (1 << 62, 1 << 46)]
+    for (size, block) in
+        [(0, BLOCK_BYTES_MIN), (4 << 30, BLOCK_BYTES_MIN), ((4 << 30) + 1, 2 * BLOCK_BYTES_MIN), (1 << 40, 16 << 20), (1 << 62, 1 << 46)]
     {
         assert_eq!(block_bytes(size), block, "{size}");
         assert!(size.div_ceil(block) <= BLOCKS_MAX);

@@ -5,12 +5,13 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 
-use super::common::{Mount, Variant, for_each_variant};
+use super::common::{Fs, Image, Mount, MountOpts, Variant, for_each_variant};
 use super::story::{caught_up, check};
 
 for_each_variant! { reflink =>
     of_a_large_file_only_what_has_changed_is_read,
     a_hash_is_of_the_bytes_whatever_was_done_to_the_file,
+    what_is_compressed_is_read,
 }
 
 const MIB: u64 = 1 << 20;
@@ -35,7 +36,7 @@ fn sealed(mount: &Mount) -> (u64, u64) {
 /// 1.07 GB were read for 16 KiB changed of 256 MiB between a few checkpoints.
 fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
     let size = 64 * MIB;
-    let rig = v.start_with(super::common::MountOpts::new(v.io), |dir| std::fs::write(dir.join("large"), noise(size, 0)).unwrap());
+    let rig = v.start_with(MountOpts::new(v.io), |dir| std::fs::write(dir.join("large"), noise(size, 0)).unwrap());
     let path = rig.path().join("large");
     let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let change = |file: &File, round: u8| file.write_all_at(&noise(16 << 10, round), u64::from(round) * 5 * MIB + 12_345).unwrap();
@@ -47,7 +48,11 @@ fn of_a_large_file_only_what_has_changed_is_read(v: Variant) {
     // Open all the time, as a database is, and then not.
     let kept = open();
     for round in 2..=9 {
-        if round < 6 { change(&kept, round) } else { change(&open(), round) }
+        if round < 6 {
+            change(&kept, round)
+        } else {
+            change(&open(), round)
+        }
         rig.mount.checkpoint();
         let now = sealed(&rig.mount);
         let (objects, read) = (now.0 - before.0, now.1 - before.1);
@@ -124,4 +129,33 @@ fn a_hash_is_of_the_bytes_whatever_was_done_to_the_file(v: Variant) {
     let (status, report) = check(rig.path(), &["verify", "--deep"]);
     assert_eq!((status, &report["unhashed"]), (0, &0.into()), "{report}");
     assert!(report["versions"].as_u64() >= Some(ACTS.len() as u64), "{report}");
+}
+
+/// Of a compressed extent FIEMAP tells where it begins, and not which part of it the file has: both halves of one are at the same place.
+fn what_is_compressed_is_read(v: Variant) {
+    let mut image = Image::of(v.fs);
+    if v.fs == Fs::Btrfs {
+        image.unmount();
+        image.mount_with("compress-force=zstd");
+    }
+    let rig = v.start_on(image, MountOpts::new(v.io), |_| {});
+    let open = |name: &str| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(rig.path().join(name)).unwrap();
+    let lines = |from: u64, to: u64| (from / 16..to / 16).flat_map(|line| format!("line {line:10}\n").into_bytes()).collect::<Vec<u8>>();
+    let half = BLOCK;
+    let acts: [fn(&File, &File, u64); 4] = [
+        |file, other, half| copy(file, half, other, 0, half),
+        |file, _, half| file.write_all_at(&vec![7; usize::try_from(half).unwrap()], half).unwrap(),
+        |file, other, half| copy(other, 0, file, 0, half),
+        |file, _, half| file.write_all_at(b"last", 3 * half).unwrap(),
+    ];
+    open("file").write_all_at(&lines(0, 2 * MIB), 0).unwrap();
+    open("file").sync_all().unwrap();
+    rig.mount.checkpoint();
+    for act in acts {
+        act(&open("file"), &open("other"), half);
+        rig.mount.checkpoint();
+        sealed(&rig.mount);
+    }
+    let (status, report) = check(rig.path(), &["verify", "--deep"]);
+    assert_eq!((status, &report["unhashed"]), (0, &0.into()), "{report}");
 }

@@ -31,10 +31,10 @@ pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{WHITEOUT, after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
 pub use probe::{allocation, dirty_pages, extent_map, lease_free, shares_extents, truncate_unshared};
-pub use same::same_ranges;
 pub use process::{
     awake, facts_of, has_our_rights, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_session,
     process_starttime, release_memory, runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
 };
+pub use same::same_ranges;
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, all_xattrs_at, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};

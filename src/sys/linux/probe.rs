@@ -236,7 +236,8 @@ pub(super) fn each_extent(file: impl AsFd, size: u64, mut look: impl FnMut(&Fiem
     Ok(true)
 }
 
-/// Asks for the extents from `start` on; gives how many there are in `map`.
+/// Asks for the extents from `start` on; gives how many there are in `map`. To find who shares one, btrfs keeps its transaction from being committed:
+/// an idle thread is not idle meanwhile.
 fn map_extents(file: impl AsFd, start: u64, map: &mut Fiemap) -> SysResult<usize> {
     map.start = start;
     map.length = u64::MAX - start;
@@ -247,7 +248,7 @@ fn map_extents(file: impl AsFd, start: u64, map: &mut Fiemap) -> SysResult<usize
     let fd = file.as_fd().as_raw_fd();
     let map_ptr: *mut Fiemap = map;
     // SAFETY: `map_ptr` points to a structure of the kernel's layout with room for `extent_count` extents; it lives through the call.
-    check_retry(|| unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, map_ptr) })?;
+    super::awake(|| check_retry(|| unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, map_ptr) }))?;
     Ok(map.mapped_extents as usize)
 }
 
