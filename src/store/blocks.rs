@@ -56,7 +56,7 @@ impl Known {
     }
 }
 
-/// What is known of the versions that were hashed last: of those, the last ones that [`KNOWN_BYTES_MAX`] has room for.
+/// What is known of the versions that were hashed last: of as many files as 8 MiB have room for.
 #[derive(Default)]
 pub struct KnownBlocks {
     files: HashMap<Slot, Known>,
