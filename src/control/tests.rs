@@ -88,7 +88,7 @@ fn stats() -> Stats {
         inodes: 3,
         past_inodes: 4,
         announcing: false,
-        sealer: SealerInfo { mode: "hash".into(), caught_up: true, objects: 2, bytes: 1 << 50 },
+        sealer: SealerInfo { mode: "hash".into(), caught_up: true, objects: 2, bytes: 1 << 50, read: 1 << 40 },
     }
 }
 

@@ -496,6 +496,9 @@ pub struct SealerInfo {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Bytes that were read for that.
+    #[serde(default)]
+    pub read: u64,
 }
 
 /// The daemon that serves a mount.

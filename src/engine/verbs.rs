@@ -178,7 +178,7 @@ impl Engine {
             SealMode::Hash => "hash",
             SealMode::Full => "full",
         };
-        SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes }
+        SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes, read: stats.read }
     }
 
     fn io_name(&self) -> &'static str {

@@ -1,8 +1,9 @@
 //! The sealer: a thread that hashes what closed epochs have captured, when the machine has nothing else to do.
 //!
 //! It has the scheduling class that runs only when nothing else wants to (`SCHED_IDLE`, which makes its I/O idle too where the I/O scheduler knows
-//! classes), reads at most [`HASH_BYTES_PER_S`], keeps one block in memory, and leaves nothing in the page cache. What it found is in the journal
-//! (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an object that was half read is read again.
+//! classes), reads at most [`HASH_BYTES_PER_S`], some hundred kilobytes at once, and leaves nothing in the page cache. Of a large file it reads what is not where the version before has
+//! it ([`KnownBlocks`]). What it found is in the journal (`Sealed`), a few hundred objects at a time, so that a killed daemon goes on where it was; an object that was half read is
+//! read again.
 //!
 //! Only objects of closed epochs are hashed: those of the open one can still be taken back. One whose content another has shares it then (module `share`).
 //!
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::Live;
 use crate::history::indexer::Wake;
+use crate::store::blocks::{Hashed, KnownBlocks};
 use crate::store::ids::{Epoch, ObjectId};
 use crate::store::record::Sealed;
 use crate::sys::lock::Mutex;
@@ -60,6 +62,8 @@ pub struct SealStats {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Bytes that were read for that.
+    pub read: u64,
 }
 
 /// The sealer of a tree.
@@ -73,6 +77,7 @@ pub(super) struct Sealer {
     done_below: Mutex<Option<Epoch>>,
     objects: AtomicU64,
     bytes: AtomicU64,
+    read: AtomicU64,
 }
 
 /// Keeps reading slow.
@@ -121,13 +126,14 @@ impl Live {
         let sealer = &self.sealer;
         let open = self.timeline.epoch();
         let caught_up = sealer.done_below.lock().is_some_and(|done| done >= open);
-        SealStats { caught_up, objects: sealer.objects.load(Ordering::Relaxed), bytes: sealer.bytes.load(Ordering::Relaxed) }
+        let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        SealStats { caught_up, objects: count(&sealer.objects), bytes: count(&sealer.bytes), read: count(&sealer.read) }
     }
 
     fn seal_until_stopped(&self) {
-        let mut again = 0;
+        let (mut again, mut known) = (0, KnownBlocks::default());
         while self.sealer.wake.wait() {
-            match self.seal_closed() {
+            match self.seal_closed(&mut known) {
                 Ok(false) if again < AGAIN_MAX => {
                     again += 1;
                     self.sealer.wake.pause(AGAIN_PAUSE);
@@ -145,7 +151,7 @@ impl Live {
     /// Hashes all that closed epochs have and that is not hashed yet.
     ///
     /// `false`: it is to be done again.
-    fn seal_closed(&self) -> SysResult<bool> {
+    fn seal_closed(&self, known: &mut KnownBlocks) -> SysResult<bool> {
         let open = self.timeline.epoch();
         let captured = !self.sealer.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
         let from = *self.sealer.done_below.lock();
@@ -155,7 +161,7 @@ impl Live {
         };
         for epoch in epochs.into_iter().filter(|epoch| *epoch < open) {
             if !self.timeline.is_sealed(epoch)? {
-                self.seal_epoch(epoch)?;
+                self.seal_epoch(epoch, known)?;
             }
             if self.sealer.wake.stopping() {
                 return Ok(true);
@@ -187,7 +193,7 @@ impl Live {
         captured
     }
 
-    fn seal_epoch(&self, epoch: Epoch) -> SysResult<()> {
+    fn seal_epoch(&self, epoch: Epoch, blocks: &mut KnownBlocks) -> SysResult<()> {
         let layers = &self.timeline.store().layers;
         let objects = layers.list(epoch).map_err(|error| error.errno())?;
         if objects.is_empty() {
@@ -198,7 +204,7 @@ impl Live {
         let (mut hashed, mut bytes) = (Vec::new(), 0);
         // Of a file that is claimed there may be one that is being made.
         for object in objects.into_iter().filter(|object| !known.contains(object) && !self.is_claimed(object.slot)) {
-            let sealed = self.hash_object(object, &mut pace);
+            let sealed = self.hash_object(object, blocks, &mut pace);
             if self.sealer.wake.stopping() {
                 break;
             }
@@ -240,9 +246,12 @@ impl Live {
     }
 
     /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read, or the sealer shall end.
-    fn hash_object(&self, object: ObjectId, pace: &mut Pace) -> Option<Sealed> {
-        match self.timeline.store().layers.hash(object, |bytes| self.may_read(bytes, pace)) {
-            Ok(Some((size, hash))) => Some(Sealed { object, size, hash }),
+    fn hash_object(&self, object: ObjectId, known: &mut KnownBlocks, pace: &mut Pace) -> Option<Sealed> {
+        match known.hash(&self.timeline.store().layers, object, |bytes| self.may_read(bytes, pace)) {
+            Ok(Some(Hashed { size, hash, read })) => {
+                self.sealer.read.fetch_add(read, Ordering::Relaxed);
+                Some(Sealed { object, size, hash })
+            }
             Ok(None) => None,
             Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::EINVAL | Errno::EACCES) => None,
             Err(error) => {

@@ -11,6 +11,7 @@
 
 mod at;
 pub mod baseline;
+pub mod blocks;
 pub mod check;
 pub mod error;
 pub mod forget;

@@ -11,6 +11,7 @@ mod behind;
 mod flips;
 mod fsck;
 mod numbers;
+mod reads;
 mod released;
 mod sealer;
 mod story;

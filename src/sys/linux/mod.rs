@@ -14,6 +14,7 @@ mod namespace;
 mod open;
 mod probe;
 mod process;
+mod same;
 mod watch;
 mod xattr;
 
@@ -34,5 +35,6 @@ pub use process::{
     awake, facts_of, has_our_rights, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_session,
     process_starttime, release_memory, runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,
 };
+pub use same::same_ranges;
 pub use watch::{keep_descriptor, leave_descriptors, touch_at, watched};
 pub use xattr::{all_xattrs, all_xattrs_at, getxattr, listxattr, remove_file_xattr, removexattr, set_file_xattr, setxattr};

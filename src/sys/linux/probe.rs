@@ -105,12 +105,12 @@ const FLAG_SYNC: u32 = 0x1;
 /// The file's last extent.
 const EXTENT_LAST: u32 = 0x1;
 /// Allocated and never written: reads as zeros, as a hole does.
-const EXTENT_UNWRITTEN: u32 = 0x800;
+pub(super) const EXTENT_UNWRITTEN: u32 = 0x800;
 /// Somebody else uses some of it too, or did a moment ago (`FIEMAP_EXTENT_SHARED`); it does not say who.
 const EXTENT_SHARED: u32 = 0x2000;
 /// Flags of extents whose physical place does not tell their content: UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED,
 /// NOT_ALIGNED, DATA_INLINE, DATA_TAIL.
-const EXTENT_OPAQUE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
+pub(super) const EXTENT_OPAQUE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400;
 /// Beside the inode's attributes (`FIEMAP_EXTENT_DATA_INLINE`): nothing else can have it there.
 const EXTENT_INLINE: u32 = 0x200;
 /// Of those, the extents that are nowhere yet, or at no place that could be compared; compressed ones are at one.
@@ -118,17 +118,17 @@ const EXTENT_NOWHERE: u32 = EXTENT_OPAQUE & !(EXTENT_INLINE | 0x8);
 /// Extents asked for at once.
 const EXTENTS_PER_CALL: usize = 128;
 /// Extents beyond which a file is not compared: 24 bytes of memory each.
-const EXTENTS_MAX: usize = 1 << 18;
+pub(super) const EXTENTS_MAX: usize = 1 << 18;
 
 /// `struct fiemap_extent` of linux/fiemap.h: bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct FiemapExtent {
-    logical: u64,
-    physical: u64,
-    length: u64,
+pub(super) struct FiemapExtent {
+    pub(super) logical: u64,
+    pub(super) physical: u64,
+    pub(super) length: u64,
     reserved64: [u64; 2],
-    flags: u32,
+    pub(super) flags: u32,
     reserved: [u32; 3],
 }
 
@@ -185,56 +185,59 @@ pub fn extent_map(file: impl AsFd, size: u64) -> SysResult<Option<ExtentMap>> {
 pub fn allocation(file: impl AsFd) -> SysResult<Allocation> {
     fault::check(Call::Probe)?;
     let mut found = Allocation::default();
-    let mut start = 0;
-    // SAFETY: every field is an integer or an array of integers, for which zero is valid.
-    let mut map: Box<Fiemap> = Box::new(unsafe { MaybeUninit::zeroed().assume_init() });
-    loop {
-        let count = map_extents(&file, start, &mut map)?;
-        let Some(mapped) = map.extents.get(..count) else { return Err(Errno::EIO) };
-        for extent in mapped {
-            let shared = extent.flags & EXTENT_SHARED != 0;
-            if extent.flags & EXTENT_OPAQUE == 0 {
-                found.placed.push(Placed { physical: extent.physical, length: extent.length, shared });
-            } else if !shared {
-                found.unplaced_bytes = found.unplaced_bytes.saturating_add(extent.length);
-            }
+    each_extent(file, u64::MAX, |extent| {
+        let shared = extent.flags & EXTENT_SHARED != 0;
+        if extent.flags & EXTENT_OPAQUE == 0 {
+            found.placed.push(Placed { physical: extent.physical, length: extent.length, shared });
+        } else if !shared {
+            found.unplaced_bytes = found.unplaced_bytes.saturating_add(extent.length);
         }
-        let Some(last) = mapped.last().filter(|last| last.flags & EXTENT_LAST == 0 && last.length > 0) else { return Ok(found) };
-        start = last.logical.saturating_add(last.length);
-    }
+        true
+    })?;
+    Ok(found)
 }
 
 /// The file's data extents up to `size`, neighbours joined, without those with a flag of `without`; `None` when one has a flag of `opaque`, or there are
 /// too many.
 fn extents(file: impl AsFd, size: u64, opaque: u32, without: u32) -> SysResult<Option<Vec<Extent>>> {
     let mut found: Vec<Extent> = Vec::new();
+    let whole = each_extent(file, size, |extent| {
+        if extent.flags & without != 0 {
+            return true;
+        }
+        if extent.flags & opaque != 0 {
+            return false;
+        }
+        if extent.flags & EXTENT_UNWRITTEN == 0 && extent.logical < size {
+            push_joined(&mut found, Extent { length: extent.length.min(size - extent.logical), ..Extent::from(*extent) });
+        }
+        found.len() <= EXTENTS_MAX
+    })?;
+    Ok(whole.then_some(found))
+}
+
+/// Shows `look` the file's extents, in order, up to one that goes over `size` or until it says `false`; `false` then, and if one is empty.
+pub(super) fn each_extent(file: impl AsFd, size: u64, mut look: impl FnMut(&FiemapExtent) -> bool) -> SysResult<bool> {
     let mut start = 0;
     // SAFETY: every field is an integer or an array of integers, for which zero is valid.
     let mut map: Box<Fiemap> = Box::new(unsafe { MaybeUninit::zeroed().assume_init() });
     while start < size {
         let count = map_extents(&file, start, &mut map)?;
         let Some(mapped) = map.extents.get(..count) else { return Err(Errno::EIO) };
-        for extent in mapped {
-            if extent.flags & without != 0 {
-                continue;
-            }
-            if extent.flags & opaque != 0 {
-                return Ok(None);
-            }
-            if extent.flags & EXTENT_UNWRITTEN == 0 && extent.logical < size {
-                push_joined(&mut found, Extent { length: extent.length.min(size - extent.logical), ..Extent::from(*extent) });
-            }
+        if !mapped.iter().all(&mut look) {
+            return Ok(false);
         }
         let Some(last) = mapped.last().filter(|last| last.flags & EXTENT_LAST == 0) else { break };
-        if found.len() > EXTENTS_MAX || last.length == 0 {
-            return Ok(None);
+        if last.length == 0 {
+            return Ok(false);
         }
         start = last.logical.saturating_add(last.length);
     }
-    Ok(Some(found))
+    Ok(true)
 }
 
-/// Asks for the extents from `start` on; gives how many there are in `map`.
+/// Asks for the extents from `start` on; gives how many there are in `map`. To find who shares one, btrfs keeps its transaction from being committed:
+/// an idle thread is not idle meanwhile.
 fn map_extents(file: impl AsFd, start: u64, map: &mut Fiemap) -> SysResult<usize> {
     map.start = start;
     map.length = u64::MAX - start;
@@ -245,7 +248,7 @@ fn map_extents(file: impl AsFd, start: u64, map: &mut Fiemap) -> SysResult<usize
     let fd = file.as_fd().as_raw_fd();
     let map_ptr: *mut Fiemap = map;
     // SAFETY: `map_ptr` points to a structure of the kernel's layout with room for `extent_count` extents; it lives through the call.
-    check_retry(|| unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, map_ptr) })?;
+    super::awake(|| check_retry(|| unsafe { libc::ioctl(fd, FS_IOC_FIEMAP as _, map_ptr) }))?;
     Ok(map.mapped_extents as usize)
 }
 

@@ -124,6 +124,11 @@ pub fn extent_map(_file: impl AsFd, _size: u64) -> SysResult<Option<ExtentMap>> 
     Err(Errno::EOPNOTSUPP)
 }
 
+/// EOPNOTSUPP: nothing tells where a file's data is here.
+pub fn same_ranges(_a: &File, _b: &File, _size: u64) -> SysResult<Vec<std::ops::Range<u64>>> {
+    Err(Errno::EOPNOTSUPP)
+}
+
 /// EOPNOTSUPP: two files that exist cannot be made to share here.
 pub fn dedupe_range(_src: impl AsFd, _dst: impl AsFd, _offset: u64, _len: u64) -> SysResult<Option<u64>> {
     Err(Errno::EOPNOTSUPP)
