@@ -64,7 +64,11 @@ impl Live {
             let mut baseline = advance.baseline;
             baseline.changes.set_gone(&self.timeline.gone_now());
             self.unsettle_kept()?;
-            baseline.write_changes(layout, end).map(|()| baseline.changes.len()).map_err(errno)
+            match end {
+                Some(end) => baseline.write(layout, end),
+                None => baseline.write_changes(layout, None).map(|()| baseline.changes.len()),
+            }
+            .map_err(errno)
         });
         self.timeline.end_baseline(advanced.ok());
         match advanced {

@@ -4,7 +4,7 @@
 //! as any other change. It counts only if the journal ends where it did when the baseline was written, so one that is of an earlier end is none.
 //!
 //! The whole tree is written seldom, and in idle time. What changed after is beside it ([`Changes`]): a second run, whose keys tell inodes by their slots. If
-//! there is one, it alone says where the journal ended.
+//! there is one, it alone says where the journal ended. Of a tree that is not large both become one file again, when a part of it has changed that is worth it.
 //!
 //! ```text
 //! baseline          a run (module `index::runs`), of one epoch: u32 segment, u32 offset of the end of the journal; 2^64-1: it counts with its changes alone
@@ -25,7 +25,7 @@
 //! ```
 //! Directories are numbered in the order in which they are listed, so a parent comes before its children.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -40,7 +40,7 @@ use super::index::{Builder, Bytes, Cursor, Out, Run};
 use super::journal::codec::{PAYLOAD_MAX, decode_before, decode_uint, encode_before, encode_uint, is_name};
 use super::layout::Layout;
 use super::record::{AttrState, Child, Key, Undo};
-use crate::sys::{Kind, Xattrs};
+use crate::sys::{Kind, Xattrs, host};
 
 const NAME: &str = "baseline";
 const CHANGES: &str = "baseline.changes";
@@ -57,6 +57,13 @@ const OPEN: Epoch = Epoch(u64::MAX);
 pub const ROOT: u64 = 1;
 /// Bytes of attributes that an inode may have: as many as can be set through the mount, or one of its users could see to it that there is no baseline.
 const XATTRS_MAX: usize = PAYLOAD_MAX / 2;
+
+/// Changes beside a tree, to so many of its names one, are written into it: each mount reads both.
+const FOLD_PART: u64 = 4;
+/// Fewer cost no mount anything.
+const FOLD_MIN: u64 = 1000;
+/// Names of a tree into which changes are written: an unmount waits for it.
+const FOLD_MAX: u64 = 100_000;
 
 /// An inode as it was at one of its names.
 #[derive(Clone, Debug)]
@@ -427,6 +434,59 @@ impl Baseline {
         let mut builder = builder(layout.dir(), token)?;
         self.changes.0.iter().try_for_each(|(key, value)| builder.add(key, token, value)).map_err(failed("write"))?;
         finish(builder, layout.dir(), CHANGES)
+    }
+
+    /// The tree is to be written anew, for so much of it is in the changes.
+    fn is_to_be_folded(&self) -> bool {
+        let changes = self.changes.len() as u64;
+        let enough = changes >= FOLD_MIN || host::left_out("fold-min");
+        enough && self.run.entries <= FOLD_MAX && changes.saturating_mul(FOLD_PART) >= self.run.entries
+    }
+
+    /// As [`Baseline::write_changes`], but that the changes become a part of the tree if there are many of them. Says how many are beside it then.
+    ///
+    /// Errors: `Io`.
+    pub fn write(mut self, layout: &Layout, end: Address) -> StoreResult<usize> {
+        if self.is_to_be_folded() {
+            match self.fold(layout, end) {
+                Ok(()) => {
+                    let gone: Vec<Slot> = self.gone().collect();
+                    if gone.is_empty() {
+                        return Ok(0);
+                    }
+                    self = Baseline::open_any(layout)?.ok_or(StoreError::IndexDamaged)?;
+                    self.changes.set_gone(&gone);
+                }
+                Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "what changed stays beside the baseline"),
+            }
+        }
+        self.write_changes(layout, Some(end)).map(|()| self.changes.len())
+    }
+
+    /// Writes the tree with its changes in place of both.
+    fn fold(&self, layout: &Layout, end: Address) -> StoreResult<()> {
+        let mut writer = Writer::new(layout, Some(end))?;
+        let root = self.root()?;
+        writer.add(0, b"", &root)?;
+        let (mut open, mut last, mut met) = (VecDeque::from([(ROOT, root)]), ROOT, HashSet::new());
+        while let Some((number, dir)) = open.pop_front() {
+            let slot = dir.child.slot;
+            if !met.insert(slot) {
+                return Err(StoreError::IndexDamaged);
+            }
+            for (name, mut node) in self.names(&dir)? {
+                if node.child.kind == Kind::Dir {
+                    last += 1;
+                    open.push_back((last, node.clone()));
+                    node.number = last;
+                }
+                writer.add(number, name.as_bytes(), &node)?;
+            }
+            if let Some(generation) = self.generation(slot)? {
+                writer.listed(number, slot, generation);
+            }
+        }
+        writer.finish()
     }
 
     /// With what is beside it. `None`: that is of another.

@@ -77,6 +77,11 @@ impl MountOpts {
         self.leaving_out("calm,baseline-trust")
     }
 
+    /// Few changes already become a part of a small baseline.
+    pub fn folding(self) -> MountOpts {
+        self.leaving_out("fold-min")
+    }
+
     /// The tree is written down ahead whenever there is a moment.
     pub fn hasty(self) -> MountOpts {
         self.leaving_out("calm")

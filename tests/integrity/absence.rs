@@ -13,7 +13,7 @@ use super::story::{Random, check};
 
 for_each_variant! { all => all_that_was_there_is_kept, what_is_kept_goes_with_its_checkpoints, without_reflink_small_files_are_copied }
 for_each_variant! { reflink => content_is_kept_ahead_from_the_first_unmount_on, what_a_killed_daemon_has_not_kept_the_next_does }
-for_each_variant! { all => what_changed_brings_a_baseline_up_to_date }
+for_each_variant! { all => what_changed_brings_a_baseline_up_to_date, many_changes_become_a_part_of_the_baseline }
 for_each_variant! { all => names_and_attributes_are_always_known, an_inode_number_that_is_given_away_takes_nothing_along }
 for_each_variant! { one => a_baseline_that_is_old_or_damaged_shows_nothing_false, no_attributes_are_too_many_for_a_baseline }
 
@@ -452,4 +452,45 @@ fn no_attributes_are_too_many_for_a_baseline(v: Variant) {
     change(&root, 0);
     rig.mount.remount();
     assert_all(&rig, &copies);
+}
+
+/// What changed since the tree was written down is beside it, and each mount reads both: a long history had as many changes there as the tree has names.
+fn many_changes_become_a_part_of_the_baseline(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io).comparing().folding(), |root| {
+        fill(root);
+        sh(root, "mkdir -p many/below; for i in $(seq 150); do echo $i > many/$i; echo $i > many/below/$i; done");
+    });
+    let root = rig.path().to_owned();
+    let size = |name: &str| fs::metadata(root.join(".ckptfs").join(name)).map_or(0, |found| found.len());
+    let mut copies = Copies::new();
+    keep(&rig, &mut copies);
+    rig.mount.umount();
+    rig.mount.remount();
+    sh(&root, "echo few > many/1; mv many/2 src/two");
+    rig.mount.umount();
+    assert_ne!(size("baseline.changes"), 0, "few stay beside it");
+    let written = fs::read(root.join(".ckptfs/baseline")).unwrap();
+    rig.mount.remount();
+    change(&root, 0);
+    sh(
+        &root,
+        "for i in $(seq 3 150); do echo more >> many/$i; done; mv many/below src/deep/below; rm src/deep/below/7; rm -r untouched; ln many/9 many/below",
+    );
+    keep(&rig, &mut copies);
+    sh(&root, "rm many/10; echo open > many/11; mkdir many/10");
+    rig.mount.umount();
+    assert!(rig.mount.compared_baseline().unwrap(), "what changed was looked at, and not the tree");
+    assert_ne!(fs::read(root.join(".ckptfs/baseline")).unwrap(), written);
+    assert!(size("baseline.changes") < 200, "but for who is gone in the open epoch, nothing is beside it");
+    let (status, report) = check(&root, &["verify", "--deep"]);
+    assert_eq!(status, 0, "{report}");
+    for round in 1..4 {
+        sh(&root, &format!("echo {round} >> many/9; mv src/deep/below/{round} moved{round}; rm src/deep/below/10{round}; chmod 600 many/3{round}"));
+        rig.mount.remount();
+        assert_all(&rig, &copies);
+        keep(&rig, &mut copies);
+        sh(&root, &format!("echo served{round} > many/9; mv src/deep src/deep{round}; mv src/deep{round} src/deep"));
+        rig.mount.umount();
+        rig.mount.compared_baseline().unwrap();
+    }
 }

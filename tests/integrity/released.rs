@@ -1,4 +1,4 @@
-//! The promise of docs/format.md: a store of each released version is opened by this build, which migrates it, shows what every checkpoint showed, and goes on.
+//! The promise of docs/format.md: a store of each released version is opened by this build, which migrates an older one, shows what every checkpoint showed, and goes on.
 //! `fixtures/make.sh` made them with the program of that version.
 
 use std::collections::BTreeSet;
@@ -191,6 +191,8 @@ fn every_store_of(version: u32, kills: u64) {
             assert_eq!(describe(&mount.view(*after)), released.text(store, "live"));
             assert!(mount.ok(&["ops"]).lines().count() > 5);
             assert_eq!(mount.json(&["log", "--deleted"]).as_array().unwrap().len(), 1, "one can be brought back");
+            let absences = mount.log_json().as_array().unwrap().iter().filter(|entry| entry["reason"]["trigger"] == "absence").count();
+            assert_eq!(absences, if version == 1 { 1 } else { 2 }, "from version 2 on one is on record before");
         }
         let (status, report) = check(&root, &["verify", "--deep"]);
         assert_eq!(status, 0, "{report}");
@@ -208,4 +210,10 @@ fn version_1_is_migrated_and_goes_on() {
 #[test]
 fn version_1_is_migrated_by_mounts_that_are_killed() {
     every_store_of(1, 40);
+}
+
+/// As the first program of this version has left it: nothing is migrated, and what is there is read by each later one.
+#[test]
+fn version_2_is_opened_and_goes_on() {
+    every_store_of(2, 0);
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::common::{Image, MountOpts, Variant};
+use super::common::{Image, Io, MountOpts, Variant};
 use super::generate::{Generator, Random};
 use super::ops::{self, Op, Verb};
 use super::world::World;
@@ -43,6 +43,7 @@ fn number(variable: &str) -> Option<u64> {
 impl Bench {
     pub fn new(variant: Variant) -> Bench {
         let opts = MountOpts { limit: RUN_LIMIT, ..MountOpts::new(variant.io).packing().comparing() };
+        let opts = if variant.io == Io::Daemon { opts.folding() } else { opts };
         Bench { image: Image::of(variant.fs), opts: Some(opts), next: AtomicU64::new(1) }
     }
 

@@ -85,6 +85,7 @@ pub struct Run {
     pub last: Epoch,
     /// Epochs that have records in it, or some more.
     pub epochs: u64,
+    pub entries: u64,
     pub bytes: u64,
     source: Bytes,
     blocks: Vec<Block>,
@@ -235,8 +236,8 @@ impl Builder {
             Out::File(file) => Bytes::File(file),
             Out::Memory(bytes) => Bytes::Memory(Arc::new(bytes)),
         };
-        let Builder { first, last, epochs, blocks, written: bytes, .. } = self;
-        Ok(Run { number, first, last, epochs, bytes, source, blocks, filter, plain: false })
+        let Builder { first, last, epochs, entries, blocks, written: bytes, .. } = self;
+        Ok(Run { number, first, last, epochs, entries, bytes, source, blocks, filter, plain: false })
     }
 }
 
@@ -293,7 +294,7 @@ impl Run {
 
     fn parse(number: u64, mut rest: &[u8], end: u64, bytes: u64) -> Option<Run> {
         let rest = &mut rest;
-        let (first, last, epochs, _entries, count) = (uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?);
+        let (first, last, epochs, entries, count) = (uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?, uint(rest)?);
         let (mut blocks, mut at) = (Vec::new(), 0u64);
         for _ in 0..count {
             let (length, key, epoch) = (uint(rest)?, uint(rest)?, uint(rest)?);
@@ -305,7 +306,7 @@ impl Run {
         let filter = Filter::from_bytes(take(rest, length)?);
         (first <= last && at == end).then_some(())?;
         let source = Bytes::Memory(Arc::default());
-        Some(Run { number, first: Epoch(first), last: Epoch(last), epochs, bytes, source, blocks, filter, plain: false })
+        Some(Run { number, first: Epoch(first), last: Epoch(last), epochs, entries, bytes, source, blocks, filter, plain: false })
     }
 
     /// A record of this epoch could be in it.
