@@ -11,6 +11,8 @@ use crate::shared::stats::Samples;
 
 /// Files that each operation is done to in one round.
 const BATCH: usize = 200;
+/// Names of a file that has many.
+const NAMES: usize = 10_000;
 /// Seconds for the copy of the tree.
 const COPY_SECONDS: u64 = 600;
 
@@ -67,6 +69,12 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
             samples.add_us(took.max() / files as f64);
         }
     };
+    let many = Path::new("bench-names");
+    for root in [plain, &mounted] {
+        fs::create_dir(root.join(many)).expect("a directory can be made");
+        fs::write(root.join(many).join("file"), "x").expect("a file can be made");
+        link(&root.join(many), 1..NAMES);
+    }
     for _ in 0..rounds {
         let files = rig.files(BATCH);
         let new: Vec<PathBuf> = (0..BATCH).map(|index| Path::new("bench-new").join(format!("file-{index}"))).collect();
@@ -94,6 +102,12 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
         for root in [plain, &mounted] {
             fs::remove_dir(root.join("bench-new")).expect("a directory can be removed");
         }
+        // The first change after a checkpoint records every name that is known.
+        both("first link to a file with 10,000 names after a checkpoint", 1, &mut |root| link(&root.join(many), NAMES..NAMES + 1));
+        both("link to a file with 10,000 names", BATCH, &mut |root| link(&root.join(many), NAMES + 1..NAMES + 1 + BATCH));
+        both("unlink of one of 10,000 names", BATCH + 1, &mut |root| {
+            (NAMES..NAMES + 1 + BATCH).for_each(|name| fs::remove_file(root.join(many).join(name.to_string())).expect("a name can be removed"));
+        });
         let old = rig.files(BATCH);
         make_checkpoint(&mut client);
         both("unlink of a file that a checkpoint holds", BATCH, &mut |root| {
@@ -105,7 +119,15 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
             }
         });
     }
+    for root in [plain, &mounted] {
+        fs::remove_dir_all(root.join(many)).expect("a directory can be removed");
+    }
     ops
+}
+
+/// Gives `file` further names.
+fn link(dir: &Path, names: std::ops::Range<usize>) {
+    names.for_each(|name| fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be made"));
 }
 
 fn open_to_write(path: &Path) -> File {

@@ -4,6 +4,7 @@
 //! after it is read, and the daemon puts the one after that together. What is larger is not read: whoever gets it reads it through a view, which proves
 //! each read.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -33,7 +34,7 @@ pub enum Content<'a> {
         /// Where they are; `None`: there are no holes.
         pieces: Option<&'a Pieces>,
     },
-    /// It is to be read elsewhere.
+    /// It was not read: it is large, or has a name that was told before.
     Large,
 }
 
@@ -67,14 +68,14 @@ pub fn hand_on<E: From<VerbError>>(
         let (send, told) = sync_channel(0);
         let asks = std::thread::Builder::new().spawn_scoped(scope, || ask(feed, &read, send));
         asks.map_err(|cause| VerbError { code: "io".into(), message: format!("a thread: {cause}"), hint: None })?;
-        let (mut held, mut spare, mut refused) = (Vec::<Held>::new(), Vec::new(), Vec::new());
+        let (mut held, mut spare, mut reader) = (Vec::<Held>::new(), Vec::new(), Reader::default());
         for told in told {
             let (proven, part, files) = told?;
             for part_held in held.extract_if(.., |held| proven.contains(&held.number)) {
-                spare = hand_on_part(part_held, &part.unproven, &mut refused, &mut each)?;
+                spare = hand_on_part(part_held, &part.unproven, &mut reader.refused, &mut each)?;
             }
             let finished = part.finished;
-            let part = read_part(part, files, std::mem::take(&mut spare), &mut refused);
+            let part = reader.part(part, files, std::mem::take(&mut spare));
             if part.number > 0 {
                 read.lock().push(part.number);
                 held.push(part);
@@ -83,6 +84,7 @@ pub fn hand_on<E: From<VerbError>>(
                 break;
             }
         }
+        let mut refused = reader.refused;
         refused.sort_by(|a, b| a.path.cmp(&b.path));
         refused.dedup_by(|a, b| a.path == b.path);
         Ok(refused)
@@ -101,43 +103,54 @@ fn ask(mut feed: impl Feed, read: &Mutex<Vec<u64>>, told: SyncSender<Told>) {
     }
 }
 
-/// Reads the files of a part.
-fn read_part(part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>, refused: &mut Vec<Refused>) -> Held {
-    let mut held = Held { number: part.part, entries: Vec::with_capacity(part.entries.len()), bytes };
-    held.bytes.clear();
-    refused.extend(part.refused);
-    let mut files = files.into_iter().map(File::from);
-    for entry in part.entries {
-        let read = match entry.data {
-            // The kernel drops descriptors for which this process has no room.
-            ExportData::File => files.next().ok_or(Errno::EMFILE).and_then(|file| read_file(&file, entry.size, &mut held.bytes)),
-            ExportData::None => Ok(Read::None),
-            ExportData::Kept | ExportData::Link(_) => Err(Errno::EIO),
-        };
-        match read {
-            Ok(read) if is_below(&entry.path) => held.entries.push((entry, read)),
-            read => refused.push(Refused { path: entry.path, errno: read.err().unwrap_or(Errno::EINVAL).0 }),
-        }
-    }
-    held
+/// Reads what is told.
+#[derive(Default)]
+struct Reader {
+    refused: Vec<Refused>,
+    /// Inodes with several names that were read at one of them.
+    linked: HashSet<u64>,
 }
 
-fn read_file(file: &File, size: u64, bytes: &mut Vec<u8>) -> SysResult<Read> {
-    let length = usize::try_from(size).unwrap_or(usize::MAX);
-    if size > FILE_BYTES_MAX || bytes.len().saturating_add(length) > PART_BYTES_MAX {
-        return Ok(Read::Large);
+impl Reader {
+    /// The files of a part; `bytes`: memory for them.
+    fn part(&mut self, part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>) -> Held {
+        let mut held = Held { number: part.part, entries: Vec::with_capacity(part.entries.len()), bytes };
+        held.bytes.clear();
+        self.refused.extend(part.refused);
+        let mut files = files.into_iter().map(File::from);
+        for entry in part.entries {
+            let read = match entry.data {
+                // The kernel drops descriptors for which this process has no room.
+                ExportData::File => files.next().ok_or(Errno::EMFILE).and_then(|file| self.file(&entry, &file, &mut held.bytes)),
+                ExportData::None => Ok(Read::None),
+                ExportData::Kept | ExportData::Link(_) => Err(Errno::EIO),
+            };
+            match read {
+                Ok(read) if is_below(&entry.path) => held.entries.push((entry, read)),
+                read => self.refused.push(Refused { path: entry.path, errno: read.err().unwrap_or(Errno::EINVAL).0 }),
+            }
+        }
+        held
     }
-    regular(file)?;
-    let pieces = pieces(file, size)?;
-    let from = bytes.len();
-    for (offset, length) in pieces.as_deref().unwrap_or(&[(0, size)]) {
-        let at = bytes.len();
-        bytes.resize(at + usize::try_from(*length).unwrap_or(0), 0);
-        let piece = bytes.get_mut(at..).unwrap_or_default();
-        // One that is shorter now was changed, and that is found when it is to be proven.
-        sys::read_full_at(file, piece, *offset)?;
+
+    fn file(&mut self, entry: &ExportEntry, file: &File, bytes: &mut Vec<u8>) -> SysResult<Read> {
+        let length = usize::try_from(entry.size).unwrap_or(usize::MAX);
+        // At its further names it will be a link to the first, or is read there if that was not proven.
+        let again = entry.is_linked() && !self.linked.insert(entry.inode);
+        if again || entry.size > FILE_BYTES_MAX || bytes.len().saturating_add(length) > PART_BYTES_MAX {
+            return Ok(Read::Large);
+        }
+        regular(file)?;
+        let pieces = pieces(file, entry.size)?;
+        let from = bytes.len();
+        for (offset, length) in pieces.as_deref().unwrap_or(&[(0, entry.size)]) {
+            let at = bytes.len();
+            bytes.resize(at + usize::try_from(*length).unwrap_or(0), 0);
+            // One that is shorter now was changed, and that is found when it is to be proven.
+            sys::read_full_at(file, bytes.get_mut(at..).unwrap_or_default(), *offset)?;
+        }
+        Ok(Read::Held(from..bytes.len(), pieces))
     }
-    Ok(Read::Held(from..bytes.len(), pieces))
 }
 
 /// Hands on what is proven of a part, and gives its memory back.
@@ -163,4 +176,83 @@ fn hand_on_part<E>(
 /// A path that leads nowhere but below the root.
 fn is_below(path: &TreePath) -> bool {
     path.0.is_empty() || path.0.split(|byte| *byte == b'/').all(|name| !matches!(name, b"" | b"." | b".."))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::store::ids::CheckpointId;
+    use crate::sys::Stat;
+
+    /// Tells what it is told to.
+    struct Fake(std::vec::IntoIter<Part>);
+
+    type Part = (ExportPart, Vec<OwnedFd>);
+
+    impl Feed for Fake {
+        fn next(&mut self, _done: Vec<u64>) -> VerbResult<Part> {
+            self.0.next().ok_or_else(|| VerbError { code: "lost".into(), message: String::new(), hint: None })
+        }
+    }
+
+    fn part(number: u64, entries: &[(&str, u64, &str)], unproven: &[&str]) -> Part {
+        let (mut told, mut files) = (Vec::new(), Vec::new());
+        for (path, inode, content) in entries {
+            let mut file = tempfile::tempfile().expect("a file");
+            file.write_all(content.as_bytes()).expect("written");
+            let stat = Stat { nlink: 2, ..sys::stat_fd(&file).expect("stat") };
+            told.push(ExportEntry { data: ExportData::File, ..ExportEntry::new(path.as_bytes().to_vec(), &stat, *inode, None, Vec::new()) });
+            files.push(OwnedFd::from(file));
+        }
+        let unproven = unproven.iter().map(|path| TreePath(path.as_bytes().to_vec())).collect();
+        let (removed, refused, finished) = (Vec::new(), Vec::new(), false);
+        let (checkpoint, store) = (CheckpointId(1), String::new());
+        (ExportPart { run: 1, checkpoint, from: None, store, part: number, removed, entries: told, refused, unproven, total: None, finished }, files)
+    }
+
+    fn end() -> Part {
+        let (part, files) = part(0, &[], &[]);
+        (ExportPart { finished: true, ..part }, files)
+    }
+
+    fn handed(parts: Vec<Part>) -> (Result<Vec<Refused>, VerbError>, Vec<(String, Option<String>)>) {
+        let mut handed = Vec::new();
+        let result = hand_on(Fake(parts.into_iter()), |entry, content| {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let content = if let Content::Held { bytes, .. } = content { Some(text(bytes)) } else { None };
+            handed.push((text(&entry.path.0), content));
+            Ok(None)
+        });
+        (result, handed)
+    }
+
+    fn some(path: &str, content: &str) -> (String, Option<String>) {
+        (path.to_owned(), Some(content.to_owned()))
+    }
+
+    /// The third answer is to the question that confirmed the first part: a part is put together while the one before is read.
+    #[test]
+    fn nothing_is_handed_on_before_it_is_proven() {
+        let first = part(1, &[("a", 1, "one"), ("b", 2, "changed")], &[]);
+        let (result, handed) = handed(vec![first, part(2, &[("c", 3, "three")], &[]), part(3, &[("b", 2, "two")], &["b"]), part(0, &[], &[]), end()]);
+        assert!(result.expect("handed on").is_empty());
+        // The second time it is not held: it has a name that was told before.
+        assert_eq!(handed, [some("a", "one"), some("c", "three"), ("b".to_owned(), None)]);
+    }
+
+    #[test]
+    fn what_was_not_proven_when_the_daemon_went_is_not_handed_on() {
+        let (result, handed) = handed(vec![part(1, &[("a", 1, "one")], &[]), part(2, &[("b", 2, "two")], &[]), part(3, &[], &[])]);
+        assert_eq!(result.expect_err("the daemon went").code, "lost");
+        assert_eq!(handed, [some("a", "one")]);
+    }
+
+    #[test]
+    fn what_leads_elsewhere_is_refused() {
+        let strange = part(1, &[("../a", 1, "x"), ("b//c", 2, "x"), ("./d", 3, "x")], &[]);
+        let (result, handed) = handed(vec![strange, part(0, &[], &[]), end()]);
+        assert_eq!((result.expect("handed on").len(), handed.len()), (3, 0));
+    }
 }
