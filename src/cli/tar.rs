@@ -14,7 +14,7 @@ use super::past::Tree;
 use super::progress::Bar;
 use crate::engine::api::{StateName, VerbError};
 use crate::engine::export::parts::{ExportEntry, Refused};
-use crate::sys::{Errno, Kind};
+use crate::sys::{self, Errno, Kind};
 use crate::transfer::held::{self, Content};
 use crate::transfer::tar::Stream;
 
@@ -33,6 +33,7 @@ pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, cont
     let checkpoint = served.client.show(StateName(id.to_owned()))?;
     let view = Tree::at(&served, Some(&checkpoint))?;
     let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
+    sys::widen_pipe(io::stdout());
     let bar = Bar::count(&context.out, "exporting");
     let mut told =
         Tar { stream: Stream::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout().lock())), view, first: HashMap::new(), sockets: 0, told: 0 };
