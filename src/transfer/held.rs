@@ -190,6 +190,7 @@ mod tests {
     struct Fake(std::vec::IntoIter<Part>);
 
     type Part = (ExportPart, Vec<OwnedFd>);
+    type Handed = Vec<(String, Option<String>)>;
 
     impl Feed for Fake {
         fn next(&mut self, _done: Vec<u64>) -> VerbResult<Part> {
@@ -217,7 +218,7 @@ mod tests {
         (ExportPart { finished: true, ..part }, files)
     }
 
-    fn handed(parts: Vec<Part>) -> (Result<Vec<Refused>, VerbError>, Vec<(String, Option<String>)>) {
+    fn handed(parts: Vec<Part>) -> (Result<Vec<Refused>, VerbError>, Handed) {
         let mut handed = Vec::new();
         let result = hand_on(Fake(parts.into_iter()), |entry, content| {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
