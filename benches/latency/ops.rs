@@ -11,7 +11,9 @@ use crate::shared::stats::Samples;
 
 /// Files that each operation is done to in one round.
 const BATCH: usize = 200;
-/// Names of a file that has many.
+/// Where a file with many names is.
+const MANY: &str = "bench-names";
+/// How many.
 const NAMES: usize = 10_000;
 /// Seconds for the copy of the tree.
 const COPY_SECONDS: u64 = 600;
@@ -69,12 +71,7 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
             samples.add_us(took.max() / files as f64);
         }
     };
-    let many = Path::new("bench-names");
-    for root in [plain, &mounted] {
-        fs::create_dir(root.join(many)).expect("a directory can be made");
-        fs::write(root.join(many).join("file"), "x").expect("a file can be made");
-        link(&root.join(many), 1..NAMES);
-    }
+    [plain, &mounted].into_iter().for_each(make_many);
     for _ in 0..rounds {
         let files = rig.files(BATCH);
         let new: Vec<PathBuf> = (0..BATCH).map(|index| Path::new("bench-new").join(format!("file-{index}"))).collect();
@@ -102,12 +99,7 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
         for root in [plain, &mounted] {
             fs::remove_dir(root.join("bench-new")).expect("a directory can be removed");
         }
-        // The first change after a checkpoint records every name that is known.
-        both("first link to a file with 10,000 names after a checkpoint", 1, &mut |root| link(&root.join(many), NAMES..NAMES + 1));
-        both("link to a file with 10,000 names", BATCH, &mut |root| link(&root.join(many), NAMES + 1..NAMES + 1 + BATCH));
-        both("unlink of one of 10,000 names", BATCH + 1, &mut |root| {
-            (NAMES..NAMES + 1 + BATCH).for_each(|name| fs::remove_file(root.join(many).join(name.to_string())).expect("a name can be removed"));
-        });
+        names(&mut both);
         let old = rig.files(BATCH);
         make_checkpoint(&mut client);
         both("unlink of a file that a checkpoint holds", BATCH, &mut |root| {
@@ -120,9 +112,27 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
         });
     }
     for root in [plain, &mounted] {
-        fs::remove_dir_all(root.join(many)).expect("a directory can be removed");
+        fs::remove_dir_all(root.join(MANY)).expect("a directory can be removed");
     }
     ops
+}
+
+fn make_many(root: &Path) {
+    let dir = root.join(MANY);
+    fs::create_dir(&dir).expect("a directory can be made");
+    fs::write(dir.join("file"), "x").expect("a file can be made");
+    link(&dir, 1..NAMES);
+}
+
+/// Names come and go of a file that has 10,000.
+fn names(both: &mut dyn FnMut(&'static str, usize, &mut dyn FnMut(&Path))) {
+    let dir = |root: &Path| root.join(MANY);
+    // The first change after a checkpoint records every name that is known.
+    both("first link to a file with 10,000 names after a checkpoint", 1, &mut |root| link(&dir(root), NAMES..NAMES + 1));
+    both("link to a file with 10,000 names", BATCH, &mut |root| link(&dir(root), NAMES + 1..NAMES + 1 + BATCH));
+    both("unlink of one of 10,000 names", BATCH + 1, &mut |root| {
+        (NAMES..NAMES + 1 + BATCH).for_each(|name| fs::remove_file(dir(root).join(name.to_string())).expect("a name can be removed"));
+    });
 }
 
 /// Gives `file` further names.
