@@ -186,19 +186,29 @@ mod tests {
     use crate::store::ids::CheckpointId;
     use crate::sys::Stat;
 
-    /// Tells what it is told to.
-    struct Fake(std::vec::IntoIter<Part>);
+    /// Tells what it is told to, and that these paths of these parts are not proven.
+    struct Fake<'a> {
+        parts: std::vec::IntoIter<Part>,
+        unproven: &'a [(u64, &'a str)],
+        /// Parts that an answer was for that was given.
+        confirmed: &'a Mutex<Vec<u64>>,
+    }
 
     type Part = (ExportPart, Vec<OwnedFd>);
     type Handed = Vec<(String, Option<String>)>;
 
-    impl Feed for Fake {
-        fn next(&mut self, _done: Vec<u64>) -> VerbResult<Part> {
-            self.0.next().ok_or_else(|| VerbError { code: "lost".into(), message: String::new(), hint: None })
+    impl Feed for Fake<'_> {
+        fn next(&mut self, done: Vec<u64>) -> VerbResult<Part> {
+            let lost = || VerbError { code: "lost".into(), message: String::new(), hint: None };
+            let (mut part, files) = self.parts.next().ok_or_else(lost)?;
+            let unproven = self.unproven.iter().filter(|(number, _)| done.contains(number));
+            part.unproven = unproven.map(|(_, path)| TreePath(path.as_bytes().to_vec())).collect();
+            self.confirmed.lock().extend(done);
+            Ok((part, files))
         }
     }
 
-    fn part(number: u64, entries: &[(&str, u64, &str)], unproven: &[&str]) -> Part {
+    fn part(number: u64, entries: &[(&str, u64, &str)]) -> Part {
         let (mut told, mut files) = (Vec::new(), Vec::new());
         for (path, inode, content) in entries {
             let mut file = tempfile::tempfile().expect("a file");
@@ -207,53 +217,61 @@ mod tests {
             told.push(ExportEntry { data: ExportData::File, ..ExportEntry::new(path.as_bytes().to_vec(), &stat, *inode, None, Vec::new()) });
             files.push(OwnedFd::from(file));
         }
-        let unproven = unproven.iter().map(|path| TreePath(path.as_bytes().to_vec())).collect();
-        let (removed, refused, finished) = (Vec::new(), Vec::new(), false);
+        let (removed, refused, unproven, finished) = (Vec::new(), Vec::new(), Vec::new(), false);
         let (checkpoint, store) = (CheckpointId(1), String::new());
         (ExportPart { run: 1, checkpoint, from: None, store, part: number, removed, entries: told, refused, unproven, total: None, finished }, files)
     }
 
     fn end() -> Part {
-        let (part, files) = part(0, &[], &[]);
+        let (part, files) = part(0, &[]);
         (ExportPart { finished: true, ..part }, files)
     }
 
-    fn handed(parts: Vec<Part>) -> (Result<Vec<Refused>, VerbError>, Handed) {
+    fn handed(parts: Vec<Part>, unproven: &[(u64, &str)]) -> (Result<Vec<Refused>, VerbError>, Handed, Vec<u64>) {
+        let confirmed = Mutex::default();
         let mut handed = Vec::new();
-        let result = hand_on(Fake(parts.into_iter()), |entry, content| {
+        let result = hand_on(Fake { parts: parts.into_iter(), unproven, confirmed: &confirmed }, |entry, content| {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             let content = if let Content::Held { bytes, .. } = content { Some(text(bytes)) } else { None };
             handed.push((text(&entry.path.0), content));
             Ok(None)
         });
-        (result, handed)
+        let confirmed = confirmed.lock().clone();
+        (result, handed, confirmed)
     }
 
     fn some(path: &str, content: &str) -> (String, Option<String>) {
         (path.to_owned(), Some(content.to_owned()))
     }
 
-    /// The third answer is to the question that confirmed the first part: a part is put together while the one before is read.
     #[test]
-    fn nothing_is_handed_on_before_it_is_proven() {
-        let first = part(1, &[("a", 1, "one"), ("b", 2, "changed")], &[]);
-        let (result, handed) = handed(vec![first, part(2, &[("c", 3, "three")], &[]), part(3, &[("b", 2, "two")], &["b"]), part(0, &[], &[]), end()]);
+    fn what_is_not_proven_is_not_handed_on() {
+        let parts = vec![
+            part(1, &[("a", 1, "one"), ("b", 2, "changed")]),
+            part(2, &[("c", 3, "three")]),
+            part(3, &[("b", 2, "two")]),
+            part(0, &[]),
+            part(0, &[]),
+            end(),
+        ];
+        let (result, handed, _) = handed(parts, &[(1, "b")]);
         assert!(result.expect("handed on").is_empty());
         // The second time it is not held: it has a name that was told before.
         assert_eq!(handed, [some("a", "one"), some("c", "three"), ("b".to_owned(), None)]);
     }
 
     #[test]
-    fn what_was_not_proven_when_the_daemon_went_is_not_handed_on() {
-        let (result, handed) = handed(vec![part(1, &[("a", 1, "one")], &[]), part(2, &[("b", 2, "two")], &[]), part(3, &[], &[])]);
+    fn what_was_not_yet_proven_when_the_daemon_went_is_not_handed_on() {
+        let (result, handed, confirmed) = handed(vec![part(1, &[("a", 1, "one")]), part(2, &[("b", 2, "two")]), part(3, &[("c", 3, "three")])], &[]);
         assert_eq!(result.expect_err("the daemon went").code, "lost");
-        assert_eq!(handed, [some("a", "one")]);
+        let proven: Handed = [some("a", "one"), some("b", "two"), some("c", "three")].into_iter().take(confirmed.len()).collect();
+        assert!(handed == proven && !confirmed.contains(&3), "{handed:?} {confirmed:?}");
     }
 
     #[test]
     fn what_leads_elsewhere_is_refused() {
-        let strange = part(1, &[("../a", 1, "x"), ("b//c", 2, "x"), ("./d", 3, "x")], &[]);
-        let (result, handed) = handed(vec![strange, part(0, &[], &[]), end()]);
+        let strange = part(1, &[("../a", 1, "x"), ("b//c", 2, "x"), ("./d", 3, "x")]);
+        let (result, handed, _) = handed(vec![strange, part(0, &[]), end()], &[]);
         assert_eq!((result.expect("handed on").len(), handed.len()), (3, 0));
     }
 }
