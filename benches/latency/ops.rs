@@ -124,8 +124,11 @@ fn make_many(root: &Path) {
     link(&dir, 1..NAMES);
 }
 
+/// Measures one operation, done so often, in both places.
+type Both<'a> = dyn FnMut(&'static str, usize, &mut dyn FnMut(&Path)) + 'a;
+
 /// Names come and go of a file that has 10,000.
-fn names(both: &mut dyn FnMut(&'static str, usize, &mut dyn FnMut(&Path))) {
+fn names(both: &mut Both<'_>) {
     let dir = |root: &Path| root.join(MANY);
     // The first change after a checkpoint records every name that is known.
     both("first link to a file with 10,000 names after a checkpoint", 1, &mut |root| link(&dir(root), NAMES..NAMES + 1));
