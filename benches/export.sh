@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Export and fork beside `cp -a --reflink=always`, and an export after 60 changes beside `rsync -a`, on a tree of FILES files.
 #
+# `export -` to a file and to a pipe stands beside `tar c`.
+#
 #   export.sh [ROUNDS] [FILES]      ROUNDS: 7; FILES: 36000; FS="xfs btrfs", BIN=target/release/ckptfs, CKPTFS_BENCH_DIR=/var/tmp
 #
 # Everything is measured in turn in each round, so that what else the machine does meets all alike. Prints a table in Markdown: median (least, most) in
@@ -66,7 +68,11 @@ measure() {
         timed cp cp -a --reflink=always "$dir/plain" "$dir/cp"
         timed export "$BIN" -C "$tree" export 1 "$dir/export"
         timed fork "$BIN" -C "$tree" fork 1 "$dir/fork"
-        rm -rf "$dir/cp" "$dir/export" "$dir/fork"
+        timed tar sh -c 'tar -c -C "$1" . >"$2"' sh "$dir/plain" "$dir/tar"
+        timed stream sh -c '"$1" -C "$2" export 1 - >"$3"' sh "$BIN" "$tree" "$dir/stream"
+        timed tar-pipe sh -c 'tar -c -C "$1" . | cat' sh "$dir/plain"
+        timed stream-pipe sh -c '"$1" -C "$2" export 1 - | cat' sh "$BIN" "$tree"
+        rm -rf "$dir/cp" "$dir/export" "$dir/fork" "$dir/tar" "$dir/stream"
         sync -f "$dir"
         change "$round"
         timed checkpoint "$BIN" -C "$tree" checkpoint
@@ -79,6 +85,7 @@ measure() {
     done
     printf '| %s | %s | %s | %s | %s | %s | %s | %s |\n' "$fs" "$(cell cp)" "$(cell export)" "$(ratio export cp)" "$(cell fork)" "$(ratio fork cp)" "$(cell after60)" "$(cell rsync)" >>"$WORK/table"
     printf '| %s | %s | %s | %s | %s |\n' "$fs" "$(cell checkpoint)" "$(cell restore)" "$(cell diff)" "$(cell fork)" >>"$WORK/others"
+    printf '| %s | %s | %s | %s | %s | %s | %s |\n' "$fs" "$(cell tar)" "$(cell stream)" "$(ratio stream tar)" "$(cell tar-pipe)" "$(cell stream-pipe)" "$(ratio stream-pipe tar-pipe)" >>"$WORK/streams"
 }
 
 load=$(cut -d' ' -f1-3 /proc/loadavg)
@@ -94,3 +101,7 @@ echo
 echo '| filesystem | checkpoint | restore of 60 | diff of 60 | fork |'
 echo '|---|---|---|---|---|'
 cat "$WORK/others"
+echo
+echo '| filesystem | `tar c` to a file | `export -` | export / tar | `tar c` to a pipe | `export -` to a pipe | export / tar |'
+echo '|---|---|---|---|---|---|---|'
+cat "$WORK/streams"

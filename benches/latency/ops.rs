@@ -11,6 +11,10 @@ use crate::shared::stats::Samples;
 
 /// Files that each operation is done to in one round.
 const BATCH: usize = 200;
+/// Where a file with many names is.
+const MANY: &str = "bench-names";
+/// How many.
+const NAMES: usize = 10_000;
 /// Seconds for the copy of the tree.
 const COPY_SECONDS: u64 = 600;
 
@@ -67,6 +71,7 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
             samples.add_us(took.max() / files as f64);
         }
     };
+    [plain, &mounted].into_iter().for_each(make_many);
     for _ in 0..rounds {
         let files = rig.files(BATCH);
         let new: Vec<PathBuf> = (0..BATCH).map(|index| Path::new("bench-new").join(format!("file-{index}"))).collect();
@@ -94,6 +99,7 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
         for root in [plain, &mounted] {
             fs::remove_dir(root.join("bench-new")).expect("a directory can be removed");
         }
+        names(&mut both);
         let old = rig.files(BATCH);
         make_checkpoint(&mut client);
         both("unlink of a file that a checkpoint holds", BATCH, &mut |root| {
@@ -105,7 +111,36 @@ fn measure(rig: &mut Rig<'_>, plain: &Path, rounds: usize) -> Vec<Op> {
             }
         });
     }
+    for root in [plain, &mounted] {
+        fs::remove_dir_all(root.join(MANY)).expect("a directory can be removed");
+    }
     ops
+}
+
+fn make_many(root: &Path) {
+    let dir = root.join(MANY);
+    fs::create_dir(&dir).expect("a directory can be made");
+    fs::write(dir.join("file"), "x").expect("a file can be made");
+    link(&dir, 1..NAMES);
+}
+
+/// Measures one operation, done so often, in both places.
+type Both<'a> = dyn FnMut(&'static str, usize, &mut dyn FnMut(&Path)) + 'a;
+
+/// Names come and go of a file that has 10,000.
+fn names(both: &mut Both<'_>) {
+    let dir = |root: &Path| root.join(MANY);
+    // The first change after a checkpoint records every name that is known.
+    both("first link to a file with 10,000 names after a checkpoint", 1, &mut |root| link(&dir(root), NAMES..NAMES + 1));
+    both("link to a file with 10,000 names", BATCH, &mut |root| link(&dir(root), NAMES + 1..NAMES + 1 + BATCH));
+    both("unlink of one of 10,000 names", BATCH + 1, &mut |root| {
+        (NAMES..NAMES + 1 + BATCH).for_each(|name| fs::remove_file(dir(root).join(name.to_string())).expect("a name can be removed"));
+    });
+}
+
+/// Gives `file` further names.
+fn link(dir: &Path, names: std::ops::Range<usize>) {
+    names.for_each(|name| fs::hard_link(dir.join("file"), dir.join(name.to_string())).expect("a link can be made"));
 }
 
 fn open_to_write(path: &Path) -> File {

@@ -40,6 +40,15 @@ impl Feed for Telling {
     }
 }
 
+/// A connection that tells one export in order, where a part is copied while the next is put together.
+struct TellingAhead(Telling);
+
+impl Feed for TellingAhead {
+    fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
+        self.0.client.export(ExportAsk::Ahead { run: self.0.run, done })
+    }
+}
+
 /// An export that has begun.
 pub struct Begun {
     /// What it is of, and from what.
@@ -56,6 +65,11 @@ impl Begun {
         let Served { mut client, .. } = served;
         let (part, _) = client.export(ExportAsk::Begin { state: StateName(id.to_owned()), from })?;
         Ok(Begun { part, client })
+    }
+
+    /// What tells it in order, ahead of what is copied.
+    pub fn ahead(self) -> impl Feed {
+        TellingAhead(Telling { run: self.part.run, client: self.client })
     }
 
     /// Hands everything to a sink.

@@ -1,20 +1,22 @@
 //! `ckptfs export ID -`: a tar stream.
 //!
-//! It is read through the mount's view, for what is in a stream cannot be taken back: the daemon proves each read before it answers it.
+//! What is in a stream cannot be taken back: what the daemon tells goes there when it is proven ([`held`]), and a large file is read through the mount's
+//! view, where each read is proven before it is answered.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal};
+use std::io::{self, BufWriter, IsTerminal, Write};
 
+use super::Context;
+use super::copies::{self, Begun};
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::Served;
 use super::past::Tree;
 use super::progress::Bar;
-use super::{Context, copies};
 use crate::engine::api::{StateName, VerbError};
-use crate::sys::{self, Errno, Kind, Open};
+use crate::engine::export::parts::{ExportEntry, Refused};
+use crate::sys::{self, Errno, Kind};
+use crate::transfer::held::{self, Content};
 use crate::transfer::tar::Stream;
-use crate::transfer::walk::Walk;
 
 /// What is written at once.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -29,66 +31,71 @@ pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, cont
         return usage("a tar stream is nothing for a terminal", "ckptfs export ID - > FILE.tar, or | tar -x -C DIR --xattrs --xattrs-include='*'");
     }
     let checkpoint = served.client.show(StateName(id.to_owned()))?;
-    let (view, live) = (Tree::at(&served, Some(&checkpoint))?.into_root(), Tree::at(&served, None)?.into_root());
-    let mut walk = Walk::new(view).map_err(|cause: Errno| io_error(format!("checkpoint {}", checkpoint.id), cause))?.with_names_of(live);
-    let mut stream = Stream::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout().lock()));
+    let view = Tree::at(&served, Some(&checkpoint))?;
+    let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
+    sys::widen_pipe(io::stdout());
     let bar = Bar::count(&context.out, "exporting");
-    let mut first: HashMap<u64, Vec<u8>> = HashMap::new();
-    let (mut told, mut sockets, mut dropped) = (0, 0, Vec::new());
-    let mut refused: Vec<(Vec<u8>, Errno)> = Vec::new();
-    while let Some(next) = walk.next() {
-        let (entry, fd) = match next {
-            Ok(met) => met,
-            // Nothing of it is in the stream: the rest can be.
-            Err(unread) => {
-                refused.push((unread.path, unread.errno));
-                continue;
-            }
-        };
-        if entry.kind == Kind::Socket {
-            sockets += 1;
-            continue;
-        }
-        let path = if entry.path.0.is_empty() { b".".to_vec() } else { [b"./", entry.path.0.as_slice()].concat() };
-        let linked = if entry.is_linked() { first.get(&entry.inode).cloned() } else { None };
-        let content: Option<File> = match entry.kind {
-            Kind::File if linked.is_none() => match sys::reopen(&fd, Open::READ) {
-                Err(Errno::ENODATA) if without_dropped => {
-                    dropped.push(entry.path.clone());
-                    continue;
-                }
-                Err(errno) => {
-                    refused.push((entry.path.0, errno));
-                    continue;
-                }
-                Ok(opened) => Some(opened),
-            },
-            _ => None,
-        };
-        match stream.entry(&path, &entry, linked.as_deref(), content.as_ref()) {
-            Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => return Err(Failure::Output(cause)),
-            written => written.map_err(|cause| broken(&path, cause))?,
-        }
-        if entry.is_linked() {
-            first.entry(entry.inode).or_insert(path);
-        }
-        told += 1;
-        bar.at(told, 0);
-    }
-    stream.finish().map_err(Failure::Output)?;
+    let mut told =
+        Tar { stream: Stream::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout().lock())), view, first: HashMap::new(), sockets: 0, told: 0 };
+    let refused = held::hand_on(begun.ahead(), |entry, content| {
+        let refused = told.entry(entry, &content);
+        bar.at(told.told, 0);
+        refused
+    })?;
+    told.stream.finish().map_err(Failure::Output)?;
     bar.stop();
+    let (refused, dropped) = copies::without_dropped(refused, without_dropped);
     copies::warn_dropped(&context.out, &dropped);
-    if sockets > 0 {
-        context.out.warn(&format!("{sockets} sockets are left out: a tar stream cannot hold them"));
+    if told.sockets > 0 {
+        context.out.warn(&format!("{} sockets are left out: a tar stream cannot hold them", told.sockets));
     }
     missing(&refused, context)
 }
 
+/// A stream that is written.
+struct Tar<W: Write> {
+    stream: Stream<W>,
+    /// Where large files are read.
+    view: Tree,
+    /// Where in the stream an inode with several names is.
+    first: HashMap<u64, Vec<u8>>,
+    sockets: u64,
+    told: u64,
+}
+
+impl<W: Write> Tar<W> {
+    /// Writes one entry; gives why it cannot be.
+    fn entry(&mut self, entry: &ExportEntry, content: &Content<'_>) -> Result<Option<Errno>, Failure> {
+        if entry.kind == Kind::Socket {
+            self.sockets += 1;
+            return Ok(None);
+        }
+        let path = if entry.path.0.is_empty() { b".".to_vec() } else { [b"./", entry.path.0.as_slice()].concat() };
+        let linked = self.first.get(&entry.inode).filter(|_| entry.is_linked());
+        let large = match content {
+            Content::Large if linked.is_none() => match self.view.open_file(&entry.path) {
+                Ok(opened) => Some(opened),
+                Err(errno) => return Ok(Some(errno)),
+            },
+            _ => None,
+        };
+        match self.stream.entry(&path, entry, linked.map(Vec::as_slice), content, large.as_ref()) {
+            Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => return Err(Failure::Output(cause)),
+            written => written.map_err(|cause| broken(&path, cause))?,
+        }
+        if entry.is_linked() {
+            self.first.entry(entry.inode).or_insert(path);
+        }
+        self.told += 1;
+        Ok(None)
+    }
+}
+
 /// Names what is not in the stream; fails if there is anything.
-fn missing(refused: &[(Vec<u8>, Errno)], context: &Context) -> Outcome {
-    for (path, errno) in refused {
-        let path = if path.is_empty() { b"." } else { path.as_slice() };
-        context.out.warn(&format!("{} is not in the stream: {errno}", String::from_utf8_lossy(path)));
+fn missing(refused: &[Refused], context: &Context) -> Outcome {
+    for Refused { path, errno } in refused {
+        let path = if path.0.is_empty() { b"." } else { path.0.as_slice() };
+        context.out.warn(&format!("{} is not in the stream: {}", String::from_utf8_lossy(path), Errno(*errno)));
     }
     match refused.len() {
         0 => Ok(()),

@@ -209,13 +209,14 @@ impl Engine {
                 let run = self.exports.add(job);
                 Ok(ExportPart { from, total, ..self.no_part(run, at) })
             }
-            ExportAsk::Next { run, done } => {
+            ExportAsk::Next { run, done } | ExportAsk::Ahead { run, done } => {
                 let job = self.exports.get(*run)?;
                 if !self.timeline().has_checkpoint(job.at) {
                     self.exports.end(*run);
                     return Err(error::unknown_state(&job.at.to_string(), &self.state_names()));
                 }
-                Ok(self.next_part(*run, &job, done, files))
+                let waits = if matches!(ask, ExportAsk::Ahead { .. }) { 0 } else { WAITS_MAX };
+                Ok(self.next_part(*run, &job, done, waits, files))
             }
             ExportAsk::End { run } => {
                 let at = self.exports.get(*run)?.at;
@@ -235,6 +236,7 @@ impl Engine {
             removed: Vec::new(),
             entries: Vec::new(),
             refused: Vec::new(),
+            unproven: Vec::new(),
             total: None,
             finished: false,
         }
@@ -265,8 +267,8 @@ impl Engine {
         Ok(Job { at, from, touched, recordings, total, kept, progress: Mutex::new(progress), told: Condvar::default() })
     }
 
-    fn next_part(&self, run: u64, job: &Job, done: &[u64], files: &mut Vec<Arc<File>>) -> ExportPart {
-        let again = self.confirm(job, done);
+    fn next_part(&self, run: u64, job: &Job, done: &[u64], waits: u32, files: &mut Vec<Arc<File>>) -> ExportPart {
+        let (unproven, again) = self.confirm(job, done).into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
         let mut building = Building::default();
         let mut removed = {
             let mut progress = job.progress.lock();
@@ -277,7 +279,7 @@ impl Engine {
             let from = progress.removed.len().saturating_sub(REMOVED_MAX);
             progress.removed.split_off(from)
         };
-        for _ in 0..WAITS_MAX {
+        for waited in 0..=waits {
             while !building.is_full() {
                 let Some(work) = self.next_work(job) else { break };
                 let more = self.tell(job, work, &mut building);
@@ -288,7 +290,7 @@ impl Engine {
             // What is being told to another may be more than that takes, and what it copies may be to be told again. To answer that there is nothing yet would have us asked again and again.
             let mut progress = job.progress.lock();
             let others = progress.busy > 1 || !progress.given.is_empty();
-            if !building.part.is_empty() || !removed.is_empty() || !others {
+            if !building.part.is_empty() || !removed.is_empty() || !others || waited == waits {
                 break;
             }
             progress.busy -= 1;
@@ -311,7 +313,7 @@ impl Engine {
         files.append(&mut building.files);
         let removed = removed.into_iter().map(TreePath).collect();
         let (entries, refused) = (building.part, building.refused);
-        ExportPart { from: job.from, part, removed, entries, refused, total: job.total, finished, ..self.no_part(run, job.at) }
+        ExportPart { from: job.from, part, removed, entries, refused, unproven, total: job.total, finished, ..self.no_part(run, job.at) }
     }
 
     /// What is to be told next. When all else is, it is the names of files that may have others: the first part that has come so far looks for them.
@@ -356,8 +358,8 @@ impl Engine {
         linked.iter().map(|name| Work::one(name.path.clone(), name.child, Arc::clone(&name.trail), how(name.child.slot))).collect()
     }
 
-    /// Parts were copied: gives what of them was changed meanwhile.
-    fn confirm(&self, job: &Job, done: &[u64]) -> Vec<Work> {
+    /// Parts were copied: gives what of them was changed meanwhile, each with its path.
+    fn confirm(&self, job: &Job, done: &[u64]) -> Vec<(TreePath, Work)> {
         let given: Vec<Given> = {
             let mut progress = job.progress.lock();
             done.iter().filter_map(|part| progress.given.remove(part)).flatten().collect()
@@ -365,7 +367,8 @@ impl Engine {
         // Asked before the files are: who changes one afterwards has copied nothing of it.
         let quiet = self.timeline().recordings() == job.recordings;
         let changed = given.into_iter().filter(|given| !self.is_proven(job, given, quiet).unwrap_or(false));
-        changed.map(|Given { path, child, trail, .. }| Work::One { path, child, trail, how: How::Whole, again: true }).collect()
+        let again = |Given { path, child, trail, .. }| (TreePath(path.clone()), Work::One { path, child, trail, how: How::Whole, again: true });
+        changed.map(again).collect()
     }
 
     /// What was read from the live tree was still of the past when it was.
@@ -461,9 +464,10 @@ impl Engine {
         if self.is_untouched(job, dir.slot) && !job.touched.names.contains_key(&dir.slot) {
             let ctime = self.live.dir(dir).and_then(|fd| sys::stat_fd(&fd)).map(|stat| stat.ctime);
             if ctime.is_ok_and(|ctime| !self.looks_changed(job, ctime))
-                && let Ok(names) = self.live.list(dir)
+                && let Ok(mut names) = self.live.list(dir)
                 && self.timeline().recordings() == job.recordings
             {
+                names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
                 return Ok(Known { names, ..Known::default() });
             }
         }

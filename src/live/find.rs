@@ -79,6 +79,12 @@ impl Live {
         self.places_known(at).0
     }
 
+    /// The first of [`Live::places`], at the same cost however many there are.
+    pub(super) fn likeliest_place(&self, slot: Slot) -> Option<Place> {
+        let first = self.nodes.lock().get(slot).and_then(|node| node.links().next().cloned());
+        first.or_else(|| self.places(slot.into()).into_iter().next())
+    }
+
     /// As [`Live::places`], and why there may be more, if history could not be asked.
     fn places_known(&self, at: At<'_>) -> (Vec<Place>, Option<Errno>) {
         let mut places: Vec<Place> = self.nodes.lock().get(at.slot).map(|node| node.links().cloned().collect()).unwrap_or_default();

@@ -351,7 +351,7 @@ impl Live {
     pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
         let (mut at, mut passed) = (dir, HashSet::new());
         while at != Slot::ROOT && at != Slot::STAGING && self.timeline.is_born(at) && passed.insert(at) {
-            let Some(place) = self.places(at.into()).into_iter().next() else { return };
+            let Some(place) = self.likeliest_place(at) else { return };
             let up = place.parent;
             self.keep_place(at, place, places);
             at = up;

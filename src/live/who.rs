@@ -117,7 +117,7 @@ impl Live {
     pub fn path_of(&self, slot: Slot) -> Option<Vec<u8>> {
         let (mut names, mut at) = (Vec::new(), slot);
         while at != Slot::ROOT {
-            let place = self.places(at.into()).into_iter().next().filter(|_| names.len() < PATH_NAMES_MAX)?;
+            let place = self.likeliest_place(at).filter(|_| names.len() < PATH_NAMES_MAX)?;
             names.push(place.name);
             at = place.parent;
         }

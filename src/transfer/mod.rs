@@ -9,6 +9,7 @@
 //! **Locking.** Several threads work on one destination. All locks are leaves.
 
 pub mod check;
+pub mod held;
 pub mod import;
 pub mod inode;
 pub mod mark;

@@ -10,8 +10,9 @@
 use std::fs::File;
 use std::io::{self, Write};
 
+use super::held::Content;
 use crate::engine::export::parts::ExportEntry;
-use crate::sys::{self, Errno, Kind};
+use crate::sys::{self, Errno, Kind, SysResult};
 
 const BLOCK: usize = 512;
 /// Largest number of 7 and of 11 octal digits.
@@ -30,7 +31,7 @@ pub struct Stream<W: Write> {
 }
 
 /// The bytes of an entry that are no hole: offset and length of each piece.
-type Pieces = Vec<(u64, u64)>;
+pub type Pieces = Vec<(u64, u64)>;
 
 impl<W: Write> Stream<W> {
     /// Begins a stream.
@@ -38,16 +39,17 @@ impl<W: Write> Stream<W> {
         Stream { to, written: 0 }
     }
 
-    /// One entry; `path` as it is to be in the stream. `first`: the same inode was written before, under that path. A file's content is `from`.
+    /// One entry; `path` as it is to be in the stream. `first`: the same inode was written before, under that path. `large`: the content that is not held.
     ///
     /// # Errors
     /// Those of writing; of reading: the stream is broken then.
-    pub fn entry(&mut self, path: &[u8], entry: &ExportEntry, first: Option<&[u8]>, from: Option<&File>) -> io::Result<()> {
+    pub fn entry(&mut self, path: &[u8], entry: &ExportEntry, first: Option<&[u8]>, content: &Content<'_>, large: Option<&File>) -> io::Result<()> {
         let target = first.or(entry.target.as_ref().map(|target| target.0.as_slice()));
         let file = entry.kind == Kind::File && first.is_none();
-        let pieces = match from {
-            Some(from) if file => pieces(from, entry.size)?,
-            _ => None,
+        let found = large.filter(|_| file).map(|from| pieces(from, entry.size)).transpose()?.flatten();
+        let pieces = match content {
+            Content::Held { pieces, .. } if file => *pieces,
+            _ => found.as_ref(),
         };
         let mut records = Vec::new();
         let mtime = entry.mtime();
@@ -60,8 +62,8 @@ impl<W: Write> Stream<W> {
                 record(&mut records, &[b"SCHILY.xattr.", name.0.as_slice()].concat(), &value.0);
             }
         }
-        let map = pieces.as_ref().map(map_of);
-        let size = match (&map, &pieces) {
+        let map = pieces.map(map_of);
+        let size = match (&map, pieces) {
             (Some(map), Some(pieces)) => map.len() as u64 + pieces.iter().map(|(_, length)| length).sum::<u64>(),
             _ if file => entry.size,
             _ => 0,
@@ -92,14 +94,20 @@ impl<W: Write> Stream<W> {
         }
         self.pax(&records)?;
         self.header(&name, entry, kind_of(entry.kind, first.is_some())?, size, target.unwrap_or_default())?;
-        if let (true, Some(from)) = (file, from) {
-            self.write(&map.unwrap_or_default())?;
-            for (offset, length) in pieces.unwrap_or_else(|| vec![(0, entry.size)]) {
-                self.copy(from, offset, length)?;
-            }
-            self.pad()?;
+        if !file {
+            return Ok(());
         }
-        Ok(())
+        self.write(&map.unwrap_or_default())?;
+        match (content, large) {
+            (Content::Held { bytes, .. }, _) => self.write(bytes)?,
+            (_, Some(from)) => {
+                for (offset, length) in pieces.map_or(&[(0, entry.size)][..], Vec::as_slice) {
+                    self.copy(from, *offset, *length)?;
+                }
+            }
+            _ => {}
+        }
+        self.pad()
     }
 
     /// Ends the stream, and gives what it was written to.
@@ -239,8 +247,15 @@ fn decimal(time: sys::Time) -> String {
 }
 
 /// The pieces of a file with holes that are worth it; `None`: it has none.
-fn pieces(file: &File, size: u64) -> io::Result<Option<Pieces>> {
+///
+/// # Errors
+/// Those of lseek(2).
+pub fn pieces(file: &File, size: u64) -> SysResult<Option<Pieces>> {
     let (mut pieces, mut at) = (Vec::new(), 0);
+    // Most have none, which one question tells.
+    if size == 0 || sys::seek_hole(file, 0).is_ok_and(|hole| hole >= size) {
+        return Ok(None);
+    }
     while at < size {
         let start = match sys::seek_data(file, at) {
             Ok(start) => start.min(size),

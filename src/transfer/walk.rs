@@ -29,8 +29,6 @@ pub struct Walk {
     /// The directory that was told last.
     enter: Option<Vec<u8>>,
     begun: bool,
-    /// Where names are looked for of a directory that cannot be listed.
-    other: Option<OwnedFd>,
 }
 
 impl Walk {
@@ -40,12 +38,7 @@ impl Walk {
     /// Those of stat(2).
     pub fn new(root: OwnedFd) -> SysResult<Walk> {
         let device = sys::stat_fd(&root)?.dev;
-        Ok(Walk { root, device, open: Vec::new(), dir: Parent::default(), enter: None, begun: false, other: None })
-    }
-
-    /// Has a directory that cannot be listed be told (as an error) and gone through all the same, by the names that it has below another root.
-    pub fn with_names_of(self, other: OwnedFd) -> Walk {
-        Walk { other: Some(other), ..self }
+        Ok(Walk { root, device, open: Vec::new(), dir: Parent::default(), enter: None, begun: false })
     }
 
     /// The next inode, and a descriptor that names it (`O_PATH`). What vanishes meanwhile is left out.
@@ -64,7 +57,6 @@ impl Walk {
             if let Some(path) = self.enter.take()
                 && let Err(errno) = self.list(&path)
             {
-                self.list_as_other(&path);
                 return Some(Err(Unread { path, errno }));
             }
             let (above, names) = self.open.last_mut()?;
@@ -81,7 +73,7 @@ impl Walk {
             };
             let met = read(path.clone(), &fd);
             let is_dir = sys::stat_fd(&fd).is_ok_and(|stat| stat.kind == Kind::Dir && stat.dev == self.device);
-            if is_dir && (met.is_ok() || self.other.is_some()) {
+            if is_dir && met.is_ok() {
                 self.enter = Some(path.clone());
             }
             return match met {
@@ -98,20 +90,6 @@ impl Walk {
         self.open.push((path.to_vec(), names.into_iter()));
         Ok(())
     }
-
-    /// Goes on with the names that a directory has elsewhere; which of them are here is seen when they are looked for.
-    fn list_as_other(&mut self, path: &[u8]) {
-        let Some(other) = &self.other else { return };
-        let names = open_below(other, path, OpenKind::Dir).and_then(|dir| sys::list_dir(&dir)).unwrap_or_default();
-        let mut names: Vec<Vec<u8>> = names.into_iter().map(|entry| entry.name).filter(|name| !path.is_empty() || !is_ours(name)).collect();
-        names.sort();
-        self.open.push((path.to_vec(), names.into_iter()));
-    }
-}
-
-/// What a mount has in its root besides the tree.
-fn is_ours(name: &[u8]) -> bool {
-    matches!(name, b".ckptfs" | b".snapshots")
 }
 
 fn read(path: Vec<u8>, fd: &OwnedFd) -> SysResult<ExportEntry> {

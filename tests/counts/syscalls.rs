@@ -17,6 +17,8 @@ use crate::tree;
 
 /// Operations of a kind: enough that what happens once a second does not show.
 const OPERATIONS: usize = 400;
+/// Names of a file that has many.
+const MANY_NAMES: usize = 5000;
 /// Checkpoints that are made.
 const CHECKPOINTS: usize = 40;
 /// Calls per operation beyond the baseline that are no finding: what the threads do besides. Whoever makes an operation dearer adds a whole call.
@@ -195,7 +197,21 @@ fn operations(session: &mut Session) -> Result<(), String> {
     tree::touch(&others);
     // What was captured is cloned then: dirty pages of a small file would be copied.
     session.rig.sync();
-    session.count("restore of a changed file", OPERATIONS, |rig| rig.restore(id))
+    session.count("restore of a changed file", OPERATIONS, |rig| rig.restore(id))?;
+    many_names(session, &root.join("names"))
+}
+
+/// A name more or fewer costs the same however many names a file has.
+fn many_names(session: &mut Session, dir: &Path) -> Result<(), String> {
+    fs::create_dir(dir).expect("a directory");
+    fs::write(dir.join("file"), "x").expect("a file");
+    tree::link(&dir.join("file"), 1..10);
+    session.count("link to a file with 10 names", OPERATIONS, |_| tree::link(&dir.join("file"), 10..10 + OPERATIONS))?;
+    session.count("unlink of one of 400 names", OPERATIONS / 2, |_| tree::unlink_names(dir, 10..10 + OPERATIONS / 2))?;
+    tree::link(&dir.join("file"), 1000..1000 + MANY_NAMES);
+    session.count("link to a file with 5,000 names", OPERATIONS, |_| tree::link(&dir.join("file"), 10_000..10_000 + OPERATIONS))?;
+    session.count("unlink of one of 5,000 names", OPERATIONS, |_| tree::unlink_names(dir, 10_000..10_000 + OPERATIONS))?;
+    session.count("stat, open, close of one of 5,000 names", OPERATIONS, |_| tree::open_names(dir, 1000..1000 + OPERATIONS))
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -124,4 +125,22 @@ pub fn name_walk(root: &Path) -> usize {
         }
     }
     found
+}
+
+/// Gives a file further names, in its directory.
+pub fn link(file: &Path, names: Range<usize>) {
+    names.for_each(|name| fs::hard_link(file, file.with_file_name(name.to_string())).expect("a link"));
+}
+
+/// Takes such names away.
+pub fn unlink_names(dir: &Path, names: Range<usize>) {
+    names.for_each(|name| fs::remove_file(dir.join(name.to_string())).expect("the name is there"));
+}
+
+/// Asks for the attributes of such names, and opens them.
+pub fn open_names(dir: &Path, names: Range<usize>) {
+    names.for_each(|name| {
+        let path = dir.join(name.to_string());
+        fs::symlink_metadata(&path).and_then(|_| File::open(&path)).expect("the name is there");
+    });
 }

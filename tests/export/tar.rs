@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use super::support::{assert_same, copies, copy_at, history};
+use super::support::{assert_same, copies, copy_at, history, live};
 use crate::common::command::{sh, succeeds};
 use crate::common::{MountOpts, Variant, for_each_variant, sample_tree, tool};
 
@@ -31,3 +31,41 @@ fn a_stream_is_the_tree(v: Variant) {
 }
 
 for_each_variant! { one => a_stream_is_the_tree }
+
+/// A stream that is read slowly is held up wherever the pipe is full, and everything is changed meanwhile.
+fn writers_do_not_reach_a_stream(v: Variant) {
+    let rig = v.start_with(MountOpts::new(v.io), |dir| {
+        sample_tree(dir);
+        // More than a pipe and the command hold: what is told before and after the change.
+        sh(
+            dir,
+            "mkdir many; for i in $(seq 900); do head -c 9000 /dev/zero | tr '\\0' a > many/$i; done; ln many/1 many/linked; ln many/900 many/early",
+        );
+        sh(dir, "head -c 20000000 /dev/zero | tr '\\0' b > large");
+    });
+    let mut expected = live(&rig);
+    expected.remove(Path::new("socket"));
+    let (id, dir) = (rig.mount.checkpoint().to_string(), copies(&rig));
+    let writers = "while [ -e go ]; do for f in many/[0-9]*; do echo changed > $f; done; for f in many/1*; do mv $f $f.x; done; rm -f many/*.x; \
+        for i in $(seq 100 199); do echo $i > many/$i; done; chmod 600 many/2*; ln -f binary many/b; echo more >> large; rm -rf deep; done";
+    std::fs::write(rig.path().join("go"), "").expect("go");
+    let mut child = tool("bash", &["-c", writers]).current_dir(rig.path()).spawn().expect("spawn");
+    let told = [0, 1, 2].map(|round| {
+        let to = dir.join(round.to_string());
+        std::fs::create_dir(&to).expect("mkdir");
+        let mut export = rig.mount.command(&["export", &id, "-"]);
+        let mut export = export.stdout(std::process::Stdio::piped()).spawn().expect("runs");
+        let mut slow =
+            tool("bash", &["-c", "(head -c 3000000; sleep 0.3; cat) | tar --xattrs --xattrs-include='*' --same-owner --numeric-owner -xpf -"]);
+        let slow = slow.current_dir(&to).stdin(export.stdout.take().expect("a pipe")).status().expect("runs");
+        export.wait().expect("ends").success() && slow.success()
+    });
+    std::fs::remove_file(rig.path().join("go")).expect("stop");
+    child.wait().expect("the writers end");
+    assert_eq!(told, [true; 3]);
+    for round in 0..3 {
+        assert_same(&copy_at(&dir.join(round.to_string())), &expected);
+    }
+}
+
+for_each_variant! { one => writers_do_not_reach_a_stream }

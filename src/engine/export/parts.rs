@@ -25,6 +25,13 @@ pub enum ExportAsk {
         /// Parts whose files were copied: now it is proven that they were still what they were at the checkpoint, or they are given again.
         done: Vec<u64>,
     },
+    /// As [`ExportAsk::Next`], while the part before is still being copied: where there is nothing to tell yet, that is answered at once.
+    Ahead {
+        /// The export.
+        run: u64,
+        /// As of [`ExportAsk::Next`].
+        done: Vec<u64>,
+    },
     /// It is given up.
     End {
         /// Which.
@@ -55,6 +62,9 @@ pub struct ExportPart {
     /// What the checkpoint cannot show.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<Refused>,
+    /// Paths of the parts that were confirmed which were changed while they were copied: they are told again, in this part or a later one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unproven: Vec<TreePath>,
     /// Entries in all parts, where that is known in advance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,

@@ -113,3 +113,10 @@ pub fn finish_writeback(file: impl AsFd) -> SysResult<()> {
     // SAFETY: the descriptor is borrowed through the call, and the other arguments are integers.
     check_retry(|| unsafe { libc::sync_file_range(fd, 0, 0, all) }).map(|_| ())
 }
+
+/// Has a pipe take more at a time, so that who writes and who reads wake each other more rarely; what is no pipe, or may not, stays as it is.
+pub fn widen_pipe(pipe: impl AsFd) {
+    const BYTES: libc::c_int = 1 << 20;
+    // SAFETY: fcntl(2) with F_SETPIPE_SZ takes integers only, and the descriptor is open through the call.
+    let _ = unsafe { libc::fcntl(pipe.as_fd().as_raw_fd(), libc::F_SETPIPE_SZ, BYTES) };
+}

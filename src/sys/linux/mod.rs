@@ -21,7 +21,7 @@ mod xattr;
 pub use asker::{act_for, give_up_set_id, may_administer};
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use clone::{can_share, clone_file, clone_to, dedupe_range};
-pub use data::{copy_file_range, drop_cached, fallocate, finish_writeback, read_unlocked_at, start_writeback, syncfs, write_in_place};
+pub use data::{copy_file_range, drop_cached, fallocate, finish_writeback, read_unlocked_at, start_writeback, syncfs, widen_pipe, write_in_place};
 pub use dir::{list_dir, list_new_dir, read_dir};
 pub use handover::{
     SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,

@@ -1,0 +1,277 @@
+//! What an export tells, handed on only when it is proven: for a stream, where nothing can be taken back.
+//!
+//! The content of small files is read to memory and held until the daemon has said that the part it came with was what it should be. Meanwhile the part
+//! after it is read, and the daemon puts the one after that together. What is larger is not read: whoever gets it reads it through a view, which proves
+//! each read.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use super::tar::{Pieces, pieces};
+use super::{Feed, regular};
+use crate::engine::api::{TreePath, VerbError, VerbResult};
+use crate::engine::export::parts::{ExportData, ExportEntry, ExportPart, Refused};
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno, SysResult};
+
+/// A larger file is not held.
+const FILE_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of one part that are held; there are two parts at a time.
+const PART_BYTES_MAX: usize = 16 << 20;
+
+/// What is in a file.
+#[derive(Debug)]
+pub enum Content<'a> {
+    /// It is no file.
+    None,
+    /// All of it but the holes.
+    Held {
+        /// The bytes of the pieces, one after the other.
+        bytes: &'a [u8],
+        /// Where they are; `None`: there are no holes.
+        pieces: Option<&'a Pieces>,
+    },
+    /// It was not read: it is large, or has a name that was told before.
+    Large,
+}
+
+/// A part whose files were read.
+struct Held {
+    number: u64,
+    entries: Vec<(ExportEntry, Read)>,
+    bytes: Vec<u8>,
+}
+
+/// What was read of one entry.
+enum Read {
+    None,
+    Held(Range<usize>, Option<Pieces>),
+    Large,
+}
+
+/// What the daemon answered, and the parts that it was asked to prove.
+type Told = VerbResult<(Vec<u64>, ExportPart, Vec<OwnedFd>)>;
+
+/// Hands on every entry that a feed tells, in its order, each when it is proven. Says what could not be.
+///
+/// # Errors
+/// Those of the feed, and those of `each`: then it ends.
+pub fn hand_on<E: From<VerbError>>(
+    feed: impl Feed,
+    mut each: impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
+) -> Result<Vec<Refused>, E> {
+    let read = Mutex::default();
+    std::thread::scope(|scope| {
+        let (send, told) = sync_channel(0);
+        let asks = std::thread::Builder::new().spawn_scoped(scope, || ask(feed, &read, send));
+        asks.map_err(|cause| VerbError { code: "io".into(), message: format!("a thread: {cause}"), hint: None })?;
+        let (mut held, mut spare, mut reader) = (Vec::<Held>::new(), Vec::new(), Reader::default());
+        for told in told {
+            let (proven, part, files) = told?;
+            for part_held in held.extract_if(.., |held| proven.contains(&held.number)) {
+                spare = hand_on_part(part_held, &part.unproven, &mut reader.refused, &mut each)?;
+            }
+            let finished = part.finished;
+            let part = reader.part(part, files, std::mem::take(&mut spare));
+            if part.number > 0 {
+                read.lock().push(part.number);
+                held.push(part);
+            }
+            if finished {
+                break;
+            }
+        }
+        let mut refused = reader.refused;
+        refused.sort_by(|a, b| a.path.cmp(&b.path));
+        refused.dedup_by(|a, b| a.path == b.path);
+        Ok(refused)
+    })
+}
+
+/// Asks for one part after the other, each as soon as the one before was taken.
+fn ask(mut feed: impl Feed, read: &Mutex<Vec<u64>>, told: SyncSender<Told>) {
+    loop {
+        let proven = std::mem::take(&mut *read.lock());
+        let answer = feed.next(proven.clone()).map(|(part, files)| (proven, part, files));
+        let last = answer.as_ref().map_or(true, |(_, part, _)| part.finished);
+        if told.send(answer).is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Reads what is told.
+#[derive(Default)]
+struct Reader {
+    refused: Vec<Refused>,
+    /// Inodes with several names that were read at one of them.
+    linked: HashSet<u64>,
+}
+
+impl Reader {
+    /// The files of a part; `bytes`: memory for them.
+    fn part(&mut self, part: ExportPart, files: Vec<OwnedFd>, bytes: Vec<u8>) -> Held {
+        let mut held = Held { number: part.part, entries: Vec::with_capacity(part.entries.len()), bytes };
+        held.bytes.clear();
+        self.refused.extend(part.refused);
+        let mut files = files.into_iter().map(File::from);
+        for entry in part.entries {
+            let read = match entry.data {
+                // The kernel drops descriptors for which this process has no room.
+                ExportData::File => files.next().ok_or(Errno::EMFILE).and_then(|file| self.file(&entry, &file, &mut held.bytes)),
+                ExportData::None => Ok(Read::None),
+                ExportData::Kept | ExportData::Link(_) => Err(Errno::EIO),
+            };
+            match read {
+                Ok(read) if is_below(&entry.path) => held.entries.push((entry, read)),
+                read => self.refused.push(Refused { path: entry.path, errno: read.err().unwrap_or(Errno::EINVAL).0 }),
+            }
+        }
+        held
+    }
+
+    fn file(&mut self, entry: &ExportEntry, file: &File, bytes: &mut Vec<u8>) -> SysResult<Read> {
+        let length = usize::try_from(entry.size).unwrap_or(usize::MAX);
+        // At its further names it will be a link to the first, or is read there if that was not proven.
+        let again = entry.is_linked() && !self.linked.insert(entry.inode);
+        if again || entry.size > FILE_BYTES_MAX || bytes.len().saturating_add(length) > PART_BYTES_MAX {
+            return Ok(Read::Large);
+        }
+        regular(file)?;
+        let pieces = pieces(file, entry.size)?;
+        let from = bytes.len();
+        for (offset, length) in pieces.as_deref().unwrap_or(&[(0, entry.size)]) {
+            let at = bytes.len();
+            bytes.resize(at + usize::try_from(*length).unwrap_or(0), 0);
+            // One that is shorter now was changed, and that is found when it is to be proven.
+            sys::read_full_at(file, bytes.get_mut(at..).unwrap_or_default(), *offset)?;
+        }
+        Ok(Read::Held(from..bytes.len(), pieces))
+    }
+}
+
+/// Hands on what is proven of a part, and gives its memory back.
+fn hand_on_part<E>(
+    held: Held,
+    unproven: &[TreePath],
+    refused: &mut Vec<Refused>,
+    each: &mut impl FnMut(&ExportEntry, Content<'_>) -> Result<Option<Errno>, E>,
+) -> Result<Vec<u8>, E> {
+    for (entry, read) in held.entries.iter().filter(|(entry, _)| !unproven.contains(&entry.path)) {
+        let content = match read {
+            Read::None => Content::None,
+            Read::Held(range, pieces) => Content::Held { bytes: held.bytes.get(range.clone()).unwrap_or_default(), pieces: pieces.as_ref() },
+            Read::Large => Content::Large,
+        };
+        if let Some(errno) = each(entry, content)? {
+            refused.push(Refused { path: entry.path.clone(), errno: errno.0 });
+        }
+    }
+    Ok(held.bytes)
+}
+
+/// A path that leads nowhere but below the root.
+fn is_below(path: &TreePath) -> bool {
+    path.0.is_empty() || path.0.split(|byte| *byte == b'/').all(|name| !matches!(name, b"" | b"." | b".."))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::store::ids::CheckpointId;
+    use crate::sys::Stat;
+
+    /// Tells what it is told to, and that these paths of these parts are not proven.
+    struct Fake<'a> {
+        parts: std::vec::IntoIter<Part>,
+        unproven: &'a [(u64, &'a str)],
+        /// Parts that an answer was for that was given.
+        confirmed: &'a Mutex<Vec<u64>>,
+    }
+
+    type Part = (ExportPart, Vec<OwnedFd>);
+    type Handed = Vec<(String, Option<String>)>;
+
+    impl Feed for Fake<'_> {
+        fn next(&mut self, done: Vec<u64>) -> VerbResult<Part> {
+            let lost = || VerbError { code: "lost".into(), message: String::new(), hint: None };
+            let (mut part, files) = self.parts.next().ok_or_else(lost)?;
+            let unproven = self.unproven.iter().filter(|(number, _)| done.contains(number));
+            part.unproven = unproven.map(|(_, path)| TreePath(path.as_bytes().to_vec())).collect();
+            self.confirmed.lock().extend(done);
+            Ok((part, files))
+        }
+    }
+
+    fn part(number: u64, entries: &[(&str, u64, &str)]) -> Part {
+        let (mut told, mut files) = (Vec::new(), Vec::new());
+        for (path, inode, content) in entries {
+            let mut file = tempfile::tempfile().expect("a file");
+            file.write_all(content.as_bytes()).expect("written");
+            let stat = Stat { nlink: 2, ..sys::stat_fd(&file).expect("stat") };
+            told.push(ExportEntry { data: ExportData::File, ..ExportEntry::new(path.as_bytes().to_vec(), &stat, *inode, None, Vec::new()) });
+            files.push(OwnedFd::from(file));
+        }
+        let (removed, refused, unproven, finished) = (Vec::new(), Vec::new(), Vec::new(), false);
+        let (checkpoint, store) = (CheckpointId(1), String::new());
+        (ExportPart { run: 1, checkpoint, from: None, store, part: number, removed, entries: told, refused, unproven, total: None, finished }, files)
+    }
+
+    fn end() -> Part {
+        let (part, files) = part(0, &[]);
+        (ExportPart { finished: true, ..part }, files)
+    }
+
+    fn handed(parts: Vec<Part>, unproven: &[(u64, &str)]) -> (Result<Vec<Refused>, VerbError>, Handed, Vec<u64>) {
+        let confirmed = Mutex::default();
+        let mut handed = Vec::new();
+        let result = hand_on(Fake { parts: parts.into_iter(), unproven, confirmed: &confirmed }, |entry, content| {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let content = if let Content::Held { bytes, .. } = content { Some(text(bytes)) } else { None };
+            handed.push((text(&entry.path.0), content));
+            Ok(None)
+        });
+        let confirmed = confirmed.lock().clone();
+        (result, handed, confirmed)
+    }
+
+    fn some(path: &str, content: &str) -> (String, Option<String>) {
+        (path.to_owned(), Some(content.to_owned()))
+    }
+
+    #[test]
+    fn what_is_not_proven_is_not_handed_on() {
+        let parts = vec![
+            part(1, &[("a", 1, "one"), ("b", 2, "changed")]),
+            part(2, &[("c", 3, "three")]),
+            part(3, &[("b", 2, "two")]),
+            part(0, &[]),
+            part(0, &[]),
+            end(),
+        ];
+        let (result, handed, _) = handed(parts, &[(1, "b")]);
+        assert!(result.expect("handed on").is_empty());
+        // The second time it is not held: it has a name that was told before.
+        assert_eq!(handed, [some("a", "one"), some("c", "three"), ("b".to_owned(), None)]);
+    }
+
+    #[test]
+    fn what_was_not_yet_proven_when_the_daemon_went_is_not_handed_on() {
+        let (result, handed, confirmed) = handed(vec![part(1, &[("a", 1, "one")]), part(2, &[("b", 2, "two")]), part(3, &[("c", 3, "three")])], &[]);
+        assert_eq!(result.expect_err("the daemon went").code, "lost");
+        let proven: Handed = [some("a", "one"), some("b", "two"), some("c", "three")].into_iter().take(confirmed.len()).collect();
+        assert!(handed == proven && !confirmed.contains(&3), "{handed:?} {confirmed:?}");
+    }
+
+    #[test]
+    fn what_leads_elsewhere_is_refused() {
+        let strange = part(1, &[("../a", 1, "x"), ("b//c", 2, "x"), ("./d", 3, "x")]);
+        let (result, handed, _) = handed(vec![strange, part(0, &[]), end()], &[]);
+        assert_eq!((result.expect("handed on").len(), handed.len()), (3, 0));
+    }
+}
