@@ -80,8 +80,9 @@ pub use os::{
     list_new_dir, listxattr, may_administer, message_pair, mknod_at, mount_bind, mount_of, mount_overlay, mount_scratch, mounts, mounts_of_all,
     open_beneath, open_path_at, own_memory, own_thread, peer_cred, private_mounts, process_facts, process_name, process_session, process_starttime,
     read_dir, read_unlocked_at, receive_message, release_memory, remove_file_xattr, removexattr, reopen, replace_descriptor, runs_of_thread,
-    same_ranges, send_message, set_file_xattr, set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr, shares_extents, start_writeback, stat_at, stat_fd, statfs_fd, syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread, watched, widen_pipe, wrap_number,
-    write_in_place,
+    same_ranges, send_message, set_file_xattr, set_thread_idle, set_thread_io_idle, set_thread_normal, setxattr, shares_extents, start_writeback,
+    stat_at, stat_fd, statfs_fd, syncfs, touch_at, truncate_unshared, unmount, utimens_fd, wait_readable, waits_of_thread, watched, widen_pipe,
+    wrap_number, write_in_place,
 };
 pub use pass::{FILES_AT_ONCE, is_peer_gone, peek, receive_files, send_files};
 pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at, rmdir_at, symlink_at, unlink_at};
