@@ -3,7 +3,7 @@
 //! What is in a stream cannot be taken back: what the daemon tells goes there when it is proven ([`held`]), and a large file is read through the mount's
 //! view, where each read is proven before it is answered.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufWriter, IsTerminal, Write};
 
 use super::Context;
@@ -35,19 +35,19 @@ pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, cont
     let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
     sys::widen_pipe(io::stdout());
     let bar = Bar::count(&context.out, "exporting");
-    let mut told =
-        Tar { stream: Stream::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout().lock())), view, first: HashMap::new(), sockets: 0, told: 0 };
+    let mut told = Tar::new(io::stdout().lock(), view);
     let refused = held::hand_on(begun.ahead(), |entry, content| {
         let refused = told.entry(entry, &content);
         bar.at(told.told, 0);
         refused
     })?;
-    told.stream.finish().map_err(Failure::Output)?;
+    let sockets = told.sockets;
+    told.finish()?;
     bar.stop();
     let (refused, dropped) = copies::without_dropped(refused, without_dropped);
     copies::warn_dropped(&context.out, &dropped);
-    if told.sockets > 0 {
-        context.out.warn(&format!("{} sockets are left out: a tar stream cannot hold them", told.sockets));
+    if sockets > 0 {
+        context.out.warn(&format!("{sockets} sockets are left out: a tar stream cannot hold them"));
     }
     missing(&refused, context)
 }
@@ -61,16 +61,57 @@ struct Tar<W: Write> {
     first: HashMap<u64, Vec<u8>>,
     sockets: u64,
     told: u64,
+    dirs: Dirs,
+}
+
+/// Directories, by path. Whoever reads the stream gives one its times when it is left; what was not proven the first time comes later, and makes them others.
+#[derive(Default)]
+struct Dirs {
+    told: HashMap<Vec<u8>, ExportEntry>,
+    /// Those that were not left, each in the one before.
+    open: Vec<Vec<u8>>,
+    /// Those that something came into after they were left.
+    entered_again: BTreeSet<Vec<u8>>,
+}
+
+impl Dirs {
+    fn note(&mut self, entry: &ExportEntry) {
+        let path = &entry.path.0;
+        let parent = path.iter().rposition(|byte| *byte == b'/').and_then(|at| path.get(..at)).unwrap_or_default();
+        while self.open.pop_if(|dir| !path.strip_prefix(dir.as_slice()).is_some_and(|rest| rest.first() == Some(&b'/'))).is_some() {}
+        if !parent.is_empty() && self.open.last().is_none_or(|dir| dir != parent) {
+            self.entered_again.insert(parent.to_vec());
+        }
+        if entry.kind == Kind::Dir {
+            self.told.insert(path.clone(), entry.clone());
+            self.open.push(path.clone());
+        }
+    }
+}
+
+impl<W: Write> Tar<BufWriter<W>> {
+    fn new(to: W, view: Tree) -> Tar<BufWriter<W>> {
+        let stream = Stream::new(BufWriter::with_capacity(BUFFER_BYTES, to));
+        Tar { stream, view, first: HashMap::new(), sockets: 0, told: 0, dirs: Dirs::default() }
+    }
 }
 
 impl<W: Write> Tar<W> {
+    /// Ends the stream.
+    fn finish(mut self) -> Outcome {
+        for dir in self.dirs.entered_again.iter().filter_map(|path| self.dirs.told.get(path)) {
+            self.stream.entry(&in_stream(&dir.path.0), dir, None, &Content::None, None).map_err(Failure::Output)?;
+        }
+        self.stream.finish().map(drop).map_err(Failure::Output)
+    }
+
     /// Writes one entry; gives why it cannot be.
     fn entry(&mut self, entry: &ExportEntry, content: &Content<'_>) -> Result<Option<Errno>, Failure> {
         if entry.kind == Kind::Socket {
             self.sockets += 1;
             return Ok(None);
         }
-        let path = if entry.path.0.is_empty() { b".".to_vec() } else { [b"./", entry.path.0.as_slice()].concat() };
+        let path = in_stream(&entry.path.0);
         let linked = self.first.get(&entry.inode).filter(|_| entry.is_linked());
         let large = match content {
             Content::Large if linked.is_none() => match self.view.open_file(&entry.path) {
@@ -83,12 +124,18 @@ impl<W: Write> Tar<W> {
             Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => return Err(Failure::Output(cause)),
             written => written.map_err(|cause| broken(&path, cause))?,
         }
+        self.dirs.note(entry);
         if entry.is_linked() {
             self.first.entry(entry.inode).or_insert(path);
         }
         self.told += 1;
         Ok(None)
     }
+}
+
+/// A path of the tree as it is in a stream.
+fn in_stream(path: &[u8]) -> Vec<u8> {
+    if path.is_empty() { b".".to_vec() } else { [b"./", path].concat() }
 }
 
 /// Names what is not in the stream; fails if there is anything.
@@ -109,4 +156,28 @@ fn missing(refused: &[Refused], context: &Context) -> Outcome {
 fn broken(path: &[u8], cause: io::Error) -> VerbError {
     let cause = io_error(String::from_utf8_lossy(path), cause);
     hinted("incomplete", format!("{}; the stream ends there and is not whole", cause.message), "ckptfs status names what cannot be read")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::Stat;
+
+    /// Extracted, a directory had the time at which what came later was made in it.
+    #[test]
+    fn a_directory_that_something_comes_into_later_is_told_again() {
+        let mut dirs = Dirs::default();
+        let mut told = |path: &str, kind: Kind| {
+            let stat = Stat { kind, ..sys::stat_fd(std::fs::File::open("/dev/null").expect("open")).expect("stat") };
+            dirs.note(&ExportEntry::new(path.as_bytes().to_vec(), &stat, 1, None, Vec::new()));
+            dirs.entered_again.iter().map(|path| String::from_utf8_lossy(path).into_owned()).collect::<Vec<_>>()
+        };
+        let (dir, file) = (Kind::Dir, Kind::File);
+        for (path, kind) in [("", dir), ("a", dir), ("a/b", dir), ("a/b/c", file), ("a/d", file), ("ab", file), ("e", dir), ("e/f", file)] {
+            assert!(told(path, kind).is_empty(), "{path}");
+        }
+        assert_eq!(told("a/b/late", file), ["a/b"]);
+        assert_eq!(told("a/late", file), ["a", "a/b"]);
+        assert_eq!(told("g", file), ["a", "a/b"]);
+    }
 }
