@@ -78,7 +78,7 @@ impl Dirs {
     fn note(&mut self, entry: &ExportEntry) {
         let path = &entry.path.0;
         let parent = path.iter().rposition(|byte| *byte == b'/').and_then(|at| path.get(..at)).unwrap_or_default();
-        while self.open.pop_if(|dir| !path.strip_prefix(dir.as_slice()).is_some_and(|rest| rest.first() == Some(&b'/'))).is_some() {}
+        while self.open.pop_if(|dir| path.strip_prefix(dir.as_slice()).is_none_or(|rest| rest.first() != Some(&b'/'))).is_some() {}
         if !parent.is_empty() && self.open.last().is_none_or(|dir| dir != parent) {
             self.entered_again.insert(parent.to_vec());
         }
