@@ -103,7 +103,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             sys::fsync(&dir).map_err(cannot)?;
         }
     }
-    let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let duration_us = crate::engine::api::microseconds(started.elapsed());
     tell(Answer { exported: checkpoint, dest: dest.clone(), from, dry_run: false, copied, duration_us }, marked, context)
 }
 

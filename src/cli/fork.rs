@@ -62,7 +62,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         let id = Begun::begin(served, &args.id, None)?.part.checkpoint;
         let out = &mut context.out;
         if out.json {
-            let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let duration_us = crate::engine::api::microseconds(started.elapsed());
             return Ok(out.json(&Answer { forked: id, dir: dest, mounted: false, dry_run: true, copied: None, duration_us })?);
         }
         let line = format!("fork of checkpoint {id} would fill {}", dest.display());
@@ -83,7 +83,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     refused.extend(writer.finish());
     let (refused, dropped) = copies::without_dropped(refused, args.without_dropped);
     let copied = Copied::new(&writer, &refused, dropped);
-    let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let duration_us = crate::engine::api::microseconds(started.elapsed());
     if args.mount && refused.is_empty() {
         copies::own_verb("mount", &dest, &[])?;
     }

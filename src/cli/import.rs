@@ -117,7 +117,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         result?;
         closed?;
     }
-    let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let duration_us = crate::engine::api::microseconds(started.elapsed());
     tell(Answer { tree: into, checkpoints, known, dry_run: args.dry_run, duration_us }, &items, context)
 }
 

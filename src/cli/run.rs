@@ -212,7 +212,7 @@ pub fn execute(command: &[OsString], cwd: &Path, stdout: Option<Stdio>) -> VerbR
     };
     let started = Instant::now();
     let status = spawn_and_wait(command, cwd, stdout, running);
-    Ok(Ended { status, duration_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX) })
+    Ok(Ended { status, duration_us: crate::engine::api::microseconds(started.elapsed()) })
 }
 
 fn spawn_and_wait(command: &[OsString], cwd: &Path, stdout: Option<Stdio>, running: &AtomicI32) -> io::Result<ExitStatus> {

@@ -256,6 +256,11 @@ pub struct CheckpointInfo {
     pub dropped: Option<Box<DroppedInfo>>,
 }
 
+/// A time as answers have it: whole microseconds.
+pub fn microseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// A file, open for writing, that a checkpoint had to capture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowFile {

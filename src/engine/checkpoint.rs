@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Engine;
-use super::api::{CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult};
+use super::api::{CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult, microseconds};
 use super::error;
 use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
@@ -239,10 +239,6 @@ impl Engine {
             None => error::unknown_state(name, &self.state_names()),
         }
     }
-}
-
-fn microseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A note fits into the record.

@@ -92,7 +92,7 @@ struct Seen {
 const PLANNED_MAX: usize = 2;
 
 fn took(started: Instant) -> u64 {
-    u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    super::api::microseconds(started.elapsed())
 }
 
 /// What a restore changes, and what stays as it is because it cannot be told what it was.

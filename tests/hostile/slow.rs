@@ -11,7 +11,7 @@ use super::freeze::Other;
 /// Limits of the block layer, of everything (cgroup version 1).
 const LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
 const BYTES_PER_S: u64 = 1 << 20;
-/// Seconds that it takes to write what is dirty.
+/// What is made dirty: to write it takes two seconds.
 const DIRTY_BYTES: usize = 2 << 20;
 
 /// A device that is slow for as long as this lives.
@@ -45,7 +45,7 @@ impl Slow {
 
 impl Drop for Slow {
     fn drop(&mut self) {
-        // None.
+        // Zero takes the limit away.
         self.limit(0);
     }
 }

@@ -159,7 +159,7 @@ pub fn import(item: &Item, target: &mut Target, how: &How, last: bool, context: 
         State::Tree => again(item, &source, target, how, (tag, kept), &mut made, context),
     };
     done?;
-    made.duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    made.duration_us = crate::engine::api::microseconds(started.elapsed());
     Ok(made)
 }
 
