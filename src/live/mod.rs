@@ -37,6 +37,7 @@ mod restore;
 mod sealer;
 mod share;
 mod staged;
+mod swaps;
 mod takeover;
 mod told;
 mod who;

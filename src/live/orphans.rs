@@ -35,6 +35,11 @@ impl Orphans {
         self.held.lock().given.push(Arc::downgrade(held));
     }
 
+    /// There may be so many more, as far as is known without a look at those that were given out.
+    pub(super) fn has_room(&self, more: usize) -> bool {
+        self.held.lock().given.len() + more < self.most
+    }
+
     /// There are as many as there should be.
     pub(super) fn are_many(&self) -> bool {
         let held = &mut *self.held.lock();

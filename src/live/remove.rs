@@ -31,16 +31,32 @@ pub(super) struct Target<'a> {
     pub(super) stat: Stat,
     pub(super) slot: Slot,
     fd: OnceCell<Arc<OwnedFd>>,
+    xattrs: OnceCell<sys::Xattrs>,
 }
 
 impl<'a> Target<'a> {
     /// What is at a name, as is known.
     pub(super) fn known(parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name, stat: Stat, slot: Slot) -> Target<'a> {
-        Target { parent, dir, name, stat, slot, fd: OnceCell::new() }
+        Target { parent, dir, name, stat, slot, fd: OnceCell::new(), xattrs: OnceCell::new() }
+    }
+
+    /// What was seen at a name, with what was asked of it.
+    pub(super) fn seen(
+        parent: At<'a>,
+        dir: &'a Arc<OwnedFd>,
+        name: &'a Name,
+        (stat, slot): (Stat, Slot),
+        xattrs: &OnceCell<sys::Xattrs>,
+        fd: &OnceCell<Arc<OwnedFd>>,
+    ) -> Target<'a> {
+        Target { parent, dir, name, stat, slot, fd: fd.clone(), xattrs: xattrs.clone() }
     }
 
     /// Extended attributes. It is not opened for them alone.
     fn xattrs(&self) -> SysResult<sys::Xattrs> {
+        if let Some(xattrs) = self.xattrs.get() {
+            return Ok(xattrs.clone());
+        }
         self.fd.get().map_or_else(|| sys::all_xattrs_at(self.dir, self.name.as_bytes()), sys::all_xattrs)
     }
 
