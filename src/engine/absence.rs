@@ -161,7 +161,7 @@ impl Engine {
         let (from, to) = (State::At(before), State::Live);
         let changes = self.compare(from, to, b"")?;
         let is_of_dir = |change: &Change| change.kind == Kind::Dir && change.change == ChangeKind::Modified;
-        if changes.iter().all(is_of_dir) && self.compare_touched(from, to, b"", &self.touched(before, None)?, false)?.is_empty() {
+        if changes.iter().all(is_of_dir) && self.compare_touched(&*self.live, (from, to), b"", &self.touched(before, None)?, false)?.is_empty() {
             return Ok(false);
         }
         let paths = changes.len() as u64;

@@ -1,7 +1,7 @@
 //! Restore: the tree becomes what it was at a checkpoint, in the time that what changed since takes.
 //!
-//! With nothing held a plan is made from what was recorded since the target, and what comes back is made in the staging directory, complete with owner and
-//! times. Then comes one freeze: if anything has changed meanwhile it is planned again; a guard checkpoint closes the epoch; and the plan is carried out with
+//! With nothing held a plan is made from what was recorded since the target (`prepare`), and what comes back is made in the staging directory, complete with owner
+//! and times. Then comes one freeze: if anything has changed meanwhile it is planned again; a guard checkpoint closes the epoch; and the plan is carried out with
 //! the same operations that serve the kernel, so that every step keeps the past, the guard's included. The journal says that a restore began and that it
 //! ended; one that did not end is carried out again at the next mount, which leads to the same tree.
 //!
@@ -10,16 +10,22 @@
 //! their inodes.
 
 mod apply;
+mod glance;
 mod news;
 mod only;
 mod plan;
+mod planner;
+mod prepare;
 pub(super) mod spared;
 mod stage;
+mod threads;
 
 use std::collections::HashSet;
 use std::time::Instant;
 
 use self::plan::Which;
+use self::planner::Ground;
+use self::prepare::{Choice, Prepared};
 use self::spared::is_at_or_below;
 use self::stage::Stage;
 use super::Engine;
@@ -28,13 +34,11 @@ use super::asker::still_wanted;
 use super::error;
 use super::request::{NodeId, Stale as Forget};
 use crate::history::timeline::Aftermath;
-use crate::history::touched::Touched;
 use crate::history::view::State;
-use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::lock::MutexGuard;
-use crate::sys::{Errno, Kind, SysResult, Time};
+use crate::sys::{Errno, Kind, SysResult};
 
 /// What the kernel must forget after a restore.
 #[derive(Debug, Default)]
@@ -70,26 +74,6 @@ pub(super) struct Asked<'a> {
     /// Files get the times that they had.
     pub(super) times: Times,
 }
-
-/// What was found to be done.
-struct Prepared {
-    plan: plan::Plan,
-    changes: Vec<Change>,
-    spared: spared::Spared,
-    /// Files whose content was recorded.
-    touched: HashSet<Slot>,
-}
-
-/// What tells whether something has changed.
-#[derive(PartialEq, Eq)]
-struct Seen {
-    changes: u64,
-    recordings: u64,
-    hot: Vec<(Slot, u64, Time, Time)>,
-}
-
-/// How often a restore is planned before the freeze, where others change things meanwhile.
-const PLANNED_MAX: usize = 2;
 
 fn took(started: Instant) -> u64 {
     super::api::microseconds(started.elapsed())
@@ -135,10 +119,11 @@ impl Engine {
         let times = Times::or_default(options.times, !paths.is_empty());
         if options.dry_run {
             self.settle();
-            let touched = self.touched(target, None).map_err(failed)?;
+            let touched = &self.touched(target, None).map_err(failed)?;
             let spared = self.spared(target, Which::Below(&paths)).map_err(failed)?;
-            let changes = spared.filter(self.changes_to(target, &paths, &touched, times).map_err(failed)?);
-            let plan = plan::Plan::make(self, target, Which::Below(&paths), touched, times).map_err(failed)?;
+            let ground = Ground { engine: self, present: &*self.live, target, touched, spared: &spared, times };
+            let changes = spared.filter(self.changes_to(ground, &paths).map_err(failed)?);
+            let plan = plan::Plan::make(ground, Which::Below(&paths)).map_err(failed)?;
             let (changes, unknown) = told_apart(changes, unknown, &plan);
             return Ok(Restored {
                 restored: target,
@@ -167,7 +152,7 @@ impl Engine {
         let failed = |errno| self.failed("the restore failed", errno);
         let Asked { by, undoes, started, unknown, times } = asked;
         let mut stage = Stage::new(self);
-        let (prepared, gate, flushed) = self.prepared(target, paths, times, &mut stage)?;
+        let (prepared, gate, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
         let Prepared { plan, changes, spared, .. } = prepared;
         let (changes, unknown) = told_apart(changes, unknown, &plan);
         // One that undoes another is an operation all the same.
@@ -195,89 +180,6 @@ impl Engine {
         drop(one_at_a_time);
         self.told_after(&plan, guard.id, applied)?;
         Ok(done(Some(guard.id)))
-    }
-
-    /// Freezes the tree with all prepared that can be prepared before. What was planned is as it was then if nothing has changed since; else it is planned
-    /// again, at last in the freeze. What was made for it stays.
-    fn prepared<'a>(
-        &'a self,
-        target: CheckpointId,
-        paths: &[Vec<u8>],
-        times: Times,
-        stage: &mut Stage<'_>,
-    ) -> VerbResult<(Prepared, Freeze<'a>, bool)> {
-        let failed = |errno| self.failed("the restore failed", errno);
-        for _ in 0..PLANNED_MAX {
-            still_wanted()?;
-            let seen = self.look_around().map_err(failed)?;
-            // What fails here may fail because something changes meanwhile.
-            let Ok(prepared) = self.prepare(target, paths, times, |slot| self.live.await_free(slot)) else { break };
-            if stage.fill(&prepared.plan, false).is_err() {
-                break;
-            }
-            still_wanted()?;
-            let (gate, flushed) = self.freeze().map_err(failed)?;
-            if self.is_as_seen(&seen, &prepared.touched) {
-                self.clear_way(&prepared.plan).map_err(failed)?;
-                stage.fill(&prepared.plan, true).map_err(failed)?;
-                return Ok((prepared, gate, flushed));
-            }
-            // What is made from it meanwhile must not be newer.
-            if times == Times::Now {
-                stage.clear();
-            }
-        }
-        let (gate, flushed) = self.freeze().map_err(failed)?;
-        let prepared = self.prepare(target, paths, times, |slot| self.live.probe_frozen(slot)).map_err(failed)?;
-        self.clear_way(&prepared.plan).map_err(failed)?;
-        still_wanted()?;
-        stage.fill(&prepared.plan, true).map_err(failed)?;
-        Ok((prepared, gate, flushed))
-    }
-
-    /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept locked by some process: `await_free` sees to it.
-    fn prepare(&self, target: CheckpointId, paths: &[Vec<u8>], times: Times, await_free: impl Fn(Slot) -> SysResult<()>) -> SysResult<Prepared> {
-        let touched = self.touched(target, None)?;
-        touched.data.iter().try_for_each(|slot| await_free(*slot))?;
-        let spared = self.spared(target, Which::Below(paths))?;
-        let changes = spared.filter(self.changes_to(target, paths, &touched, times)?);
-        let data = touched.data.clone();
-        let plan = plan::Plan::make(self, target, Which::Below(paths), touched, times)?;
-        Ok(Prepared { plan, changes, spared, touched: data })
-    }
-
-    /// What is as it is for as long as nothing changes.
-    fn look_around(&self) -> SysResult<Seen> {
-        self.live.await_closes();
-        self.settle();
-        self.live.preflush();
-        // Whatever has begun to change something has ended then.
-        let _gate = self.live.freeze()?;
-        self.seen()
-    }
-
-    fn seen(&self) -> SysResult<Seen> {
-        Ok(Seen { changes: self.live.changes(), recordings: self.timeline().recordings(), hot: self.live.hot_state()? })
-    }
-
-    /// In the freeze: nothing has changed since. Of files that may be mapped and written to it cannot be told what was stored when.
-    fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
-        self.seen().is_ok_and(|now| now == *seen) && !self.live.mapped_hot().iter().any(|slot| touched.contains(slot))
-    }
-
-    /// What is touched since a checkpoint, in the freeze. The contents of these files are compared there, so none may be kept locked by some process.
-    fn touched_frozen(&self, target: CheckpointId) -> SysResult<Touched> {
-        let touched = self.touched(target, None)?;
-        touched.data.iter().try_for_each(|slot| self.live.probe_frozen(*slot))?;
-        Ok(touched)
-    }
-
-    /// Looks whether some process is in the way of a plan, so that it fails before it has done anything.
-    fn clear_way(&self, plan: &plan::Plan) -> SysResult<()> {
-        plan.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
-            let mut slots = name.have.iter().map(|have| have.slot).chain(name.want.iter().map(|(child, _)| child.slot));
-            slots.try_for_each(|slot| self.live.probe_frozen(slot))
-        })
     }
 
     /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers are told.
@@ -344,21 +246,23 @@ impl Engine {
         let _tree = self.live.tree.write();
         let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
         let times = Times::or_default(None, !paths.is_empty());
-        let plan = plan::Plan::make(self, *target, which, self.touched(*target, None)?, times)?;
+        let (touched, spared) = (&self.touched(*target, None)?, &self.spared(*target, which)?);
+        let plan = plan::Plan::make(Ground { engine: self, present: &*self.live, target: *target, touched, spared, times }, which)?;
         let mut stage = Stage::new(self);
         stage.fill(&plan, true)?;
         self.carry_out(None, (&plan, stage), *guard, which, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.
-    fn changes_to(&self, target: CheckpointId, paths: &[Vec<u8>], touched: &Touched, times: Times) -> SysResult<Vec<Change>> {
+    fn changes_to(&self, Ground { present, target, touched, times, .. }: Ground<'_>, paths: &[Vec<u8>]) -> SysResult<Vec<Change>> {
+        let compare = |path: &[u8]| self.compare_touched(present, (State::Live, State::At(target)), path, touched, times == Times::Kept);
         if paths.is_empty() {
-            return self.compare_touched(State::Live, State::At(target), b"", touched, times == Times::Kept);
+            return compare(b"");
         }
         let mut changes = Vec::new();
         for path in paths {
             changes.extend(self.missing_above(target, path)?);
-            changes.extend(self.compare_touched(State::Live, State::At(target), path, touched, times == Times::Kept)?);
+            changes.extend(compare(path)?);
         }
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         changes.dedup();

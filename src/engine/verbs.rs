@@ -16,9 +16,10 @@ use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
+use crate::history::present::Present;
 use crate::history::select::Unselected;
 use crate::history::touched::Touched;
-use crate::history::view::State;
+use crate::history::view::{State, View};
 use crate::live::SealMode;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
@@ -80,7 +81,7 @@ impl Engine {
             State::At(id) => Some(id),
             State::Live => None,
         };
-        self.compare_touched(from, to, path, &self.touched(after, upto)?, true)
+        self.compare_touched(&*self.live, (from, to), path, &self.touched(after, upto)?, true)
     }
 
     /// As [`Engine::compare`] of the whole tree, and what cannot be told because it was changed behind our back.
@@ -99,10 +100,19 @@ impl Engine {
         Ok(touched)
     }
 
-    /// As [`Engine::compare`], where it is known what was recorded between the two. `times`: a file of another time differs.
-    pub(super) fn compare_touched(&self, from: State, to: State, path: &[u8], touched: &Touched, times: bool) -> SysResult<Vec<Change>> {
+    /// As [`Engine::compare`], where it is known what was recorded between the two. `present`: how the live tree is looked at; `times`: a file of another time
+    /// differs.
+    pub(super) fn compare_touched(
+        &self,
+        present: &dyn Present,
+        (from, to): (State, State),
+        path: &[u8],
+        touched: &Touched,
+        times: bool,
+    ) -> SysResult<Vec<Change>> {
         let (older, newer, backwards) = ordered(from, to);
-        let comparison = Comparison { from: self.view(older), to: self.view(newer), touched, times };
+        let view = |state| View::new(self.timeline(), present, state);
+        let comparison = Comparison { from: view(older), to: view(newer), touched, times };
         let mut tries = 0;
         let found = loop {
             match comparison.below(path) {

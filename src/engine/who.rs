@@ -235,6 +235,7 @@ pub(super) fn open_at_cut(open: Vec<(Vec<u8>, Process)>, more: u64) -> OpenAtCut
 }
 
 /// What a restore of selected paths is to do.
+#[derive(Default)]
 pub(super) struct Selection {
     /// The names as they are in the one state or the other.
     pub(super) names: Vec<Vec<u8>>,

@@ -9,22 +9,14 @@ use super::find::At;
 use crate::history::present::{Present, Trail};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child};
-use crate::sys::{self, Errno, SysResult, Xattrs};
+use crate::sys::{self, Errno, Stat, SysResult, Xattrs};
 
 /// Name of the store in the root directory: no part of the tree.
 pub const STORE_NAME: &[u8] = b".ckptfs";
 
 impl Present for Live {
     fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
-        if dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME {
-            return Ok(None);
-        }
-        let fd = self.dir(dir)?;
-        match sys::stat_at(&fd, name.as_bytes()) {
-            Ok(stat) => Ok(Some(Child { slot: self.slot_of(&stat)?, kind: stat.kind })),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(errno),
-        }
+        Ok(self.stat_child(dir.into(), name)?.map(|(child, _)| child))
     }
 
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
@@ -72,6 +64,22 @@ impl Drop for Renaming<'_> {
 }
 
 impl Live {
+    /// As [`Present::child`], with the attributes of what is there.
+    ///
+    /// # Errors
+    /// Those of stat(2), but ENOENT; EXDEV.
+    pub fn stat_child(&self, dir: At<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
+        if dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME {
+            return Ok(None);
+        }
+        let fd = self.dir(dir)?;
+        match sys::stat_at(&fd, name.as_bytes()) {
+            Ok(stat) => Ok(Some((Child { slot: self.slot_of(&stat)?, kind: stat.kind }, stat))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
     /// Opens a regular file for reading, where that can be so that its time of access stays.
     ///
     /// # Errors

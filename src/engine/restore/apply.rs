@@ -11,7 +11,7 @@ use super::plan::{Content, DirPlan, Leads, Plan};
 use super::stage::Stage;
 use crate::history::present::Trail;
 use crate::history::view::State;
-use crate::live::{At, Make, Staged, Swap, Turn};
+use crate::live::{At, Make, Swap, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
@@ -23,14 +23,12 @@ struct Applier<'a> {
     engine: &'a Engine,
     plan: &'a Plan,
     stage: Stage<'a>,
-    /// Wanted inode -> the one that was made for it, as long as it has no name.
-    fresh: HashMap<Slot, Staged>,
     /// New inodes that are about to be put in place. Whatever else is done, they are before it.
     swaps: Vec<Swap>,
     places: HashSet<Place>,
     /// Wanted directory -> the one that stands for it in the live tree.
     dirs: HashMap<Slot, Slot>,
-    /// Wanted inode -> where the one that stands for it is now.
+    /// Wanted inode -> where the one that stands for it is now, unless it is made anew and has no name yet.
     placed: HashMap<Slot, Place>,
     /// Made when it is first asked for: each inode that is taken would look through the whole plan otherwise.
     leads: OnceCell<Leads<'a>>,
@@ -43,7 +41,6 @@ pub(super) fn apply(engine: &Engine, plan: &Plan, stage: Stage<'_>) -> SysResult
         engine,
         plan,
         stage,
-        fresh: HashMap::new(),
         swaps: Vec::new(),
         places: HashSet::new(),
         dirs: plan.alive_dirs.iter().map(|slot| (*slot, *slot)).collect(),
@@ -92,28 +89,20 @@ impl Applier<'_> {
         self.plan.times == Times::Kept
     }
 
-    /// Every wanted inode of the plan that is no directory, with its directory, name and what is there.
-    fn wanted(&self) -> impl Iterator<Item = (&DirPlan, &Name, Child, &Arc<Trail>, Option<Child>)> {
-        self.plan.dirs.iter().flat_map(|dir| {
-            dir.names.iter().filter_map(move |name| name.want.as_ref().map(|(child, trail)| (dir, &name.name, *child, trail, name.have)))
-        })
-    }
-
     /// Gives back attributes, and content where an inode must keep its number, to inodes that are in the live tree.
     fn rewrite(&mut self) -> SysResult<()> {
-        let mut done = std::collections::HashSet::new();
-        let todo: Vec<(Child, Arc<Trail>)> = self.wanted().map(|(_, _, child, trail, _)| (child, Arc::clone(trail))).collect();
-        for (child, trail) in todo {
+        let (plan, mut done) = (self.plan, HashSet::new());
+        for (_, _, child, trail, _) in plan.wanted() {
             let content = self.plan.contents.get(&child.slot);
             if !matches!(content, Some(Content::Attributes | Content::InPlace)) || !done.insert(child.slot) {
                 continue;
             }
             let view = self.engine.view(State::At(self.plan.target));
             if content == Some(&Content::InPlace) {
-                let (_, source) = view.open(&trail)?;
-                self.live().rewrite_in(At::from(&trail), source.as_ref(), view.attr(&trail)?.stat.size)?;
+                let (_, source) = view.open(trail)?;
+                self.live().rewrite_in(At::from(trail), source.as_ref(), view.attr(trail)?.stat.size)?;
             }
-            self.live().dress_in(At::from(&trail), &view.attr(&trail)?, &view.xattrs(&trail)?, self.keeps_times())?;
+            self.live().dress_in(At::from(trail), &view.attr(trail)?, &view.xattrs(trail)?, self.keeps_times())?;
             self.stale.nodes.push(child.slot);
         }
         Ok(())
@@ -121,21 +110,22 @@ impl Applier<'_> {
 
     /// Takes inodes that are wanted at another name there, or out of the way, and those that were made anew into the tables.
     fn stage(&mut self) -> SysResult<()> {
-        let todo = self.wanted().map(|(dir, name, child, trail, have)| {
-            let free = dir.live.as_ref().filter(|_| have.is_none()).map(|live| Place { parent: live.slot, name: name.clone() });
-            (child, Arc::clone(trail), free, have.map(|have| have.slot) == Some(child.slot))
-        });
-        let todo: Vec<(Child, Arc<Trail>, Option<Place>, bool)> = todo.collect();
-        for (child, trail, free, here) in todo {
+        let plan = self.plan;
+        for (dir, name, child, trail, have) in plan.wanted() {
             if self.placed.contains_key(&child.slot) {
                 continue;
             }
-            let place = match self.plan.contents.get(&child.slot) {
-                _ if child.kind == Kind::Dir && (here || !self.plan.alive_dirs.contains(&child.slot)) => continue,
-                _ if child.kind == Kind::Dir => self.take(child, &trail, None)?,
-                Some(Content::New) | None => self.recreate(child, &trail)?,
+            let here = have.is_some_and(|have| have.slot == child.slot);
+            let free = || dir.live.as_ref().filter(|_| have.is_none()).map(|live| Place { parent: live.slot, name: name.clone() });
+            let place = match plan.contents.get(&child.slot) {
+                _ if child.kind == Kind::Dir && (here || !plan.alive_dirs.contains(&child.slot)) => continue,
+                _ if child.kind == Kind::Dir => self.take(child, trail, None)?,
+                Some(Content::New) | None => {
+                    self.stage.adopt(plan, child, trail)?;
+                    continue;
+                }
                 Some(_) if here => continue,
-                Some(_) => self.take(child, &trail, free)?,
+                Some(_) => self.take(child, trail, free())?,
             };
             self.placed.insert(child.slot, place);
         }
@@ -206,15 +196,6 @@ impl Applier<'_> {
         }
         self.live().link_in(from, &staged)?;
         Ok(staged)
-    }
-
-    /// Takes an inode that was made as it was into the tables.
-    fn recreate(&mut self, child: Child, trail: &Arc<Trail>) -> SysResult<Place> {
-        let staged = self.stage.take(self.plan, child, trail)?;
-        self.live().adopt(&staged)?;
-        let place = staged.place();
-        self.fresh.insert(child.slot, staged);
-        Ok(place)
     }
 
     /// Puts new inodes in place, many behind one record.
@@ -327,7 +308,7 @@ impl Applier<'_> {
 
     fn place_file(&mut self, child: Child, at: &Place) -> SysResult<()> {
         self.stale.names.push((at.parent, at.name.clone()));
-        if let Some(staged) = self.fresh.remove(&child.slot) {
+        if let Some(staged) = self.stage.take(child.slot) {
             if self.places.contains(at) || self.swaps.len() == SWAPS_MAX {
                 self.put_in_place()?;
             }

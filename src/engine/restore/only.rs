@@ -6,19 +6,21 @@ use super::super::Engine;
 use super::super::api::who::{OnlyBy, RestoredOnly};
 use super::super::api::{Restored, Times, TreePath, VerbResult};
 use super::super::asker::still_wanted;
-use super::super::who::{Selection, Selector};
+use super::super::who::Selector;
 use super::plan::{Plan, Which};
+use super::prepare::{Choice, Prepared};
 use super::spared::Spared;
 use super::stage::Stage;
 use super::{Asked, took};
-use crate::history::touched::Touched;
 use crate::live::Freeze;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::lock::MutexGuard;
 
-/// Nothing changes, and nobody else makes a checkpoint.
+/// What a restore of names is carried out with, and by whom: the tree is frozen, and nobody else makes a checkpoint.
 struct Frozen<'a> {
+    by: (&'a Actor, Option<u64>),
+    stage: Stage<'a>,
     gate: Freeze<'a>,
     flushed: bool,
     one_at_a_time: MutexGuard<'a, ()>,
@@ -32,7 +34,7 @@ impl Engine {
         let failed = |errno| self.failed("the restore failed", errno);
         let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
         let done = |guard, changes, shared, spared: Spared| {
-            let (changes, dropped) = (spared.filter(changes), spared.told());
+            let dropped = spared.told();
             let restored = Restored {
                 restored: target,
                 guard,
@@ -50,22 +52,19 @@ impl Engine {
             let touched = self.touched(target, None).map_err(failed)?;
             let chosen = self.selection(target, &touched, options, who)?;
             let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
-            return Ok(done(None, chosen.changes, chosen.shared, spared));
+            return Ok(done(None, spared.filter(chosen.changes), chosen.shared, spared));
         }
         let one_at_a_time = self.wait_turn()?;
-        let (gate, flushed) = self.freeze().map_err(failed)?;
-        let touched = self.touched_frozen(target).map_err(failed)?;
-        let chosen = self.selection(target, &touched, options, who)?;
+        let mut stage = Stage::new(self);
+        let (prepared, gate, flushed) = self.prepared(target, Choice::By(options, who), Times::or_default(options.times, true), &mut stage)?;
+        let Prepared { plan, changes, spared, chosen, .. } = prepared;
         if chosen.paths.is_empty() {
-            let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
-            return Ok(done(None, chosen.changes, chosen.shared, spared));
+            return Ok(done(None, changes, chosen.shared, spared));
         }
         let note = format!("before restoring {target}, only what {} changed", options.who);
-        let frozen = Frozen { gate, flushed, one_at_a_time };
-        let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
-        let times = Times::or_default(options.times, true);
-        let guard = self.restore_chosen((by, None), target, &note, touched, &chosen, (frozen, times))?;
-        Ok(done(Some(guard), chosen.changes, chosen.shared, spared))
+        let frozen = Frozen { by: (by, None), stage, gate, flushed, one_at_a_time };
+        let guard = self.restore_chosen(frozen, &note, &plan, (&chosen.paths, &chosen.names))?;
+        Ok(done(Some(guard), changes, chosen.shared, spared))
     }
 
     /// Restores these names alone: what an operation restored so is made as it was before. What they are part of and what is below them stays; so does
@@ -77,53 +76,37 @@ impl Engine {
         names: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
-        let failed = |errno| self.failed("the restore failed", errno);
         let Asked { by, undoes, started, unknown, times } = asked;
-        let (gate, flushed) = self.freeze().map_err(failed)?;
-        let touched = self.touched_frozen(target).map_err(failed)?;
-        let chosen = Selection { names: names.to_vec(), ..self.selection_of(target, &touched, names).map_err(failed)? };
-        let note = format!("before restoring {target}");
-        let frozen = Frozen { gate, flushed, one_at_a_time };
-        let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
-        let guard = self.restore_chosen((by, undoes), target, &note, touched, &chosen, (frozen, times))?;
-        let (changes, dropped) = (spared.filter(chosen.changes), spared.told());
+        let mut stage = Stage::new(self);
+        let (prepared, gate, flushed) = self.prepared(target, Choice::Names(names), times, &mut stage)?;
+        let Prepared { plan, changes, spared, chosen, .. } = prepared;
+        let frozen = Frozen { by: (by, undoes), stage, gate, flushed, one_at_a_time };
+        let guard = self.restore_chosen(frozen, &format!("before restoring {target}"), &plan, (&chosen.paths, &chosen.names))?;
         Ok(Restored {
             restored: target,
             guard: Some(guard),
             changes,
             unknown,
-            dropped,
+            dropped: spared.told(),
             split: Vec::new(),
             dry_run: false,
             duration_us: took(started),
         })
     }
 
-    /// Restores what was chosen.
-    fn restore_chosen(
-        &self,
-        by: (&Actor, Option<u64>),
-        target: CheckpointId,
-        note: &str,
-        touched: Touched,
-        chosen: &Selection,
-        (frozen, times): (Frozen<'_>, Times),
-    ) -> VerbResult<CheckpointId> {
+    /// Restores what was chosen: these paths. The journal is told of `names`.
+    fn restore_chosen(&self, frozen: Frozen<'_>, note: &str, plan: &Plan, (paths, names): (&[Vec<u8>], &[Vec<u8>])) -> VerbResult<CheckpointId> {
         let failed = |errno| self.failed("the restore failed", errno);
-        let plan = Plan::make(self, target, Which::Only(&chosen.paths), touched, times).map_err(failed)?;
-        self.clear_way(&plan).map_err(failed)?;
-        let mut stage = Stage::new(self);
-        stage.fill(&plan, true).map_err(failed)?;
         still_wanted()?;
-        let Frozen { gate, flushed, one_at_a_time } = frozen;
-        let (guard, opened) = self.seal(Some(by.0), note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let Frozen { by, stage, gate, flushed, one_at_a_time } = frozen;
+        let (guard, opened) = self.seal(Some(by.0), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(Some(by), (&plan, stage), guard.id, Which::Only(&chosen.paths), &chosen.names);
+        let applied = self.carry_out(Some(by), (plan, stage), guard.id, Which::Only(paths), names);
         drop(tree);
         drop(gate);
         self.tell_open(guard.id, opened);
         drop(one_at_a_time);
-        self.told_after(&plan, guard.id, applied)?;
+        self.told_after(plan, guard.id, applied)?;
         Ok(guard.id)
     }
 }

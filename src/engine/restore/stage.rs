@@ -3,15 +3,15 @@
 //! What an inode was at a checkpoint does not change, so what was made stays right whatever is done to the tree meanwhile. Only content that is still in a
 //! live file can change while it is cloned: that waits for the freeze.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use super::super::Engine;
 use super::super::api::Times;
 use super::super::asker::still_wanted;
 use super::plan::{Content, Plan};
+use super::threads;
 use crate::history::present::Trail;
 use crate::history::view::{Source, State};
 use crate::live::{STAGED_PREFIX, Staged, Wanted};
@@ -23,13 +23,17 @@ use crate::sys::{Errno, Kind, SysResult};
 const AT_ONCE: usize = 1024;
 /// Fewer than this are not worth another thread.
 const THREADS_FROM: usize = 32;
-/// The filesystem has one log: more threads wait for each other.
-const THREADS_MAX: usize = 4;
 
-/// Inodes in the staging directory that nobody knows, by what they stand for. Those that are not taken are removed.
+/// Inodes in the staging directory, by what they stand for. Those that were not adopted are removed.
 pub(super) struct Stage<'a> {
     engine: &'a Engine,
-    made: HashMap<Slot, Staged>,
+    made: HashMap<Slot, Made>,
+}
+
+struct Made {
+    staged: Staged,
+    /// It is in the tables: it is removed like anything else.
+    adopted: bool,
 }
 
 type Job<'p> = (Child, &'p Arc<Trail>);
@@ -42,9 +46,9 @@ impl<'a> Stage<'a> {
     /// Makes what a plan needs and is not there; ends early, with less, when nobody wants it any more. `frozen`: nothing changes meanwhile.
     pub(super) fn fill(&mut self, plan: &Plan, frozen: bool) -> SysResult<()> {
         let mut known: HashSet<Slot> = self.made.keys().copied().collect();
-        let wanted = plan.dirs.iter().flat_map(|dir| &dir.names).filter_map(|name| name.want.as_ref());
+        let wanted = plan.wanted().map(|(_, _, child, trail, _)| (child, trail));
         let new = wanted.filter(|(child, _)| child.kind != Kind::Dir && matches!(plan.contents.get(&child.slot), Some(Content::New) | None));
-        let jobs: Vec<Job<'_>> = new.filter(|(child, _)| known.insert(child.slot)).map(|(child, trail)| (*child, trail)).collect();
+        let jobs: Vec<Job<'_>> = new.filter(|(child, _)| known.insert(child.slot)).collect();
         for jobs in jobs.chunks(AT_ONCE) {
             if still_wanted().is_err() {
                 break;
@@ -55,48 +59,40 @@ impl<'a> Stage<'a> {
     }
 
     fn make_all(&mut self, plan: &Plan, frozen: bool, jobs: &[Job<'_>]) -> SysResult<()> {
-        let (engine, next) = (self.engine, AtomicUsize::new(0));
-        let work = || {
-            let mut made = Vec::new();
-            while let Some((child, trail)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match make(engine, plan, *child, trail, frozen) {
-                    Ok(staged) => made.extend(staged.map(|staged| (child.slot, staged))),
-                    Err(errno) => {
-                        next.store(jobs.len(), Ordering::Relaxed);
-                        return (made, Err(errno));
-                    }
-                }
+        let engine = self.engine;
+        let one = |(child, trail): &Job<'_>| Ok(make(engine, plan, *child, trail, frozen)?.map(|staged| (child.slot, staged)));
+        let (made, result) = threads::each(jobs, ("stage", THREADS_FROM), one);
+        self.made.extend(made.into_iter().flatten().map(|(slot, staged)| (slot, Made { staged, adopted: false })));
+        result
+    }
+
+    /// Takes what stands for this inode into the tables, made before or now. The caller has frozen the tree.
+    pub(super) fn adopt(&mut self, plan: &Plan, child: Child, trail: &Arc<Trail>) -> SysResult<()> {
+        let made = match self.made.entry(child.slot) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(vacant) => {
+                let staged = make(self.engine, plan, child, trail, true)?.ok_or(Errno::EIO)?;
+                vacant.insert(Made { staged, adopted: false })
             }
-            (made, Ok(()))
         };
-        let threads = if jobs.len() < THREADS_FROM { 1 } else { thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX) };
-        let done = thread::scope(|scope| {
-            // Where one cannot be had the others do it all.
-            let others = (1..threads).filter_map(|_| thread::Builder::new().name("stage".to_owned()).spawn_scoped(scope, work).ok());
-            let others: Vec<_> = others.collect();
-            let mut done = vec![work()];
-            done.extend(others.into_iter().map(|other| other.join().unwrap_or_else(|_| (Vec::new(), Err(Errno::EIO)))));
-            done
-        });
-        let mut failed = Ok(());
-        for (made, result) in done {
-            self.made.extend(made);
-            failed = failed.and(result);
+        if !made.adopted {
+            self.engine.live.adopt(&made.staged)?;
+            made.adopted = true;
         }
-        failed
+        Ok(())
     }
 
-    /// What stands for this inode: made before, or now. The caller has frozen the tree.
-    pub(super) fn take(&mut self, plan: &Plan, child: Child, trail: &Arc<Trail>) -> SysResult<Staged> {
-        match self.made.remove(&child.slot) {
-            Some(staged) => Ok(staged),
-            None => make(self.engine, plan, child, trail, true)?.ok_or(Errno::EIO),
+    /// Gives what was adopted for this inode, once.
+    pub(super) fn take(&mut self, slot: Slot) -> Option<Staged> {
+        match self.made.entry(slot) {
+            Entry::Occupied(made) if made.get().adopted => Some(made.remove().staged),
+            _ => None,
         }
     }
 
-    /// Removes what was not taken.
+    /// Removes what was not adopted.
     pub(super) fn clear(&mut self) {
-        self.made.drain().for_each(|(_, staged)| self.engine.live.unstage(&staged));
+        self.made.drain().filter(|(_, made)| !made.adopted).for_each(|(_, made)| self.engine.live.unstage(&made.staged));
     }
 }
 

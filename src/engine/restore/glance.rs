@@ -1,0 +1,108 @@
+//! The live tree, at each inode of which is looked once.
+//!
+//! What was seen is kept, so that all who compare and plan see the same, and threads look ahead. What changes meanwhile is not seen: whoever plans with it
+//! then knows that nothing has changed, or plans again. Of a state of the past it is exact whatever happens: there a live answer counts only where
+//! no record is found after it, and a change has one.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::Arc;
+
+use super::threads;
+use crate::history::present::{Present, Trail};
+use crate::history::touched::Touched;
+use crate::live::{At, Live};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{AttrState, Child};
+use crate::sys::lock::Mutex;
+use crate::sys::{Kind, Stat, SysResult, Xattrs};
+
+/// Names of one directory that one thread looks at.
+const NAMES_AT_ONCE: usize = 64;
+/// Fewer such parts are not worth another thread.
+const PARTS_FROM: usize = 3;
+
+/// See the module.
+pub(super) struct Glance<'a> {
+    live: &'a Live,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    names: HashMap<Slot, HashMap<Name, Option<Child>>>,
+    /// Of inodes that are no symbolic links.
+    stats: HashMap<Slot, Stat>,
+    xattrs: HashMap<Slot, Xattrs>,
+}
+
+impl Seen {
+    fn note(&mut self, dir: Slot, name: &Name, found: Option<(Child, Stat)>) {
+        self.names.entry(dir).or_default().insert(name.clone(), found.map(|(child, _)| child));
+        if let Some((child, stat)) = found.filter(|(child, _)| child.kind != Kind::Symlink) {
+            self.stats.insert(child.slot, stat);
+        }
+    }
+}
+
+impl<'a> Glance<'a> {
+    pub(super) fn new(live: &'a Live) -> Glance<'a> {
+        Glance { live, seen: Mutex::default() }
+    }
+
+    /// Looks at all that was recorded. What cannot be seen so is looked at when it is asked for.
+    pub(super) fn look_ahead(&self, touched: &Touched) {
+        let dirs: Vec<(Slot, Vec<&Name>)> = touched.names.iter().map(|(dir, names)| (*dir, names.iter().collect())).collect();
+        let jobs: Vec<(Slot, &[&Name])> = dirs.iter().flat_map(|(dir, names)| names.chunks(NAMES_AT_ONCE).map(|names| (*dir, names))).collect();
+        let look = |(dir, names): &(Slot, &[&Name])| {
+            let found: Vec<_> = names.iter().filter_map(|name| Some((*name, self.live.stat_child(At::from(*dir), name).ok()?))).collect();
+            let mut seen = self.seen.lock();
+            found.into_iter().for_each(|(name, found)| seen.note(*dir, name, found));
+            Ok(())
+        };
+        let _ = threads::each(&jobs, ("look", PARTS_FROM), look);
+    }
+}
+
+impl Present for Glance<'_> {
+    fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        if let Some(known) = self.seen.lock().names.get(&dir.slot).and_then(|names| names.get(name)) {
+            return Ok(*known);
+        }
+        let found = self.live.stat_child(dir.into(), name)?;
+        self.seen.lock().note(dir.slot, name, found);
+        Ok(found.map(|(child, _)| child))
+    }
+
+    fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        self.live.list(dir)
+    }
+
+    fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        if let Some(stat) = self.seen.lock().stats.get(&node.slot) {
+            return Ok(AttrState { stat: *stat, target: None });
+        }
+        let attr = self.live.attr(node)?;
+        if attr.target.is_none() {
+            self.seen.lock().stats.insert(node.slot, attr.stat);
+        }
+        Ok(attr)
+    }
+
+    fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
+        if let Some(xattrs) = self.seen.lock().xattrs.get(&node.slot) {
+            return Ok(xattrs.clone());
+        }
+        let xattrs = self.live.xattrs(node)?;
+        self.seen.lock().xattrs.insert(node.slot, xattrs.clone());
+        Ok(xattrs)
+    }
+
+    fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
+        Present::open(self.live, node)
+    }
+
+    fn renames(&self) -> Option<u64> {
+        self.live.renames()
+    }
+}

@@ -1,0 +1,149 @@
+//! What is found out and made before a restore changes anything: with nothing held, if the tree stands still for so long; else in the freeze.
+
+use std::collections::HashSet;
+
+use super::super::Engine;
+use super::super::api::who::OnlyBy;
+use super::super::api::{Change, Times, VerbResult};
+use super::super::asker::still_wanted;
+use super::super::who::{Selection, Selector};
+use super::glance::Glance;
+use super::plan::{Plan, Which};
+use super::planner::Ground;
+use super::spared::Spared;
+use super::stage::Stage;
+use super::threads;
+use crate::live::Freeze;
+use crate::store::ids::{CheckpointId, Slot};
+use crate::sys::{SysResult, Time};
+
+/// What is to be restored, as it was asked for.
+#[derive(Clone, Copy)]
+pub(super) enum Choice<'a> {
+    /// These paths and what is below them; without any, all.
+    Below(&'a [Vec<u8>]),
+    /// What these processes changed.
+    By(&'a OnlyBy, &'a Selector),
+    /// These names alone.
+    Names(&'a [Vec<u8>]),
+}
+
+/// What was found to be done.
+pub(super) struct Prepared {
+    pub(super) plan: Plan,
+    pub(super) changes: Vec<Change>,
+    pub(super) spared: Spared,
+    /// What was chosen, of [`Choice::By`] and [`Choice::Names`].
+    pub(super) chosen: Selection,
+    /// Files whose content was recorded.
+    touched: HashSet<Slot>,
+}
+
+/// What tells whether something has changed.
+#[derive(PartialEq, Eq)]
+struct Seen {
+    changes: u64,
+    recordings: u64,
+    hot: Vec<(Slot, u64, Time, Time)>,
+}
+
+/// How often a restore is planned before the freeze, where others change things meanwhile.
+const PLANNED_MAX: usize = 2;
+/// Fewer inodes are compared and planned sooner than a thread begins.
+const BOTH_FROM: usize = 256;
+
+impl Engine {
+    /// Freezes the tree with all prepared that can be prepared before. What was planned is as it was then if nothing has changed since; else it is planned
+    /// again, at last in the freeze. What was made for it stays.
+    pub(super) fn prepared<'a>(
+        &'a self,
+        target: CheckpointId,
+        choice: Choice<'_>,
+        times: Times,
+        stage: &mut Stage<'_>,
+    ) -> VerbResult<(Prepared, Freeze<'a>, bool)> {
+        let failed = |errno| self.failed("the restore failed", errno);
+        for _ in 0..PLANNED_MAX {
+            still_wanted()?;
+            let seen = self.look_around().map_err(failed)?;
+            // What fails here may fail because something changes meanwhile.
+            let Ok(prepared) = self.prepare(target, choice, times, |slot| self.live.await_free(slot)) else { break };
+            if stage.fill(&prepared.plan, false).is_err() {
+                break;
+            }
+            still_wanted()?;
+            let (gate, flushed) = self.freeze().map_err(failed)?;
+            if self.is_as_seen(&seen, &prepared.touched) {
+                self.clear_way(&prepared.plan).map_err(failed)?;
+                stage.fill(&prepared.plan, true).map_err(failed)?;
+                return Ok((prepared, gate, flushed));
+            }
+            // What is made from it meanwhile must not be newer.
+            if times == Times::Now {
+                stage.clear();
+            }
+        }
+        let (gate, flushed) = self.freeze().map_err(failed)?;
+        let prepared = self.prepare(target, choice, times, |slot| self.live.probe_frozen(slot))?;
+        self.clear_way(&prepared.plan).map_err(failed)?;
+        still_wanted()?;
+        stage.fill(&prepared.plan, true).map_err(failed)?;
+        Ok((prepared, gate, flushed))
+    }
+
+    /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept locked by some process: `await_free` sees to it.
+    fn prepare(&self, target: CheckpointId, choice: Choice<'_>, times: Times, await_free: impl Fn(Slot) -> SysResult<()>) -> VerbResult<Prepared> {
+        let failed = |errno| self.failed("the restore failed", errno);
+        let touched = self.touched(target, None).map_err(failed)?;
+        touched.data.iter().try_for_each(|slot| await_free(*slot)).map_err(failed)?;
+        let (mut chosen, which) = match choice {
+            Choice::Below(paths) => (Selection::default(), Some(Which::Below(paths))),
+            Choice::By(options, who) => (self.selection(target, &touched, options, who)?, None),
+            Choice::Names(names) => (Selection { names: names.to_vec(), ..self.selection_of(target, &touched, names).map_err(failed)? }, None),
+        };
+        let which = which.unwrap_or(Which::Only(&chosen.paths));
+        let spared = self.spared(target, which).map_err(failed)?;
+        let glance = Glance::new(&self.live);
+        let ground = Ground { engine: self, present: &glance, target, touched: &touched, spared: &spared, times };
+        if matches!(which, Which::Below([])) {
+            glance.look_ahead(&touched);
+        }
+        let compare = || if let Choice::Below(paths) = choice { self.changes_to(ground, paths) } else { Ok(Vec::new()) };
+        let plan = || Plan::make(ground, which);
+        let found = if touched.nodes.len() < BOTH_FROM {
+            compare().and_then(|changes| Ok((changes, plan()?)))
+        } else {
+            threads::both("compare", compare, plan)
+        };
+        let (mut changes, plan) = found.map_err(failed)?;
+        changes.append(&mut chosen.changes);
+        Ok(Prepared { plan, changes: spared.filter(changes), spared, chosen, touched: touched.data })
+    }
+
+    /// What is as it is for as long as nothing changes.
+    fn look_around(&self) -> SysResult<Seen> {
+        self.live.await_closes();
+        self.settle();
+        self.live.preflush();
+        // Whatever has begun to change something has ended then.
+        let _gate = self.live.freeze()?;
+        self.seen()
+    }
+
+    fn seen(&self) -> SysResult<Seen> {
+        Ok(Seen { changes: self.live.changes(), recordings: self.timeline().recordings(), hot: self.live.hot_state()? })
+    }
+
+    /// In the freeze: nothing has changed since. Of files that may be mapped and written to it cannot be told what was stored when.
+    fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
+        self.seen().is_ok_and(|now| now == *seen) && !self.live.mapped_hot().iter().any(|slot| touched.contains(slot))
+    }
+
+    /// Looks whether some process is in the way of a plan, so that it fails before it has done anything.
+    fn clear_way(&self, plan: &Plan) -> SysResult<()> {
+        plan.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
+            let mut slots = name.have.iter().map(|have| have.slot).chain(name.want.iter().map(|(child, _)| child.slot));
+            slots.try_for_each(|slot| self.live.probe_frozen(slot))
+        })
+    }
+}
