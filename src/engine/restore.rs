@@ -151,6 +151,7 @@ impl Engine {
     ) -> VerbResult<Restored> {
         let failed = |errno| self.failed("the restore failed", errno);
         let Asked { by, undoes, started, unknown, times } = asked;
+        let _index_later = self.timeline().hold_indexer();
         let mut stage = Stage::new(self);
         let (prepared, gate, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
         let Prepared { plan, changes, spared, .. } = prepared;

@@ -40,6 +40,8 @@ struct Signals {
     hurry: bool,
     /// When it was asked to end.
     stop: Option<Instant>,
+    /// Those for whom it waits.
+    held: u32,
     /// The thread, while it runs.
     running: bool,
     thread: Option<i32>,
@@ -85,6 +87,12 @@ impl Wake {
     pub fn sealed(&self) {
         self.signals.lock().sealed = true;
         self.changed.notify_all();
+    }
+
+    /// Until this is dropped the thread begins nothing, unless too much waits: what it does takes memory and a processor, and whoever asks for it needs both.
+    pub fn hold(&self) -> Hold<'_> {
+        self.signals.lock().held += 1;
+        Hold(self)
     }
 
     /// Asks the thread to end and waits until it has. It is idle no longer then: on a busy machine an idle thread may not run for half a minute,
@@ -212,8 +220,21 @@ impl Wake {
         if signals.stop.is_none() && !signals.hurry {
             self.changed.wait_for(&mut signals, SETTLE);
         }
+        while signals.held > 0 && signals.stop.is_none() && !signals.hurry {
+            self.changed.wait(&mut signals);
+        }
         signals.sealed = false;
         !signals.ends()
+    }
+}
+
+/// See [`Wake::hold`].
+pub struct Hold<'a>(&'a Wake);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.signals.lock().held -= 1;
+        self.0.changed.notify_all();
     }
 }
 
@@ -284,6 +305,11 @@ pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<()> {
 }
 
 impl Timeline {
+    /// See [`Wake::hold`].
+    pub fn hold_indexer(&self) -> Hold<'_> {
+        self.wake.hold()
+    }
+
     /// Why no more can be put into the index, if so: closed epochs then stay in memory, and to make more of them is refused. Where there is only no
     /// room for it, a bounded number is not.
     pub fn index_trouble(&self) -> Option<String> {

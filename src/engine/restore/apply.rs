@@ -17,7 +17,7 @@ use crate::store::record::{Child, Place};
 use crate::sys::{self, Errno, Kind, RenameMode, SysResult};
 
 /// New inodes that are put in place at once, at most.
-const SWAPS_MAX: usize = 1024;
+const SWAPS_MAX: usize = 4096;
 
 struct Applier<'a> {
     engine: &'a Engine,
@@ -28,7 +28,7 @@ struct Applier<'a> {
     places: HashSet<Place>,
     /// Wanted directory -> the one that stands for it in the live tree.
     dirs: HashMap<Slot, Slot>,
-    /// Wanted inode -> where the one that stands for it is now, unless it is made anew and has no name yet.
+    /// Wanted inode -> where the one that stands for it is now. One that is made anew and is wanted once is not asked for.
     placed: HashMap<Slot, Place>,
     /// Made when it is first asked for: each inode that is taken would look through the whole plan otherwise.
     leads: OnceCell<Leads<'a>>,
@@ -108,7 +108,7 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// Takes inodes that are wanted at another name there, or out of the way, and those that were made anew into the tables.
+    /// Takes inodes that are wanted at another name there, or out of the way; makes what is to be made and is not yet.
     fn stage(&mut self) -> SysResult<()> {
         let plan = self.plan;
         for (dir, name, child, trail, have) in plan.wanted() {
@@ -121,7 +121,7 @@ impl Applier<'_> {
                 _ if child.kind == Kind::Dir && (here || !plan.alive_dirs.contains(&child.slot)) => continue,
                 _ if child.kind == Kind::Dir => self.take(child, trail, None)?,
                 Some(Content::New) | None => {
-                    self.stage.adopt(plan, child, trail)?;
+                    self.stage.complete(plan, child, trail)?;
                     continue;
                 }
                 Some(_) if here => continue,
@@ -203,9 +203,14 @@ impl Applier<'_> {
         self.places.clear();
         let swaps = std::mem::take(&mut self.swaps);
         let replaced = self.live().put_in_place(&swaps)?;
-        for (swap, replaced) in swaps.iter().zip(replaced) {
-            if let Some(replaced) = replaced {
-                self.lost(swap.to.parent, &swap.to.name, replaced);
+        for (Swap { to: Place { parent, name }, .. }, replaced) in swaps.into_iter().zip(replaced) {
+            match replaced {
+                // With its inode the kernel forgets the name.
+                Some(dead) if self.live().is_dead(dead) => self.stale.dead.push((parent, name, dead)),
+                replaced => {
+                    self.stale.nodes.extend(replaced);
+                    self.stale.names.push((parent, name));
+                }
             }
         }
         Ok(())
@@ -307,17 +312,20 @@ impl Applier<'_> {
     }
 
     fn place_file(&mut self, child: Child, at: &Place) -> SysResult<()> {
-        self.stale.names.push((at.parent, at.name.clone()));
-        if let Some(staged) = self.stage.take(child.slot) {
+        let new = matches!(self.plan.contents.get(&child.slot), Some(Content::New) | None);
+        if let Some(staged) = if new { self.stage.take(child.slot)? } else { None } {
             if self.places.contains(at) || self.swaps.len() == SWAPS_MAX {
                 self.put_in_place()?;
             }
             self.places.insert(at.clone());
             self.swaps.push(Swap { staged, to: at.clone() });
             self.stale.nodes.push(child.slot);
-            self.placed.insert(child.slot, at.clone());
+            if self.plan.several.contains(&child.slot) {
+                self.placed.insert(child.slot, at.clone());
+            }
             return Ok(());
         }
+        self.stale.names.push((at.parent, at.name.clone()));
         self.put_in_place()?;
         let from = match self.placed.get(&child.slot) {
             Some(place) => place.clone(),

@@ -65,6 +65,8 @@ pub(super) struct Plan {
     pub(super) dirs: Vec<DirPlan>,
     /// What becomes of each wanted inode that is no directory.
     pub(super) contents: HashMap<Slot, Content>,
+    /// Those of them that are wanted at more than one name.
+    pub(super) several: HashSet<Slot>,
     /// Wanted directories that are in the live tree, here or elsewhere.
     pub(super) alive_dirs: HashSet<Slot>,
     /// Where a wanted inode that is in the live tree was found when the plan was made: history may know only a name that it has lost.

@@ -89,6 +89,7 @@ impl Plan {
             whole: paths.is_empty() && !exact && spared.is_empty(),
             dirs: Vec::new(),
             contents: HashMap::new(),
+            several: HashSet::new(),
             alive_dirs: HashSet::new(),
             found: HashMap::new(),
             times,
@@ -245,7 +246,9 @@ impl Planner<'_> {
             }
             return Ok(Some((alive.then(|| Arc::clone(&trail)), trail)));
         }
-        if !self.plan.contents.contains_key(&child.slot) {
+        if self.plan.contents.contains_key(&child.slot) {
+            self.plan.several.insert(child.slot);
+        } else {
             let content = self.content(child, &trail, alive)?;
             self.plan.contents.insert(child.slot, content);
         }
@@ -355,7 +358,9 @@ impl Planner<'_> {
                 }
                 let below = self.dir(Arc::clone(&trail), alive.then_some(trail))?;
                 open.extend(below.into_iter().rev());
-            } else if !self.plan.contents.contains_key(&child.slot) {
+            } else if self.plan.contents.contains_key(&child.slot) {
+                self.plan.several.insert(child.slot);
+            } else {
                 let content = self.content(child, &trail, alive)?;
                 self.plan.contents.insert(child.slot, content);
                 if content == Content::New {

@@ -15,7 +15,7 @@ use super::stage::Stage;
 use super::threads;
 use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, Slot};
-use crate::sys::{SysResult, Time};
+use crate::sys::{self, SysResult, Time};
 
 /// What is to be restored, as it was asked for.
 #[derive(Clone, Copy)]
@@ -51,6 +51,8 @@ struct Seen {
 const PLANNED_MAX: usize = 2;
 /// Fewer inodes are compared and planned sooner than a thread begins.
 const BOTH_FROM: usize = 256;
+/// Of so many the memory that it took to compare them is given back before more is taken.
+const RELEASED_FROM: usize = 4096;
 
 impl Engine {
     /// Freezes the tree with all prepared that can be prepared before. What was planned is as it was then if nothing has changed since; else it is planned
@@ -68,6 +70,10 @@ impl Engine {
             let seen = self.look_around().map_err(failed)?;
             // What fails here may fail because something changes meanwhile.
             let Ok(prepared) = self.prepare(target, choice, times, |slot| self.live.await_free(slot)) else { break };
+            if prepared.touched.len() > RELEASED_FROM {
+                // What was compared is many small pieces, of several threads, which each allocator's arena would keep to itself.
+                sys::release_memory();
+            }
             if stage.fill(&prepared.plan, false).is_err() {
                 break;
             }

@@ -24,16 +24,10 @@ const AT_ONCE: usize = 1024;
 /// Fewer than this are not worth another thread.
 const THREADS_FROM: usize = 32;
 
-/// Inodes in the staging directory, by what they stand for. Those that were not adopted are removed.
+/// Inodes in the staging directory that nobody knows, by what they stand for. Those that are not taken are removed.
 pub(super) struct Stage<'a> {
     engine: &'a Engine,
-    made: HashMap<Slot, Made>,
-}
-
-struct Made {
-    staged: Staged,
-    /// It is in the tables: it is removed like anything else.
-    adopted: bool,
+    made: HashMap<Slot, Staged>,
 }
 
 type Job<'p> = (Child, &'p Arc<Trail>);
@@ -62,37 +56,28 @@ impl<'a> Stage<'a> {
         let engine = self.engine;
         let one = |(child, trail): &Job<'_>| Ok(make(engine, plan, *child, trail, frozen)?.map(|staged| (child.slot, staged)));
         let (made, result) = threads::each(jobs, ("stage", THREADS_FROM), one);
-        self.made.extend(made.into_iter().flatten().map(|(slot, staged)| (slot, Made { staged, adopted: false })));
+        self.made.extend(made.into_iter().flatten());
         result
     }
 
-    /// Takes what stands for this inode into the tables, made before or now. The caller has frozen the tree.
-    pub(super) fn adopt(&mut self, plan: &Plan, child: Child, trail: &Arc<Trail>) -> SysResult<()> {
-        let made = match self.made.entry(child.slot) {
-            Entry::Occupied(made) => made.into_mut(),
-            Entry::Vacant(vacant) => {
-                let staged = make(self.engine, plan, child, trail, true)?.ok_or(Errno::EIO)?;
-                vacant.insert(Made { staged, adopted: false })
-            }
-        };
-        if !made.adopted {
-            self.engine.live.adopt(&made.staged)?;
-            made.adopted = true;
+    /// Makes what stands for an inode, unless it is made. The caller has frozen the tree.
+    pub(super) fn complete(&mut self, plan: &Plan, child: Child, trail: &Arc<Trail>) -> SysResult<()> {
+        if let Entry::Vacant(vacant) = self.made.entry(child.slot) {
+            vacant.insert(make(self.engine, plan, child, trail, true)?.ok_or(Errno::EIO)?);
         }
         Ok(())
     }
 
-    /// Gives what was adopted for this inode, once.
-    pub(super) fn take(&mut self, slot: Slot) -> Option<Staged> {
-        match self.made.entry(slot) {
-            Entry::Occupied(made) if made.get().adopted => Some(made.remove().staged),
-            _ => None,
-        }
+    /// Gives what stands for an inode, once: it is in the tables then.
+    pub(super) fn take(&mut self, slot: Slot) -> SysResult<Option<Staged>> {
+        let Some(staged) = self.made.remove(&slot) else { return Ok(None) };
+        self.engine.live.adopt(&staged)?;
+        Ok(Some(staged))
     }
 
-    /// Removes what was not adopted.
+    /// Removes what was not taken.
     pub(super) fn clear(&mut self) {
-        self.made.drain().filter(|(_, made)| !made.adopted).for_each(|(_, made)| self.engine.live.unstage(&made.staged));
+        self.made.drain().for_each(|(_, staged)| self.engine.live.unstage(&staged));
     }
 }
 
