@@ -11,6 +11,10 @@ use crate::common::mount::wait_until;
 const FORGET_SECONDS: u64 = 60;
 /// Inodes that the kernel may know when it was told to forget: the root, and who uses it.
 const INODES_MAX: u64 = 2;
+/// Sockets of a daemon that nobody talks to: the one that listens, and the one to the holder.
+const SOCKETS: usize = 2;
+/// Seconds for the daemon to close the connection of a client that has ended.
+const CLOSE_SECONDS: u64 = 10;
 
 /// What the daemon holds when nobody uses the mount and the kernel has forgotten what it knew.
 pub struct Level {
@@ -32,6 +36,8 @@ impl Level {
             let walks = open_of(rig.mount.pid()).keys().any(|target| target.ends_with("/baseline.new"));
             number("open_files") == 0 && number("inodes") <= INODES_MAX && number("past_inodes") == 0 && !walks
         });
+        let sockets = || open_of(rig.mount.pid()).keys().filter(|target| target.starts_with("socket:")).count();
+        wait_until("the connections of the clients that asked are closed", CLOSE_SECONDS, || sockets() <= SOCKETS);
         let status = fs::read_to_string(format!("/proc/{}/status", rig.mount.pid())).expect("the daemon lives");
         let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
         Level { rss_kb: rss.expect("the status of a process has VmRSS"), open: open_of(rig.mount.pid()) }
