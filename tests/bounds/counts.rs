@@ -5,6 +5,7 @@ use std::fs;
 use tempfile::TempDir;
 
 use ckptfs::control::Client;
+use ckptfs::engine::api::GetStats;
 
 use crate::baseline;
 use crate::common::command::try_run_limited;
@@ -98,7 +99,7 @@ impl Traced<'_> {
 fn requests(mount: &crate::common::Mount, id: &str, to: &str) {
     let asked = || -> u64 {
         let store = fs::File::open(mount.path().join(".ckptfs")).expect("the store is there");
-        let stats = Client::connect(&store).expect("the daemon listens").stats().expect("stats");
+        let stats = Client::connect(&store).expect("the daemon listens").ask(GetStats).expect("stats");
         stats.requests.values().sum()
     };
     let mut fewest = u64::MAX;

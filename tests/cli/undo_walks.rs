@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointOptions, Query, RestoreOptions, Retag, StateName, UndoOptions, UndoWalk, VerbError, VerbResult};
+use ckptfs::engine::api::{
+    ChangeTags, CheckpointOptions, Delete, ListOperations, PinCheckpoint, Query, RestoreOptions, Retag, StateName, UndoOptions, UndoWalk, VerbError,
+    VerbResult,
+};
 use ckptfs::store::record::Reason;
 
 use super::support::Sandbox;
@@ -55,14 +58,14 @@ impl World {
     }
 
     fn see(&mut self) -> Seen {
-        let all = self.client().find(Query::default()).expect("a list");
+        let all = self.client().ask(Query::default()).expect("a list");
         let asked = all.into_iter().filter(|one| !matches!(one.reason, Reason::Guard { .. }));
         let checkpoints = asked.map(|one| (one.id.0, (one.tags, one.note, one.pinned))).collect();
         Seen { checkpoints, tree: fs::read_to_string(self.sandbox.path.join("p/file")).expect("the file") }
     }
 
     fn newest(&mut self) -> u64 {
-        self.client().operations(None, 1).expect("a list").first().map_or(0, |operation| operation.number)
+        self.client().ask(ListOperations { before: None, limit: 1 }).expect("a list").first().map_or(0, |operation| operation.number)
     }
 
     fn some_id(&mut self) -> Option<StateName> {
@@ -77,17 +80,17 @@ impl World {
         let tag = format!("t{number}");
         let walk = |walk| UndoOptions { walk, skip: false, force: true, dry_run: false };
         let Some(id) = self.some_id().filter(|_| kind > 2) else {
-            return self.client().checkpoint(CheckpointOptions { note: format!("note {kind}"), ..CheckpointOptions::default() }).map(drop);
+            return self.client().ask(CheckpointOptions { note: format!("note {kind}"), ..CheckpointOptions::default() }).map(drop);
         };
         let client = self.client();
         match kind {
-            3 | 4 => client.restore(RestoreOptions { to: id, paths: Vec::new(), dry_run: false, times: None }).map(drop),
-            5 => client.delete(id).map(drop),
-            6 => client.pin(id, (number > 0).then_some(tag)).map(drop),
-            7 | 8 => client.retag(id, Retag { add: vec![tag], remove: Vec::new(), force: number > 1 }).map(drop),
-            9 => client.retag(StateName(tag.clone()), Retag { remove: vec![tag], ..Retag::default() }).map(drop),
-            10 => client.undo(walk(UndoWalk::Undo(1 + number))).map(drop),
-            _ => client.undo(walk(UndoWalk::Redo(1 + number % 2))).map(drop),
+            3 | 4 => client.ask(RestoreOptions { to: id, paths: Vec::new(), dry_run: false, times: None }).map(drop),
+            5 => client.ask(Delete { state: id, now: false }).map(drop),
+            6 => client.ask(PinCheckpoint { state: id, reason: (number > 0).then_some(tag) }).map(drop),
+            7 | 8 => client.ask(ChangeTags { state: id, retag: Retag { add: vec![tag], remove: Vec::new(), force: number > 1 } }).map(drop),
+            9 => client.ask(ChangeTags { state: StateName(tag.clone()), retag: Retag { remove: vec![tag], ..Retag::default() } }).map(drop),
+            10 => client.ask(walk(UndoWalk::Undo(1 + number))).map(drop),
+            _ => client.ask(walk(UndoWalk::Redo(1 + number % 2))).map(drop),
         }
     }
 
@@ -109,7 +112,7 @@ fn walked(seed: u64) {
     let mut world = World::new(seed);
     for content in 1..=WRITES {
         fs::write(world.sandbox.path.join("p/file"), content.to_string()).expect("a write");
-        world.client().checkpoint(CheckpointOptions::default()).expect("a checkpoint");
+        world.client().ask(CheckpointOptions::default()).expect("a checkpoint");
     }
     // What is written is no operation, and is not undone: from here on the tree is changed by restores alone.
     let mut states: BTreeMap<u64, Seen> = BTreeMap::from([(WRITES as u64, world.see())]);
@@ -127,7 +130,7 @@ fn walked(seed: u64) {
         let numbers: Vec<u64> = states.keys().copied().collect();
         let to = numbers[world.random.below(numbers.len())];
         let options = UndoOptions { walk: UndoWalk::To(to), skip: false, force: true, dry_run: false };
-        let undone = world.client().undo(options).unwrap_or_else(|why| panic!("seed {seed}: to {to}: {why}"));
+        let undone = world.client().ask(options).unwrap_or_else(|why| panic!("seed {seed}: to {to}: {why}"));
         assert_eq!(undone.stopped, None, "seed {seed}: to {to}");
         let seen = world.see();
         assert_eq!(seen, states[&to], "seed {seed}: to {to} from {:?}, by {undone:?}", numbers.last());

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ckptfs::control::{Client, SOCKET_NAME, STORE_NAME};
-use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Stats};
+use ckptfs::engine::api::{CheckpointOptions, GetStats, RestoreOptions, StateName, Stats};
 
 use crate::common::mount::{minor_of, wait_until};
 use crate::common::{Image, Mount, MountOpts, Variant};
@@ -70,7 +70,7 @@ impl Counted {
 
     /// Makes a checkpoint and returns its number.
     pub fn checkpoint(&mut self) -> u64 {
-        self.client.checkpoint(CheckpointOptions::default()).expect("a checkpoint").id.0
+        self.client.ask(CheckpointOptions::default()).expect("a checkpoint").id.0
     }
 
     /// Brings everything to the disk that was written below the mount.
@@ -82,13 +82,13 @@ impl Counted {
     /// Makes the tree what it was.
     pub fn restore(&mut self, id: u64) {
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
-        self.client.restore(options).expect("a restore");
+        self.client.ask(options).expect("a restore");
     }
 
     /// What the daemon says of itself once it has answered every request: also those that nobody waits for, as RELEASE.
     pub fn stats(&mut self) -> Stats {
         self.settle();
-        self.client.stats().expect("stats")
+        self.client.ask(GetStats).expect("stats")
     }
 
     /// Waits until every request is answered.

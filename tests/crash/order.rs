@@ -164,17 +164,18 @@ fn ckptfs(root: &Path, verb: &str) {
 #[cfg(debug_assertions)]
 fn a_move_that_did_not_reach_the_disk_is_taken_back(v: Variant) {
     use ckptfs::control::Client;
+    use ckptfs::engine::api::Fault;
     use ckptfs::sys::{Errno, fault};
     let wrong = differences_after(v, "", |root| {
         let client = || Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap();
         let pause = fault::Plan { errno: 0, pause_ms: 2000, ..fault::Plan::nth(1, Errno::EIO).only(fault::Call::Rename) };
-        client().fault(Some(pause)).unwrap();
+        client().ask(Fault { plan: Some(pause) }).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| fs::rename(root.join("d/f0"), root.join("d/f1")).unwrap());
             thread::sleep(Duration::from_millis(500));
             sh(root.parent().unwrap(), "sync -f .");
         });
-        assert_eq!(client().fault(None).unwrap().1, 1, "nothing was held up");
+        assert_eq!(client().ask(Fault { plan: None }).unwrap().1, 1, "nothing was held up");
         ckptfs(root, "checkpoint");
         thread::sleep(JOURNAL_SYNCED);
     });

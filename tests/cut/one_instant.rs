@@ -57,7 +57,7 @@ pub struct Counts {
 /// Makes a checkpoint while `writer` writes in `dir`, and checks what its view shows against what was written before and after the request.
 fn cut(rig: &Rig, client: &mut Client, writer: &Writer, dir: &Path) -> Seen {
     let done_before = writer.done();
-    let info: CheckpointInfo = client.checkpoint(CheckpointOptions::default()).expect("a checkpoint can be made");
+    let info: CheckpointInfo = client.ask(CheckpointOptions::default()).expect("a checkpoint can be made");
     let begun_after = writer.begun();
     let shown = shown(&rig.view(info.id.0).join(dir), writer.ways());
     let (id, atomic) = (info.id.0, info.atomic);

@@ -9,6 +9,7 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
     use std::fs::File;
 
     use ckptfs::control::Client;
+    use ckptfs::engine::api::Fault;
     use ckptfs::sys::Errno;
     use ckptfs::sys::fault::{Call, Plan};
 
@@ -21,7 +22,7 @@ fn a_kill_in_the_middle_costs_nothing(v: Variant) {
     for (call, nth) in calls {
         rig.mount.kill_holder();
         let mut client = Client::connect(File::open(rig.path().join(".ckptfs")).unwrap()).unwrap();
-        client.fault(Some(Plan { kill: true, ..Plan::nth(nth, Errno::EIO).only(call) })).unwrap();
+        client.ask(Fault { plan: Some(Plan { kill: true, ..Plan::nth(nth, Errno::EIO).only(call) }) }).unwrap();
         let output = rig.mount.run(&["dedup"]);
         assert!(!output.status.success(), "nobody was killed at {call:?} {nth}");
         rig.mount.kill();

@@ -126,10 +126,10 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     let id = rig.mount.checkpoint();
     let store = ckptfs::sys::host::open_dir_path(&rig.path().join(".ckptfs")).expect("the store");
     let mut client = Client::connect(&store).expect("connect");
-    let (begun, _) = client.export(ExportAsk::Begin { state: StateName(id.to_string()), from: None }).expect("begins");
+    let (begun, _) = client.ask_with_files(ExportAsk::Begin { state: StateName(id.to_string()), from: None }).expect("begins");
     let (mut given, mut done, mut changed, mut again) = (0, Vec::new(), false, Vec::new());
     loop {
-        let (part, files) = client.export(ExportAsk::Next { run: begun.run, done: std::mem::take(&mut done) }).expect("part");
+        let (part, files) = client.ask_with_files(ExportAsk::Next { run: begun.run, done: std::mem::take(&mut done) }).expect("part");
         if part.finished {
             break;
         }
@@ -158,7 +158,7 @@ fn what_changes_while_it_is_exported_is_given_again(v: Variant) {
     drop(client);
     let mut other = Client::connect(&store).expect("connect");
     let began = std::time::Instant::now();
-    let known = |other: &mut Client| other.export(ExportAsk::Next { run: begun.run, done: Vec::new() }).is_ok();
+    let known = |other: &mut Client| other.ask_with_files(ExportAsk::Next { run: begun.run, done: Vec::new() }).is_ok();
     while known(&mut other) {
         assert!(began.elapsed() < std::time::Duration::from_secs(30), "the export is still known");
     }

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ckptfs::control::Client;
+use ckptfs::engine::api::Fault;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
@@ -103,7 +104,7 @@ fn assert_never_wrong(view: &Path, copy: &Path, what: &str) -> usize {
 }
 
 fn arm(rig: &Rig, plan: Option<Plan>) -> (u64, u64) {
-    Client::connect(File::open(rig.path().join(".ckptfs")).unwrap()).unwrap().fault(plan).unwrap()
+    Client::connect(File::open(rig.path().join(".ckptfs")).unwrap()).unwrap().ask(Fault { plan }).unwrap()
 }
 
 /// Waits until the tree is written down, but not for ever.

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use ckptfs::control::Client;
+use ckptfs::engine::api::Fault;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
@@ -39,7 +40,7 @@ impl Beside {
     /// Arms the daemon, or disarms it: how many calls counted before, and how many failed.
     fn fault(&self, plan: Option<Plan>) -> (u64, u64) {
         let store = File::open(self.backing.join(".ckptfs")).unwrap();
-        Client::connect(store).unwrap().fault(plan).unwrap()
+        Client::connect(store).unwrap().ask(Fault { plan }).unwrap()
     }
 
     fn warnings(&self) -> String {

@@ -6,8 +6,11 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName, Status, Times, TreePath, UndoOptions, UndoWalk, VerbResult, Verbs};
+use ckptfs::engine::api::{
+    CheckpointOptions, Delete, GetStatus, ListCheckpoints, RestoreOptions, StateName, Status, Times, TreePath, UndoOptions, UndoWalk, VerbResult,
+};
 use ckptfs::engine::request::{Caller, Entry, Fh, Looked, NewNode, NewTime, NodeId, RenameHow, Service, SetAttr, XattrHow};
+use ckptfs::engine::verb::Verb;
 use ckptfs::engine::{Config, Engine, IoChoice};
 use ckptfs::sys::{self, Errno, Kind, SysResult};
 
@@ -90,6 +93,10 @@ impl Served {
 
     pub fn engine(&self) -> &Engine {
         self.engine.as_ref().expect("it is served")
+    }
+
+    fn ask<V: Verb>(&self, verb: V) -> VerbResult<V::Answer> {
+        verb.run(self.engine(), &CALLER.actor().into())
     }
 
     /// The kernel forgets everything.
@@ -248,13 +255,13 @@ impl Served {
     }
 
     pub fn checkpoint_with(&self, sync: bool) -> VerbResult<u64> {
-        Ok(self.engine().checkpoint(&CALLER.actor(), &CheckpointOptions { sync, ..CheckpointOptions::default() })?.id.0)
+        Ok(self.ask(CheckpointOptions { sync, ..CheckpointOptions::default() })?.id.0)
     }
 
     pub fn restore(&self, id: u64, path: &str) -> VerbResult<()> {
         let paths = if path.is_empty() { Vec::new() } else { vec![TreePath(path.as_bytes().to_vec())] };
         let options = RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false, times: Some(Times::Kept) };
-        let unknown = self.engine().restore(&CALLER.actor(), &options)?.unknown;
+        let unknown = self.ask(options)?.unknown;
         // What could not be read is named, and the rest is done: the verb fails then too.
         if unknown.is_empty() {
             Ok(())
@@ -264,29 +271,29 @@ impl Served {
     }
 
     pub fn delete(&self, id: u64) -> VerbResult<()> {
-        self.engine().delete(&CALLER.actor(), &StateName(id.to_string()), false).map(drop)
+        self.ask(Delete { state: StateName(id.to_string()), now: false }).map(drop)
     }
 
     pub fn free(&self, id: u64) -> VerbResult<()> {
-        self.engine().delete(&CALLER.actor(), &StateName(id.to_string()), true).map(drop)
+        self.ask(Delete { state: StateName(id.to_string()), now: true }).map(drop)
     }
 
     pub fn undo(&self) -> VerbResult<()> {
-        self.engine().undo(&CALLER.actor(), &UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false }).map(drop)
+        self.ask(UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false }).map(drop)
     }
 
     pub fn checkpoints(&self) -> Vec<u64> {
-        self.engine().log().expect("the checkpoints are in memory").iter().map(|info| info.id.0).collect()
+        self.ask(ListCheckpoints).expect("the checkpoints are in memory").iter().map(|info| info.id.0).collect()
     }
 
     /// The newest that somebody asked for: what `status` compares with where only paths were restored.
     pub fn latest(&self) -> u64 {
-        let log = self.engine().log().expect("the checkpoints are in memory");
+        let log = self.ask(ListCheckpoints).expect("the checkpoints are in memory");
         log.iter().filter(|info| info.reason.is_asked()).map(|info| info.id.0).max().expect("there is one")
     }
 
     pub fn status(&self) -> VerbResult<Status> {
-        self.engine().status()
+        self.ask(GetStatus)
     }
 
     /// What `status` calls dirty below `dir`: the paths, sorted, and the directories that were renamed, with where they were.

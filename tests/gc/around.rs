@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::time::Instant;
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointOptions, StateName};
+use ckptfs::engine::api::{CheckpointOptions, Delete, Fault, StateName};
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::Plan;
 
@@ -36,13 +36,13 @@ fn delete_among(v: Variant, count: u64) -> (u64, u64) {
         for file in 0..FILES {
             fs::write(mount.path().join(format!("f{file}")), noise(512, round * FILES + file)).unwrap();
         }
-        client.checkpoint(CheckpointOptions::default()).unwrap();
+        client.ask(CheckpointOptions::default()).unwrap();
     }
-    client.fault(Some(Plan::nth(0, Errno::EIO))).unwrap();
+    client.ask(Fault { plan: Some(Plan::nth(0, Errno::EIO)) }).unwrap();
     let began = Instant::now();
-    client.free(StateName((count / 2).to_string())).unwrap();
+    client.ask(Delete { state: StateName((count / 2).to_string()), now: true }).unwrap();
     let took_us = began.elapsed().as_micros() as u64;
-    let (calls, _) = client.fault(None).unwrap();
+    let (calls, _) = client.ask(Fault { plan: None }).unwrap();
     assert!(calls >= FILES, "its versions were removed: {calls}");
     (calls, took_us)
 }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use ckptfs::control::Client;
+use ckptfs::engine::api::Fault;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
@@ -43,7 +44,7 @@ impl Beside {
     }
 
     fn fault(&self, backing: &Path, plan: Option<Plan>) -> Option<(u64, u64)> {
-        Client::connect(File::open(backing.join(".ckptfs")).ok()?).ok()?.fault(plan).ok()
+        Client::connect(File::open(backing.join(".ckptfs")).ok()?).ok()?.ask(Fault { plan }).ok()
     }
 
     fn check(&self, shown: &str) {

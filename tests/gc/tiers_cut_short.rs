@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use ckptfs::control::Client;
+use ckptfs::engine::api::Fault;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 use serde_json::json;
@@ -101,7 +102,7 @@ fn cut_short(v: Variant, image: &Image, name: &str, what: &str, plan: Plan, want
     let shown = format!("{v:?}: {what} {}", plan.nth);
     let (mut mount, kept) = story(v, image, name);
     let backing = image.path().join(name);
-    let fault = |plan| Client::connect(File::open(backing.join(".ckptfs")).ok()?).ok()?.fault(plan).ok();
+    let fault = |plan| Client::connect(File::open(backing.join(".ckptfs")).ok()?).ok()?.ask(Fault { plan }).ok();
     fault(Some(plan)).expect("the daemon is armed");
     let ran = mount.run(&["gc"]);
     let fired = fault(None).is_none_or(|(_, fired)| fired > 0);

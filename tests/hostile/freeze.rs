@@ -16,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ckptfs::control::Client;
+use ckptfs::engine::api::Fault;
 use ckptfs::sys::fault::{Call, Plan};
 
 use super::common::mount::wait_until;
@@ -296,7 +297,7 @@ fn a_hundred_that_wait_starve_nobody(v: Variant) {
 
 fn arm(rig: &Rig, plan: Option<Plan>) -> u64 {
     let store = File::open(rig.path().join(".ckptfs")).expect("the store");
-    Client::connect(store).expect("the daemon listens").fault(plan).expect("a debug build").1
+    Client::connect(store).expect("the daemon listens").ask(Fault { plan }).expect("a debug build").1
 }
 
 /// A file of 3 MiB, whose next capture takes three seconds; what `during` returns, when the first byte has been written over.

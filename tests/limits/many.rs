@@ -78,7 +78,7 @@ fn very_many_checkpoints() {
                 put(&path, number.to_string());
             }
             let tags = if number % 100 == 0 { vec![format!("tag-{number}")] } else { Vec::new() };
-            let made = client.checkpoint(CheckpointOptions { tags, ..CheckpointOptions::default() }).expect("a checkpoint");
+            let made = client.ask(CheckpointOptions { tags, ..CheckpointOptions::default() }).expect("a checkpoint");
             assert_eq!(made.id.0, number);
         }
         eprintln!("{count} checkpoints in {:?}", began.elapsed());

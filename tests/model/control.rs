@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use ckptfs::control::Client;
 use ckptfs::engine::api::{
-    Change, CheckpointOptions, GcOptions, Query, RestoreOptions, Restored, StateName, Times, TreePath, UndoOptions, UndoWalk, VerbError,
+    Change, CheckpointOptions, Compare, Delete, GcOptions, GetStatus, Query, RestoreOptions, Restored, ShowCheckpoint, StateName, Times, TreePath,
+    UndoOptions, UndoWalk, VerbError,
 };
 use rustix::fs::{Mode, OFlags};
 
@@ -48,7 +49,7 @@ impl World {
     pub fn control_op(&mut self, op: &Op) -> Result<(), String> {
         match op.verb {
             Verb::Checkpoint => {
-                let made = self.client()?.checkpoint(CheckpointOptions::default()).map_err(|error| said("checkpoint", &error))?;
+                let made = self.client()?.ask(CheckpointOptions::default()).map_err(|error| said("checkpoint", &error))?;
                 if !made.atomic {
                     return Err("nobody writes, and the checkpoint says that it is not atomic".to_owned());
                 }
@@ -59,7 +60,7 @@ impl World {
                 let tag = format!("t{}", self.tags);
                 let made = rustix::fs::mkdir(self.root.join(".snapshots").join(&tag), Mode::from_raw_mode(0o755));
                 made.map_err(|errno| format!("mkdir .snapshots/{tag}: {errno}"))?;
-                let shown = self.client()?.show(StateName(tag.clone())).map_err(|error| said("show", &error))?;
+                let shown = self.client()?.ask(ShowCheckpoint { state: StateName(tag.clone()) }).map_err(|error| said("show", &error))?;
                 self.keep(shown.id.0, true)?;
                 self.snaps.last_mut().expect("it was kept").tag = Some(tag);
                 Ok(())
@@ -102,7 +103,7 @@ impl World {
 
     /// What was changed while nothing was mounted (`CKPTFS_TEST_ABSENCE=on`) is between a checkpoint of the tree as it was left and one of the tree as it is.
     pub fn take_in_absence(&mut self, left: Tree) -> Result<(), String> {
-        let told = self.client()?.status().map_err(|error| said("status", &error))?.absence;
+        let told = self.client()?.ask(GetStatus).map_err(|error| said("status", &error))?.absence;
         let Some(told) = told else {
             // Of a tree without a checkpoint nothing is written down.
             let expects = absences_are_epochs() && !self.snaps.is_empty();
@@ -117,7 +118,7 @@ impl World {
         self.keep(told.after.0, false)?;
         self.snaps.last_mut().expect("it was kept").auto = true;
         let (from, to) = (StateName(told.before.to_string()), StateName(told.after.to_string()));
-        let changes = self.client()?.diff(from, Some(to)).map_err(|error| said("diff", &error))?;
+        let changes = self.client()?.ask(Compare { from, to: Some(to), sizes: false }).map_err(|error| said("diff", &error))?;
         if changes.len() as u64 != told.paths {
             return Err(format!("{} changes while nothing was mounted, but {} are told", changes.len(), told.paths));
         }
@@ -163,13 +164,13 @@ impl World {
         let (id, state) = (snap.id, StateName(snap.id.to_string()));
         let view = self.root.join(".snapshots").join(id.to_string());
         match op.number(1) % 4 {
-            0 => drop(self.client()?.free(state).map_err(|error| said("delete --now", &error))?),
+            0 => drop(self.client()?.ask(Delete { state, now: true }).map_err(|error| said("delete --now", &error))?),
             1 => rustix::fs::rmdir(&view).map_err(|errno| format!("rmdir .snapshots/{id}: {errno}"))?,
-            2 => drop(self.client()?.delete(state).map_err(|error| said("delete", &error))?),
+            2 => drop(self.client()?.ask(Delete { state, now: false }).map_err(|error| said("delete", &error))?),
             _ => {
-                self.client()?.delete(state).map_err(|error| said("delete", &error))?;
+                self.client()?.ask(Delete { state, now: false }).map_err(|error| said("delete", &error))?;
                 let options = UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false };
-                self.client()?.undo(options).map_err(|error| said("undo", &error))?;
+                self.client()?.ask(options).map_err(|error| said("undo", &error))?;
                 // It is looked at with the others.
                 self.snaps.insert(index, snap);
                 return Ok(());
@@ -188,7 +189,7 @@ impl World {
     fn gc(&mut self) -> Result<(), String> {
         let mut options = GcOptions::default();
         loop {
-            let report = self.client()?.gc(options.clone()).map_err(|error| said("gc", &error))?;
+            let report = self.client()?.ask(options.clone()).map_err(|error| said("gc", &error))?;
             if report.finished {
                 return Ok(());
             }
@@ -279,7 +280,7 @@ impl World {
     }
 
     fn check_status(&mut self) -> Result<(), String> {
-        let status = self.client()?.status().map_err(|error| said("status", &error))?;
+        let status = self.client()?.ask(GetStatus).map_err(|error| said("status", &error))?;
         let latest = status.latest.map(|id| id.0);
         let last = self.latest();
         let exact = latest == last && status.checkpoints == self.snaps.len() as u64;
@@ -305,7 +306,7 @@ impl World {
         let name = |index: usize| StateName(self.snaps[index].id.to_string());
         let (from, to) = (name(a), (!to_live).then(|| name(b)));
         let what = format!("diff {} {}", from.0, to.as_ref().map_or("live", |to| &to.0));
-        let changes = self.client()?.diff(from, to).map_err(|error| said(&what, &error))?;
+        let changes = self.client()?.ask(Compare { from, to, sizes: false }).map_err(|error| said(&what, &error))?;
         let new = if to_live { self.model.tree.reachable() } else { self.snaps[b].tree.clone() };
         self.check_changes(&what, &changes, &self.snaps[a].tree, &new)
     }
@@ -335,7 +336,7 @@ impl World {
         let Some(index) = self.pick(op.number(0)) else { return Ok(()) };
         let (id, tree) = (self.snaps[index].id, self.snaps[index].tree.clone());
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: true, times: None };
-        let told = self.client()?.restore(options).map_err(|error| said("restore --dry-run", &error))?;
+        let told = self.client()?.ask(options).map_err(|error| said("restore --dry-run", &error))?;
         if told.guard.is_some() {
             return Err("a dry run made a checkpoint".to_owned());
         }
@@ -344,7 +345,7 @@ impl World {
     }
 
     fn ask_restore(&mut self, id: u64, paths: Vec<TreePath>) -> Result<Result<Restored, VerbError>, String> {
-        Ok(self.client()?.restore(RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false, times: Some(Times::Kept) }))
+        Ok(self.client()?.ask(RestoreOptions { to: StateName(id.to_string()), paths, dry_run: false, times: Some(Times::Kept) }))
     }
 
     fn restore(&mut self, op: &Op) -> Result<(), String> {
@@ -556,12 +557,12 @@ impl World {
             self.delete(&Op::new(Verb::Delete, &[], &[self.tags, self.tags % 3]))?;
             self.tags += 1;
         }
-        for hidden in self.client()?.find(Query { hidden: true, ..Query::default() }).map_err(|error| said("log --deleted", &error))? {
-            self.client()?.free(StateName(hidden.id.to_string())).map_err(|error| said("delete --now", &error))?;
+        for hidden in self.client()?.ask(Query { hidden: true, ..Query::default() }).map_err(|error| said("log --deleted", &error))? {
+            self.client()?.ask(Delete { state: StateName(hidden.id.to_string()), now: true }).map_err(|error| said("delete --now", &error))?;
         }
         // A worker that took over may have captured a file that no checkpoint has; that goes with the first run after its epoch.
-        let made = self.client()?.checkpoint(CheckpointOptions::default()).map_err(|error| said("checkpoint", &error))?;
-        self.client()?.free(StateName(made.id.to_string())).map_err(|error| said("delete --now", &error))?;
+        let made = self.client()?.ask(CheckpointOptions::default()).map_err(|error| said("checkpoint", &error))?;
+        self.client()?.ask(Delete { state: StateName(made.id.to_string()), now: true }).map_err(|error| said("delete --now", &error))?;
         self.gc()?;
         let mounted = self.mounted.as_mut().expect("it was looked at");
         mounted.client = None;

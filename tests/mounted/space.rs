@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use ckptfs::control::Client;
+use ckptfs::engine::api::Fault;
 use ckptfs::sys::Errno;
 use ckptfs::sys::fault::{Call, Plan};
 
@@ -128,7 +129,7 @@ fn what_was_captured_for_a_checkpoint_that_did_not_come_is_removed(v: Variant) {
     let files: Vec<File> = (0..4).map(open).collect();
     files.iter().for_each(|file| file.write_all_at(b"new", 0).unwrap());
     let plan = Plan { kill: true, ..Plan::nth(3, Errno::EIO).only(Call::Clone) };
-    Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap().fault(Some(plan)).unwrap();
+    Client::connect(File::open(root.join(".ckptfs")).unwrap()).unwrap().ask(Fault { plan: Some(plan) }).unwrap();
     let made = rig.mount.run(&["checkpoint"]);
     drop(files);
     if v.io == Io::Daemon {

@@ -35,7 +35,7 @@ pub fn connect(mount: &Path) -> Client {
 
 /// Makes a checkpoint.
 pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
-    client.checkpoint(CheckpointOptions::default()).expect("a checkpoint can be made")
+    client.ask(CheckpointOptions::default()).expect("a checkpoint can be made")
 }
 
 /// A directory that goes with the value, or with the run directory should this process be killed.
