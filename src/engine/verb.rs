@@ -189,7 +189,8 @@ impl Asker {
 
     /// Ends what was begun: they ask no more.
     pub fn end(&self, answers: &(impl Answerer + ?Sized)) {
-        for run in std::mem::take(&mut *self.exports.lock()) {
+        let exports = std::mem::take(&mut *self.exports.lock());
+        for run in exports {
             // It may have been given up already.
             let _ = answers.answer(ExportAsk::End { run }.into(), self);
         }
