@@ -18,7 +18,7 @@ IMAGE ?= ckptfs
 PLUGIN ?= ckptfs:local
 
 # Those of the named test targets that exist.
-present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
+present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-absence bench-compare check-macos deny install uninstall image plugin deb deb-files

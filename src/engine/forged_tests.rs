@@ -199,7 +199,7 @@ fn forge(dir: &Path, bytes: &[u8]) {
     let mut forger = Forger { bytes: bytes.iter(), slots: &slots, open: 2, operations: 0 };
     store.journal.append(&[Record::Checkpoint(checkpoint(CheckpointId(1)))]).unwrap();
     while forger.bytes.len() > 0 {
-        // What our own encoder refuses is in `tests/hostile/forged.rs`.
+        // What our own encoder refuses is in `tests/it/hostile/forged.rs`.
         let _ = store.journal.append(&[forger.record()]);
     }
     // Half of them are read from an index, the others from the end of the journal.
