@@ -15,7 +15,7 @@ use super::own::Own;
 use super::record::{MountId, Parent, Record, boot, now_text, sync_parent};
 use super::uses::Asker;
 use crate::control::{Client, History, Store};
-use crate::engine::api::{CheckpointInfo, ListCheckpoints, ShowCheckpoint, StateName, Unmount, VerbError, VerbResult};
+use crate::engine::api::{CheckpointInfo, CheckpointOptions, ListCheckpoints, ShowCheckpoint, StateName, Unmount, VerbError, VerbResult};
 use crate::engine::offline::Offline;
 use crate::engine::word::word;
 use crate::store::ids::CheckpointId;
@@ -287,7 +287,7 @@ impl Pool {
         let copied = (|| {
             let state = match state {
                 Some(state) => self.checkpoint_of(&self.get(volume)?, state)?.id,
-                None => self.checkpoint(&point, &format!("volume {child} begins here"))?,
+                None => self.checkpoint(&self.get(volume)?, &format!("volume {child} begins here"))?,
             };
             let (number, dir) = (state.to_string(), dir.to_string_lossy());
             self.own.verb_in(&point, &["fork", &number, &dir])?;
@@ -297,16 +297,16 @@ impl Pool {
         copied
     }
 
-    /// Makes a checkpoint of what is mounted at `point`, unless the newest one is that already.
-    fn checkpoint(&self, point: &Path, note: &str) -> VerbResult<CheckpointId> {
-        let said = self.own.verb_in(point, &["checkpoint", "--if-changed", "-m", note])?;
-        let made: CheckpointInfo = serde_json::from_slice(&said).map_err(|cause| error("internal", cause.to_string()))?;
-        Ok(made.id)
+    /// Makes a checkpoint of a volume that is mounted, unless the newest one is that already.
+    fn checkpoint(&self, record: &Record, note: &str) -> VerbResult<CheckpointId> {
+        let client = self.daemon(record)?;
+        let mut client = client.ok_or_else(|| hinted("daemon-busy", format!("no daemon serves volume {}", record.name), "try again later"))?;
+        Ok(client.ask(CheckpointOptions { note: note.to_owned(), if_changed: true, ..CheckpointOptions::default() })?.id)
     }
 
     /// Makes a checkpoint that nobody waits for: that there can be none keeps no container from starting or ending.
-    fn mark(&self, record: &Record, point: &Path, note: &str) {
-        if let Err(error) = self.checkpoint(point, note) {
+    fn mark(&self, record: &Record, note: &str) {
+        if let Err(error) = self.checkpoint(record, note) {
             tracing::warn!(name = record.name, note, error = error.message, "no checkpoint was made");
         }
     }
@@ -423,7 +423,7 @@ impl Pool {
             record.save(&self.meta(&record.name))?;
         }
         if first && options.auto.mount && asked {
-            self.mark(record, &place.point, "mounted");
+            self.mark(record, "mounted");
         }
         Ok(place.point)
     }
@@ -474,7 +474,7 @@ impl Pool {
                 return Ok(());
             }
             if asked && options.auto.unmount && facts::serves(&facts::table()?, &place.point) {
-                self.mark(record, &place.point, "unmounted");
+                self.mark(record, "unmounted");
             }
             if let Err(error) = self.stop(&place) {
                 tracing::info!(name = record.name, error = error.message, "the volume stays mounted");
