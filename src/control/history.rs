@@ -6,14 +6,14 @@ use super::Client;
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::offline::Offline;
-use crate::engine::verb::{Asker, Verb};
+use crate::engine::verb::{Requester, Verb};
 
 /// See the module.
 pub enum History {
     /// The daemon that serves the tree.
     Daemon(Client),
     /// This process, which has the store open: nobody serves it meanwhile, and it is closed in order at the end.
-    Here(Arc<Engine>, Box<Asker>),
+    Here(Arc<Engine>, Box<Requester>),
     /// This process, which only reads the store.
     Store(Box<Offline>),
 }
@@ -24,7 +24,7 @@ impl History {
     pub fn ask<V: Verb>(&mut self, verb: V) -> VerbResult<V::Answer> {
         match self {
             History::Daemon(client) => client.ask(verb),
-            History::Here(engine, asker) => verb.run(engine, asker),
+            History::Here(engine, requester) => verb.run(engine, requester),
             History::Store(store) => verb.read(store),
         }
     }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use super::protocol::{Call, FRAME_BYTES_MAX, encode_error, receive_up_to, write_answer};
 use crate::engine::api::{Unmount, VerbError, VerbResult};
 use crate::engine::asker::while_wanted;
-use crate::engine::verb::{Answer, Answerer, Asker, Request};
+use crate::engine::verb::{Answer, Answerer, Request, Requester};
 use crate::store::record::Actor;
 use crate::sys;
 use crate::sys::host;
@@ -200,13 +200,13 @@ impl Server {
     fn requests_and_end(&self, number: u64, stream: &Arc<UnixStream>) -> io::Result<()> {
         // Who that is was settled when they connected (SO_PEERCRED), and is asked once.
         let peer = Arc::clone(stream);
-        let asker = Asker::found_by(move || actor(&peer));
-        let ended = self.requests(number, stream, &asker);
-        asker.end(&*self.answerer);
+        let requester = Requester::found_by(move || actor(&peer));
+        let ended = self.requests(number, stream, &requester);
+        requester.end(&*self.answerer);
         ended
     }
 
-    fn requests(&self, number: u64, stream: &UnixStream, asker: &Asker) -> io::Result<()> {
+    fn requests(&self, number: u64, stream: &UnixStream, requester: &Requester) -> io::Result<()> {
         let mut reader = BufReader::new(InTime { stream, until: Cell::new(None) });
         let mut frame = Vec::new();
         loop {
@@ -221,11 +221,11 @@ impl Server {
             frame = Vec::new();
             let unmount = if let Ok(Request::Unmount(unmount)) = request { Some(unmount) } else { None };
             let result = request.and_then(|request| match request.can_be_cancelled().then(|| stream.try_clone()) {
-                Some(Ok(peer)) => while_wanted(move || is_given_up(&peer), || self.call(request, asker)),
-                _ => self.call(request, asker),
+                Some(Ok(peer)) => while_wanted(move || is_given_up(&peer), || self.call(request, requester)),
+                _ => self.call(request, requester),
             });
             let done = result.is_ok();
-            let replied = reply(stream, result, &asker.take_files());
+            let replied = reply(stream, result, &requester.take_files());
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
             replied?;
             if let Some(Unmount { leave: true, .. }) = unmount.filter(|_| done) {
@@ -268,8 +268,8 @@ impl Server {
         received
     }
 
-    fn call(&self, request: Request, asker: &Asker) -> VerbResult<Answer> {
-        let answer = catch_unwind(AssertUnwindSafe(|| self.answerer.answer(request, asker)));
+    fn call(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
+        let answer = catch_unwind(AssertUnwindSafe(|| self.answerer.answer(request, requester)));
         answer.unwrap_or_else(|_| {
             let message = "the daemon made a mistake in answering; its log says more".into();
             Err(VerbError { code: "internal".into(), message, hint: Some("see .ckptfs/daemon.log".into()) })

@@ -13,7 +13,7 @@ use super::*;
 use crate::engine::Keep;
 use crate::engine::api::who::{ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath};
 use crate::engine::api::*;
-use crate::engine::verb::{Answer, Answerer, Asker, Request};
+use crate::engine::verb::{Answer, Answerer, Request, Requester};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason};
 use crate::sys::Kind;
@@ -99,11 +99,11 @@ fn event() -> AuditEvent {
 }
 
 impl Answerer for Fake {
-    fn answer(&self, request: Request, asker: &Asker) -> VerbResult<Answer> {
+    fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
         let some = 1..=self.changes as u64;
         Ok(match request {
             Request::Checkpoint(options) => {
-                assert_eq!((asker.by().uid, asker.by().pid), (crate::sys::ids().0, std::process::id()));
+                assert_eq!((requester.by().uid, requester.by().pid), (crate::sys::ids().0, std::process::id()));
                 Answer::of(CheckpointInfo { note: options.note, tags: options.tags, ..info(7) })
             }
             Request::Status(_) => Answer::of(status(self.changes)),

@@ -16,7 +16,7 @@ use super::api::{
 };
 use super::check::{CheckOptions, StoreCheck};
 use super::export::parts::ExportAsk;
-use super::verb::{Asker, Request};
+use super::verb::{Request, Requester};
 use super::{Config, Engine};
 use crate::history::present::Trail;
 use crate::history::view::State;
@@ -244,7 +244,7 @@ fn use_it(dir: &Path) {
         while !check.step().finished {}
     }
     let Ok(engine) = Engine::open(Config::bare(root(), dir.to_owned())) else { return };
-    let by = Asker::from(daemon());
+    let by = Requester::from(daemon());
     let ask = |request: Request| request.answer(&engine, &by);
     let state = |name: &str| StateName(name.into());
     let ids = engine.timeline().checkpoint_ids();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::api::{VerbError, VerbResult};
-use super::verb::{Asker, Verb};
+use super::verb::{Requester, Verb};
 use super::word::word;
 use super::{Engine, Keep, error};
 use crate::sys::{self, Errno, MountPoint, SysResult};
@@ -32,7 +32,7 @@ pub struct Unmount {
 impl Verb for Unmount {
     type Answer = ();
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<()> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<()> {
         let at = &engine.config.mount;
         engine.hush();
         engine.keep_at_end(self.keep);

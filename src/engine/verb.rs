@@ -40,7 +40,7 @@ pub trait Verb: Clone + Into<Request> {
     ///
     /// # Errors
     /// In words for a person, with a code for programs.
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<Self::Answer>;
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Self::Answer>;
 
     /// Does it of a tree that is not mounted, by reading its store.
     ///
@@ -81,9 +81,9 @@ macro_rules! verbs {
             ///
             /// # Errors
             /// As of [`Verb::run`].
-            pub fn answer(self, engine: &Engine, asker: &Asker) -> VerbResult<Answer> {
+            pub fn answer(self, engine: &Engine, requester: &Requester) -> VerbResult<Answer> {
                 match self {
-                    $($(#[$condition])? Request::$name(request) => request.run(engine, asker).map(Answer::of),)*
+                    $($(#[$condition])? Request::$name(request) => request.run(engine, requester).map(Answer::of),)*
                 }
             }
         }
@@ -124,12 +124,12 @@ verbs! {
 pub trait Answerer: Send + Sync {
     /// # Errors
     /// As of [`Verb::run`].
-    fn answer(&self, request: Request, asker: &Asker) -> VerbResult<Answer>;
+    fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer>;
 }
 
 impl Answerer for Engine {
-    fn answer(&self, request: Request, asker: &Asker) -> VerbResult<Answer> {
-        request.answer(self, asker)
+    fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
+        request.answer(self, requester)
     }
 }
 
@@ -154,17 +154,17 @@ impl Answer {
 }
 
 /// Who asks, and what is given to them besides answers. One for each connection.
-pub struct Asker {
+pub struct Requester {
     find: Box<dyn Fn() -> Actor + Send + Sync>,
     by: OnceLock<Actor>,
     files: Mutex<Vec<Arc<File>>>,
     exports: Mutex<Vec<u64>>,
 }
 
-impl Asker {
+impl Requester {
     /// Somebody who is looked up by `find` when it is needed who that is.
-    pub fn found_by(find: impl Fn() -> Actor + Send + Sync + 'static) -> Asker {
-        Asker { find: Box::new(find), by: OnceLock::new(), files: Mutex::default(), exports: Mutex::default() }
+    pub fn found_by(find: impl Fn() -> Actor + Send + Sync + 'static) -> Requester {
+        Requester { find: Box::new(find), by: OnceLock::new(), files: Mutex::default(), exports: Mutex::default() }
     }
 
     /// Who that is, for the record.
@@ -197,8 +197,8 @@ impl Asker {
     }
 }
 
-impl From<Actor> for Asker {
-    fn from(actor: Actor) -> Asker {
-        Asker::found_by(move || actor.clone())
+impl From<Actor> for Requester {
+    fn from(actor: Actor) -> Requester {
+        Requester::found_by(move || actor.clone())
     }
 }

@@ -13,14 +13,14 @@ use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
 use super::offline::Offline;
-use super::verb::{Asker, Verb};
+use super::verb::{Requester, Verb};
 use crate::history::view::State;
 use crate::store::record::Reason;
 
 impl Verb for CheckpointOptions {
     type Answer = CheckpointInfo;
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<CheckpointInfo> {
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         if self.if_changed
             && let Some(newest) = engine.timeline().base()
             && let Some(checkpoint) = engine.timeline().checkpoint(newest)
@@ -32,7 +32,7 @@ impl Verb for CheckpointOptions {
             }
         }
         let reason = self.of_ns.map_or(Reason::Asked, |of_ns| Reason::Imported { of_ns });
-        let made = engine.checkpoint_with_hooks(asker.by(), &self, reason)?;
+        let made = engine.checkpoint_with_hooks(requester.by(), &self, reason)?;
         engine.snapdir_changed();
         Ok(made)
     }
@@ -49,7 +49,7 @@ impl Verb for GetStatus {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Status> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Status> {
         engine.status()
     }
 }
@@ -65,7 +65,7 @@ impl Verb for GetStats {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Stats> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Stats> {
         engine.stats()
     }
 }
@@ -81,7 +81,7 @@ impl Verb for ListCheckpoints {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Vec<CheckpointInfo>> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
         Ok(engine.timeline().checkpoints().iter().rev().map(CheckpointInfo::new).collect())
     }
 
@@ -104,7 +104,7 @@ impl Verb for ShowCheckpoint {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<CheckpointInfo> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
         let id = engine.checkpoint_id(&self.state)?;
         let checkpoint = engine.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.state_names()))?;
         Ok(CheckpointInfo { open_at_cut: engine.open_at(id)?, dropped: engine.dropped_info(id)?, ..CheckpointInfo::new(&checkpoint) })
@@ -122,7 +122,7 @@ impl Verb for Query {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Vec<CheckpointInfo>> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
         engine.find_checkpoints(&self)
     }
 
@@ -143,8 +143,8 @@ pub struct ChangeTags {
 impl Verb for ChangeTags {
     type Answer = CheckpointInfo;
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<CheckpointInfo> {
-        let tagged = engine.retag_checkpoint(asker.by(), &self.state, &self.retag)?;
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
+        let tagged = engine.retag_checkpoint(requester.by(), &self.state, &self.retag)?;
         engine.snapdir_changed();
         Ok(tagged)
     }
@@ -162,8 +162,8 @@ pub struct PinCheckpoint {
 impl Verb for PinCheckpoint {
     type Answer = CheckpointInfo;
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<CheckpointInfo> {
-        engine.pin_checkpoint(asker.by(), &self.state, self.reason.as_deref())
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
+        engine.pin_checkpoint(requester.by(), &self.state, self.reason.as_deref())
     }
 }
 
@@ -181,7 +181,7 @@ impl Verb for ListVersions {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Vec<VersionInfo>> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<VersionInfo>> {
         engine.version_infos(&self.path)
     }
 }
@@ -205,7 +205,7 @@ impl Verb for Compare {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Vec<Change>> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Change>> {
         let from = engine.state(&self.from)?;
         let to = self.to.as_ref().map_or(Ok(State::Live), |to| engine.state(to))?;
         if from == State::Live || to == State::Live {
@@ -236,7 +236,7 @@ impl Verb for CompareByProcess {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<ByProcess> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<ByProcess> {
         engine.changes_by(self.from.as_ref(), self.to.as_ref())
     }
 }
@@ -249,8 +249,8 @@ impl Verb for OnlyBy {
         self.dry_run
     }
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<RestoredOnly> {
-        engine.restore_only(asker.by(), &self)
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<RestoredOnly> {
+        engine.restore_only(requester.by(), &self)
     }
 }
 
@@ -262,8 +262,8 @@ impl Verb for RestoreOptions {
         self.dry_run
     }
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<Restored> {
-        engine.restore_with_hooks(asker.by(), &self)
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Restored> {
+        engine.restore_with_hooks(requester.by(), &self)
     }
 }
 
@@ -280,11 +280,11 @@ pub struct Delete {
 impl Verb for Delete {
     type Answer = CheckpointInfo;
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<CheckpointInfo> {
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         let Delete { state, now } = self;
         let deleted = match now {
-            true => engine.free_checkpoint(asker.by(), engine.stored_id(&state)?)?,
-            false => engine.delete_checkpoint(asker.by(), engine.whole_id(&state)?)?,
+            true => engine.free_checkpoint(requester.by(), engine.stored_id(&state)?)?,
+            false => engine.delete_checkpoint(requester.by(), engine.whole_id(&state)?)?,
         };
         engine.snapdir_changed();
         Ok(deleted)
@@ -308,7 +308,7 @@ impl Verb for ListOperations {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Vec<OperationInfo>> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<OperationInfo>> {
         engine.operation_infos(self.before, self.limit)
     }
 }
@@ -321,8 +321,8 @@ impl Verb for UndoOptions {
         self.dry_run
     }
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<Undone> {
-        engine.undo_operations(asker.by(), &self)
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Undone> {
+        engine.undo_operations(requester.by(), &self)
     }
 }
 
@@ -333,7 +333,7 @@ impl Verb for VerifyOptions {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Verified> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Verified> {
         engine.verify_for_a_while(&self)
     }
 }
@@ -347,7 +347,7 @@ impl Verb for DuOptions {
         self.run.is_none()
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<DuReport> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<DuReport> {
         engine.du_for_a_while(&self)
     }
 }
@@ -359,8 +359,8 @@ impl Verb for GcOptions {
         self.dry_run && self.run.is_none()
     }
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<GcReport> {
-        engine.gc_for_a_while(asker.by(), &self)
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<GcReport> {
+        engine.gc_for_a_while(requester.by(), &self)
     }
 }
 
@@ -371,10 +371,10 @@ impl Verb for DedupOptions {
         self.run.is_none()
     }
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<DedupReport> {
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<DedupReport> {
         let mut files = Vec::new();
         let report = engine.dedup_for_a_while(&self, &mut files)?;
-        asker.give(files);
+        requester.give(files);
         Ok(report)
     }
 }
@@ -390,7 +390,7 @@ impl Verb for ListAudit {
         true
     }
 
-    fn run(self, engine: &Engine, _: &Asker) -> VerbResult<Vec<AuditEvent>> {
+    fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<AuditEvent>> {
         super::audit::events(&engine.timeline().store().journal)
     }
 
@@ -406,13 +406,13 @@ impl Verb for ExportAsk {
         true
     }
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<ExportPart> {
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<ExportPart> {
         let mut files = Vec::new();
         let part = engine.export_part(&self, &mut files)?;
         if let ExportAsk::Begin { .. } = self {
-            asker.begins_export(part.run);
+            requester.begins_export(part.run);
         }
-        asker.give(files);
+        requester.give(files);
         Ok(part)
     }
 }
@@ -424,10 +424,10 @@ impl Verb for ImportAsk {
         matches!(self, ImportAsk::Begin | ImportAsk::Look)
     }
 
-    fn run(self, engine: &Engine, asker: &Asker) -> VerbResult<ImportPart> {
+    fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<ImportPart> {
         let mut files = Vec::new();
-        let part = engine.import_part(asker.by(), &self, &mut files)?;
-        asker.give(files);
+        let part = engine.import_part(requester.by(), &self, &mut files)?;
+        requester.give(files);
         Ok(part)
     }
 }
@@ -444,7 +444,7 @@ impl Verb for Cancel {
         true
     }
 
-    fn run(self, _: &Engine, _: &Asker) -> VerbResult<()> {
+    fn run(self, _: &Engine, _: &Requester) -> VerbResult<()> {
         Ok(())
     }
 }
@@ -461,7 +461,7 @@ pub struct Fault {
 impl Verb for Fault {
     type Answer = (u64, u64);
 
-    fn run(self, _: &Engine, _: &Asker) -> VerbResult<(u64, u64)> {
+    fn run(self, _: &Engine, _: &Requester) -> VerbResult<(u64, u64)> {
         let seen = crate::sys::fault::disarm_process();
         if let Some(plan) = self.plan {
             crate::sys::fault::arm_process(plan);

@@ -27,7 +27,7 @@ const ENDS_TRIED_MAX: u32 = 10;
 const END_WAIT: Duration = Duration::from_millis(2);
 /// Files of at most so many bytes are compared where extents prove nothing (small ones have none on btrfs).
 const COMPARED_MAX: u64 = 64 * 1024;
-/// Of so many files that are open for writing at a cut is told who has them open.
+/// A checkpoint records who has files open for writing, of at most this many files.
 pub const OPEN_TOLD_MAX: usize = 64;
 /// Files that a release tries to settle besides its own.
 const RESETTLED_AT_ONCE: usize = 2;

@@ -17,11 +17,11 @@ use crate::sys::{self, host};
 /// What was counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// When.
+    /// When the counting ended: RFC 3339, UTC.
     pub at: String,
-    /// What nothing but the history holds.
+    /// Bytes that only the history holds.
     pub history_bytes: u64,
-    /// What would come free with each checkpoint, by number.
+    /// Bytes that deleting each checkpoint alone would free, by its number.
     pub checkpoints: BTreeMap<u64, u64>,
 }
 
