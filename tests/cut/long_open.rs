@@ -192,4 +192,36 @@ fn a_reader_that_stays(v: Variant) {
     history.checkpoint(&rig, &expected);
 }
 
-for_each_variant! { reflink => a_reader_that_stays, logs, several_handles_and_names, names_that_go_while_the_file_is_open, an_open_that_writes_nothing }
+/// Opened for each line, as `echo >> log` does: of what is dirty at the end the capture is a copy, of what comes before a clone.
+fn logs_that_are_opened_for_each_line(v: Variant) {
+    let rig = v.start();
+    let mut expected = Files::new();
+    // Around the end that is copied, and its blocks.
+    for size in [0, 100, 4096, 16_383, 16_384, 16_385, 20_480, 20_481, 65_536, 300_001] {
+        expected.insert(format!("log{size}"), (0..size).map(|at| (at * 7 % 251) as u8).collect());
+    }
+    expected.iter().for_each(|(name, bytes)| fs::write(rig.path().join(name), bytes).unwrap());
+    let mut history = History::default();
+    for round in 0..6_usize {
+        if round % 2 == 0 {
+            rustix::fs::syncfs(File::open(rig.path()).unwrap()).unwrap();
+        }
+        history.checkpoint(&rig, &expected);
+        for (name, bytes) in &mut expected {
+            let line = format!("round {round} of {name}\n").repeat([1, 1, 300, 2000][round % 4]);
+            append(&rig.path().join(name)).write_all(line.as_bytes()).unwrap();
+            bytes.extend(line.as_bytes());
+            // And something that is not at the end.
+            if round == 3 && bytes.len() > 20_000 {
+                read_write(&rig.path().join(name)).write_all_at(b"changed", 10).unwrap();
+                bytes[10..17].copy_from_slice(b"changed");
+            }
+        }
+    }
+    history.checkpoint(&rig, &expected);
+    let (first, then) = history.0[1].clone();
+    rig.mount.restore(first);
+    assert_eq!(shown(&files(rig.path())), shown(&then));
+}
+
+for_each_variant! { reflink => logs_that_are_opened_for_each_line, a_reader_that_stays, logs, several_handles_and_names, names_that_go_while_the_file_is_open, an_open_that_writes_nothing }
