@@ -13,6 +13,8 @@ use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
 /// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end of a larger one if only they are dirty (something was appended):
 /// a clone must write them back first, which costs more (FACTS: 110 us against 8).
 const COPY_DIRTY_MAX: u64 = 16 * 1024;
+/// Files of more bytes are cloned as a whole.
+pub(super) const PARTLY_COPIED_MAX: u64 = 1024 * 1024;
 /// What is cloned before them is a multiple of this, and so of the blocks of most filesystems.
 const CLONED_UNIT: u64 = 4096;
 
@@ -232,7 +234,7 @@ impl Live {
 /// writing to it.
 fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
     let is_dirty = |end| sys::dirty_pages_before(file, end).map(|dirty| dirty > 0);
-    if !still || is_dirty(0) != Ok(true) {
+    if !still || size > PARTLY_COPIED_MAX || is_dirty(0) != Ok(true) {
         return None;
     }
     let before = size.saturating_sub(COPY_DIRTY_MAX).next_multiple_of(CLONED_UNIT);
