@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::common::mount::wait_until;
 use crate::common::{Rig, Variant, for_each_variant};
@@ -172,6 +173,30 @@ fn an_open_that_writes_nothing(v: Variant) {
     assert_eq!((&info["dirty"], &info["open_files"]), (&0.into(), &0.into()), "{info}");
 }
 
+/// Of a file whose end was dirty when it was opened the capture has that as a copy, which shares nothing with the file: it is the same all the same.
+fn a_log_that_is_opened_and_left_alone(v: Variant) {
+    let rig = v.start();
+    let sizes = [60_000, 70_000, 500_000];
+    let paths = sizes.map(|size| rig.path().join(format!("log{size}")));
+    sizes.iter().zip(&paths).for_each(|(size, path)| fs::write(path, vec![b'x'; *size]).unwrap());
+    for sync_after in [false, true] {
+        rustix::fs::syncfs(File::open(rig.path()).unwrap()).unwrap();
+        paths.iter().for_each(|path| append(path).write_all(b"a line\n").unwrap());
+        // One that is not closed yet is written back by the checkpoint.
+        std::thread::sleep(Duration::from_millis(100));
+        rig.mount.checkpoint();
+        let handles: Vec<File> = paths.iter().map(|path| read_write(path)).collect();
+        if sync_after {
+            handles.iter().for_each(|file| file.sync_all().unwrap());
+        }
+        drop(handles);
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(rig.mount.dirty(), [] as [&str; 0], "synced: {sync_after}");
+        let info = rig.mount.checkpoint_json(&[]);
+        assert_eq!((&info["dirty"], &info["open_files"]), (&0.into(), &0.into()), "synced: {sync_after}, {info}");
+    }
+}
+
 /// Whoever reads on does not make a file that was written once look as if it were still being written.
 fn a_reader_that_stays(v: Variant) {
     let rig = v.start();
@@ -192,4 +217,36 @@ fn a_reader_that_stays(v: Variant) {
     history.checkpoint(&rig, &expected);
 }
 
-for_each_variant! { reflink => a_reader_that_stays, logs, several_handles_and_names, names_that_go_while_the_file_is_open, an_open_that_writes_nothing }
+/// Opened for each line, as `echo >> log` does: of what is dirty at the end the capture is a copy, of what comes before a clone.
+fn logs_that_are_opened_for_each_line(v: Variant) {
+    let rig = v.start();
+    let mut expected = Files::new();
+    // Around the end that is copied, and its blocks.
+    for size in [0, 100, 4096, 16_383, 16_384, 16_385, 20_480, 20_481, 65_536, 300_001] {
+        expected.insert(format!("log{size}"), (0..size).map(|at| (at * 7 % 251) as u8).collect());
+    }
+    expected.iter().for_each(|(name, bytes)| fs::write(rig.path().join(name), bytes).unwrap());
+    let mut history = History::default();
+    for round in 0..6_usize {
+        if round % 2 == 0 {
+            rustix::fs::syncfs(File::open(rig.path()).unwrap()).unwrap();
+        }
+        history.checkpoint(&rig, &expected);
+        for (name, bytes) in &mut expected {
+            let line = format!("round {round} of {name}\n").repeat([1, 1, 300, 2000][round % 4]);
+            append(&rig.path().join(name)).write_all(line.as_bytes()).unwrap();
+            bytes.extend(line.as_bytes());
+            // And something that is not at the end.
+            if round == 3 && bytes.len() > 20_000 {
+                read_write(&rig.path().join(name)).write_all_at(b"changed", 10).unwrap();
+                bytes[10..17].copy_from_slice(b"changed");
+            }
+        }
+    }
+    history.checkpoint(&rig, &expected);
+    let (first, then) = history.0[1].clone();
+    rig.mount.restore(first);
+    assert_eq!(shown(&files(rig.path())), shown(&then));
+}
+
+for_each_variant! { reflink => a_log_that_is_opened_and_left_alone, logs_that_are_opened_for_each_line, a_reader_that_stays, logs, several_handles_and_names, names_that_go_while_the_file_is_open, an_open_that_writes_nothing }
