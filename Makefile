@@ -18,10 +18,10 @@ IMAGE ?= ckptfs
 PLUGIN ?= ckptfs:local
 
 # Those of the named test targets that exist.
-present = $(foreach test,$(1),$(if $(wildcard tests/$(test)/main.rs),$(test)))
+present = $(foreach test,$(1),$(if $(wildcard tests/it/$(test)/mod.rs),$(test)))
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-absence bench-compare check-macos deny install uninstall image plugin deb deb-files
+.PHONY: help deps build check test test-posix test-crash soak demo demo-clean bench bench-latency bench-native bench-seeds bench-store bench-export bench-import bench-restore bench-growth bench-gc bench-freeze bench-db bench-absence bench-compare check-macos deny install uninstall image plugin deb deb-files
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -92,6 +92,9 @@ bench-gc: build ## What gc leaves of a long history, and how long a writer besid
 
 bench-freeze: build ## How long a checkpoint takes while files are open, and how long others wait for it; as root: make bench-freeze [ARGS="ROUNDS SCENARIO"]
 	@benches/freeze.py $(ARGS)
+
+bench-db: build ## SQLite and pgbench beside a plain directory, and appends after a checkpoint; as root: make bench-db [ARGS="ROUNDS ROW"]
+	@benches/db.py $(ARGS)
 
 bench-absence: build ## What an unmount writes down and the next mount compares, in milliseconds; as root: make bench-absence [ARGS=FILES]
 	@benches/absence.sh $(ARGS)

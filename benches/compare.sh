@@ -41,9 +41,9 @@ done
 # The seeds' rows are directories of programs, and share what the tests have; an older revision may not know what they call.
 seeds() {
     local said which
-    rm -rf "$tree/benches/seeds" "$tree/benches/shared" "$tree/tests/bounds" "$tree/tests/common"
+    rm -rf "$tree/benches/seeds" "$tree/benches/shared" "$tree/tests/it/bounds" "$tree/tests/it/common"
     cp -R benches/seeds benches/shared "$tree/benches/"
-    cp -R tests/bounds tests/common "$tree/tests/"
+    cp -R tests/it/bounds tests/it/common "$tree/tests/"
     grep -q '^name = "seeds"' "$tree/Cargo.toml" || printf '\n[[bench]]\nname = "seeds"\npath = "benches/seeds/main.rs"\nharness = false\n' >>"$tree/Cargo.toml"
     for which in base now; do
         if ! said=$(cd "$([ $which = base ] && echo "$tree" || echo .)" && CARGO_TARGET_DIR=$TARGET cargo bench --no-run --bench seeds 2>&1); then

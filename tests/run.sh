@@ -34,14 +34,16 @@ all_stages() {
     for name in "${INTEGRATION[@]}"; do
         if is_test "$name"; then echo "$name"; fi
     done
-    for name in tests/*.rs tests/*/main.rs; do
-        [ -f "$name" ] || continue
-        name=${name#tests/} name=${name%/main.rs} name=${name%.rs}
-        case " ${CHECKS[*]} ${INTEGRATION[*]} " in *" $name "*) ;; *) echo "$name" ;; esac
+    for name in tests/it/*/mod.rs; do
+        name=${name#tests/it/} name=${name%/mod.rs}
+        case " common ${CHECKS[*]} ${INTEGRATION[*]} " in *" $name "*) ;; *) echo "$name" ;; esac
     done
 }
 
-is_test() { [ -f "tests/$1/main.rs" ] || [ -f "tests/$1.rs" ]; }
+is_test() { [ "$1" != common ] && [ -f "tests/it/$1/mod.rs" ]; }
+
+# Prints the names of the tests of module $1.
+tests_of() { cargo test -q --test it -- --list 2>/dev/null | sed -n "s/^\($1::.*\): test\$/\1/p"; }
 
 # Prints the value of BOUND_$2 or THREADS_$2, or of ..._other.
 setting() {
@@ -63,12 +65,16 @@ stage_command() {
         tidy) CMD=(cargo test --test tidy) ;;
         *)
             is_test "$1" || return 1
-            CMD=(cargo test --test "$1")
+            CMD=(cargo test --test it)
             # An ordinary user builds, root runs: mounting an image needs it.
             if [ "$(id -u)" != 0 ]; then
-                CMD=(cargo test --config "target.'cfg(unix)'.runner=['sudo','-E','timeout','-k','5','$(setting BOUND "$1")']" --test "$1")
+                CMD=(cargo test --config "target.'cfg(unix)'.runner=['sudo','-E','timeout','-k','5','$(setting BOUND "$1")']" --test it)
             fi
-            CMD+=(-- "--test-threads=$(setting THREADS "$1")")
+            # By their whole names: a part of one may be a part of another module's too.
+            local -a names
+            mapfile -t names < <(tests_of "$1")
+            # Without a name all would run: what does not build has none, and says so.
+            CMD+=(-- --exact "${names[@]:-$1}" "--test-threads=$(setting THREADS "$1")")
             if [ "${CKPTFS_LONG:-}" = 1 ]; then CMD+=(--include-ignored); fi
             ;;
     esac
@@ -123,7 +129,7 @@ run_stage() {
         if [ -n "$why" ]; then
             printf 'SKIPPED: %s\ntest result: 1 passed;\n' "$why" >"$log"
         else
-            echo "== $name: ${CMD[*]}"
+            echo "== $name: $(sed -E "s/ -- --exact .* --test-threads/ $name:: -- --test-threads/" <<<"${CMD[*]}")"
             fresh_run_dir
             timeout -k 10 "$bound" "${CMD[@]}" >"$log" 2>&1 </dev/null &
             JOB=$!

@@ -403,7 +403,7 @@ fn no_file_is_an_orphan() {
     let mut offences: Vec<String> =
         our_code().iter().filter(|path| !compiled.contains(*path)).map(|path| format!("{}: no target compiles it", path.display())).collect();
     for (target, _) in targets().iter().filter(|(_, is_test)| *is_test) {
-        let own = reachable(target).into_iter().filter(|path| !path.starts_with("tests/common"));
+        let own = reachable(target).into_iter().filter(|path| !path.starts_with("tests/it/common"));
         let tests = own.filter(|path| has_tests(&code_of(&read(path)))).count();
         if tests == 0 {
             offences.push(format!("{}: a test target without tests", target.display()));

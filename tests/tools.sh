@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# name:version, as on crates.io; tests/posix reads this list too.
+# name:version, as on crates.io; tests/it/posix reads this list too.
 SUITES=(pjdfstest:0.2.2 fsx:0.3.2)
 ROOT=target/tools
 

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointOptions, Query, StateName, UndoOptions, UndoWalk};
+use ckptfs::engine::api::{CheckpointOptions, Delete, Query, ShowCheckpoint, StateName, UndoOptions, UndoWalk};
 
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
 use crate::report::{Bound, Report};
@@ -38,7 +38,7 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
     };
     let ask = |query: Query, found: usize| {
         let mut client = client(&project);
-        move || assert_eq!(client.find(query.clone()).expect("an answer").len(), found)
+        move || assert_eq!(client.ask(query.clone()).expect("an answer").len(), found)
     };
     let tagged = |tag: &str| Query { tag: Some(tag.to_owned()), ..Query::default() };
     let mut shows = client(&project);
@@ -53,12 +53,16 @@ pub fn measure(fs: Fs, quick: bool, report: &mut Report) {
         ("`find --tag 'tag-99*'`: eleven, there and back", Box::new(ask(tagged("tag-99*"), 11)), Some(FIND_MS)),
         ("`find --tag` of one that is not there", Box::new(ask(tagged("none"), 0)), Some(FIND_MS)),
         ("`find --author`, the newest 50", Box::new(ask(Query { uid: Some(0), limit: Some(50), ..Query::default() }, 50)), None),
-        ("`show` by number", Box::new(move || drop(shows.show(StateName("7777".into())).expect("it is there"))), Some(FIND_MS)),
+        (
+            "`show` by number",
+            Box::new(move || drop(shows.ask(ShowCheckpoint { state: StateName("7777".into()) }).expect("it is there"))),
+            Some(FIND_MS),
+        ),
         (
             "`delete` and `undo`, there and back twice",
             Box::new(move || {
-                undoes.delete(StateName("5000".into())).expect("it goes");
-                undoes.undo(UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false }).expect("it comes back");
+                undoes.ask(Delete { state: StateName("5000".into()), now: false }).expect("it goes");
+                undoes.ask(UndoOptions { walk: UndoWalk::Undo(1), skip: false, force: true, dry_run: false }).expect("it comes back");
             }),
             None,
         ),
@@ -87,7 +91,7 @@ fn make(client: &mut Client) {
     for number in 1..=CHECKPOINTS {
         let tags = if number.is_multiple_of(TAGGED) { vec![format!("tag-{number}")] } else { Vec::new() };
         let options = CheckpointOptions { note: format!("step {number}\nsession: {}", number % 7), tags, ..CheckpointOptions::default() };
-        client.checkpoint(options).unwrap_or_else(|error| panic!("checkpoint {number}: {error}"));
+        client.ask(options).unwrap_or_else(|error| panic!("checkpoint {number}: {error}"));
     }
 }
 

@@ -10,7 +10,7 @@
 //! A tree is made once per filesystem, on a loop-mounted image in DIR. What is compared is interleaved: each round does a bit of everything, so
 //! that what else the machine does falls on all alike.
 
-#[path = "../../tests/common/mod.rs"]
+#[path = "../../tests/it/common/mod.rs"]
 mod common;
 mod history;
 mod memory;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::time::Duration;
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::Stats;
+use ckptfs::engine::api::{GetStats, Stats};
 
 use crate::common::command::{succeeds, tool};
 use crate::common::{Fs, Image, Io, Mount, MountOpts};
@@ -35,7 +35,7 @@ pub fn measure(fs: Fs, report: &mut Report) {
     let mut mount = Mount::start(&project, &opts);
     let stats = || -> Stats {
         let store = File::open(project.join(".ckptfs")).expect("the store is there");
-        Client::connect(&store).expect("the daemon listens").stats().expect("stats")
+        Client::connect(&store).expect("the daemon listens").ask(GetStats).expect("stats")
     };
     let before = stats();
     succeeds(tool("find", &["-printf", "%s"]).current_dir(mount.path()), WALK_SECONDS);

@@ -126,5 +126,5 @@ pub fn write_stamp(file: &File, stamp: u64) {
 
 /// Makes a checkpoint; panics if it is not what was asked for.
 pub fn make_checkpoint(client: &mut Client) -> CheckpointInfo {
-    client.checkpoint(CheckpointOptions::default()).unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+    client.ask(CheckpointOptions::default()).unwrap_or_else(|error| panic!("no checkpoint: {error}"))
 }

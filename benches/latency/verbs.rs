@@ -93,7 +93,7 @@ pub fn restore(rig: &mut Rig<'_>, quick: bool, report: &mut Report) {
         let id = make_checkpoint(&mut client).id;
         rig.change(RESTORED);
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
-        let restored = took.time(|| client.restore(options)).unwrap_or_else(|error| panic!("no restore: {error}"));
+        let restored = took.time(|| client.ask(options)).unwrap_or_else(|error| panic!("no restore: {error}"));
         assert_eq!(restored.changes.len(), RESTORED, "a restore brings back what was changed and no more");
         daemon.add_us(restored.duration_us as f64);
     }

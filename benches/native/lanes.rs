@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ckptfs::control::{Client, STORE_NAME};
-use ckptfs::engine::api::{CheckpointOptions, StateName};
+use ckptfs::engine::api::{CheckpointOptions, Delete, StateName};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::Serialize;
 
@@ -134,7 +134,7 @@ impl Lane {
 
     /// Makes a checkpoint and holds it until [`Lane::let_go`].
     pub fn hold(&self) {
-        let made = self.client().checkpoint(CheckpointOptions::default()).unwrap_or_else(|error| panic!("no checkpoint: {error}"));
+        let made = self.client().ask(CheckpointOptions::default()).unwrap_or_else(|error| panic!("no checkpoint: {error}"));
         let before = self.held.replace(Some(made.id.to_string()));
         assert!(before.is_none(), "one checkpoint at a time");
     }
@@ -147,7 +147,7 @@ impl Lane {
     /// Deletes the checkpoint that is held, if one is, so that the history stays short.
     pub fn let_go(&self) {
         if let Some(id) = self.held.take() {
-            self.client().delete(StateName(id)).unwrap_or_else(|error| panic!("a checkpoint cannot be deleted: {error}"));
+            self.client().ask(Delete { state: StateName(id), now: false }).unwrap_or_else(|error| panic!("a checkpoint cannot be deleted: {error}"));
         }
     }
 }

@@ -11,7 +11,7 @@
 //! unpinned, as a user finds it, and with both on one CPU.
 
 mod chart;
-#[path = "../../tests/common/mod.rs"]
+#[path = "../../tests/it/common/mod.rs"]
 mod common;
 mod fio;
 mod fixtures;

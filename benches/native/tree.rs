@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use ckptfs::control::Client;
-use ckptfs::engine::api::{CheckpointOptions, RestoreOptions, StateName};
+use ckptfs::engine::api::{CheckpointOptions, Compare, Delete, RestoreOptions, StateName};
 use serde::Serialize;
 
 use crate::common::Image;
@@ -95,16 +95,18 @@ fn round(client: &mut Client, root: &Path, paths: &[PathBuf], (fs, dirty): (&'st
     let fail = |error: ckptfs::engine::api::VerbError| -> ! { panic!("a verb failed: {error}") };
     let step = paths.len() / dirty;
     for round in 1..=rounds {
-        let base = client.checkpoint(CheckpointOptions::default()).unwrap_or_else(|error| fail(error)).id.to_string();
+        let base = client.ask(CheckpointOptions::default()).unwrap_or_else(|error| fail(error)).id.to_string();
         paths.iter().step_by(step).take(dirty).for_each(|path| write_stamp(&root.join(path), round * 100_000 + dirty));
-        let made = checkpoint.time(|| client.checkpoint(CheckpointOptions::default())).unwrap_or_else(|error| fail(error)).id.to_string();
-        let found = diff.time(|| client.diff(StateName(base.clone()), Some(StateName(made.clone())))).unwrap_or_else(|error| fail(error));
+        let made = checkpoint.time(|| client.ask(CheckpointOptions::default())).unwrap_or_else(|error| fail(error)).id.to_string();
+        let found = diff
+            .time(|| client.ask(Compare { from: StateName(base.clone()), to: Some(StateName(made.clone())), sizes: false }))
+            .unwrap_or_else(|error| fail(error));
         assert_eq!(found.len(), dirty, "a difference is what was changed");
         let options = RestoreOptions { to: StateName(base.clone()), paths: Vec::new(), dry_run: false, times: None };
-        let restored = restore.time(|| client.restore(options)).unwrap_or_else(|error| fail(error));
+        let restored = restore.time(|| client.ask(options)).unwrap_or_else(|error| fail(error));
         assert_eq!(restored.changes.len(), dirty, "a restore brings back what was changed");
         for id in [Some(base), Some(made), restored.guard.map(|id| id.to_string())].into_iter().flatten() {
-            client.delete(StateName(id)).unwrap_or_else(|error| fail(error));
+            client.ask(Delete { state: StateName(id), now: false }).unwrap_or_else(|error| fail(error));
         }
     }
     let three = |samples: &Samples| [samples.p50(), samples.at(0.0), samples.max()];

@@ -11,14 +11,14 @@
 //! another machine, and says so. A table that fails says so in its place, and the others come. Exit status 1 then.
 
 mod alloc;
-#[path = "../../tests/common/mod.rs"]
+#[path = "../../tests/it/common/mod.rs"]
 mod common;
 mod compare;
 mod jvs;
 mod options;
 mod platform;
 mod report;
-#[path = "../../tests/bounds/shapes.rs"]
+#[path = "../../tests/it/bounds/shapes.rs"]
 mod shapes;
 #[path = "../shared/mod.rs"]
 mod shared;

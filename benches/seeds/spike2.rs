@@ -51,7 +51,7 @@ pub fn measure(world: &mut World<'_>, report: &mut Report) {
 
 fn checkpoint(mount: &Mount, samples: &mut Samples) -> u64 {
     let mut client = client(mount);
-    samples.time(|| client.checkpoint(CheckpointOptions::default())).unwrap_or_else(|error| panic!("no checkpoint: {error}")).id.0
+    samples.time(|| client.ask(CheckpointOptions::default())).unwrap_or_else(|error| panic!("no checkpoint: {error}")).id.0
 }
 
 /// The whole process `ckptfs checkpoint`.
@@ -121,7 +121,7 @@ fn restores(world: &World<'_>, mount: &Mount, files: &[PathBuf], (copy, other): 
             }
             let mut client = client(mount);
             let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
-            let restored = ours.time(|| client.restore(options)).unwrap_or_else(|error| panic!("no restore: {error}"));
+            let restored = ours.time(|| client.ask(options)).unwrap_or_else(|error| panic!("no restore: {error}"));
             assert_eq!(restored.changes.len(), *changed, "a restore brings back what was changed and no more");
             timed(rival, &mut rsync(copy, other));
         }

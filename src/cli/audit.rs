@@ -3,14 +3,14 @@
 use super::error::Outcome;
 use super::output::{Out, Role};
 use super::{Context, locate, time};
-use crate::engine::api::{AuditEvent, AuditKind};
+use crate::engine::api::{AuditEvent, AuditKind, ListAudit};
 
 /// Show who did what when: checkpoints, restores, deletions, tags, pins, mounts, oldest first
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
 pub fn run(_: Args, context: &mut Context) -> Outcome {
-    let events = locate::history(context.dir())?.audit()?;
+    let events = locate::history(context.dir())?.ask(ListAudit)?;
     let out = &mut context.out;
     if out.json {
         return Ok(out.json(&events)?);

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::run::{execute, shown};
 use super::{Context, launch, locate};
-use crate::engine::api::{CheckpointInfo, Query, StateName, VerbError, VerbResult};
+use crate::engine::api::{CheckpointInfo, Query, ShowCheckpoint, StateName, VerbError, VerbResult};
 use crate::store::ids::CheckpointId;
 
 /// The test cannot tell.
@@ -154,13 +154,13 @@ fn not_as_said(said: &str, step: &Step, wanted: Verdict) -> VerbError {
 
 /// The checkpoints from the good one to the bad one, oldest first.
 fn row(args: &Args, served: &mut locate::Served) -> VerbResult<Vec<CheckpointInfo>> {
-    let mut end = |name: &str| served.client.show(StateName(name.to_owned()));
+    let mut end = |name: &str| served.client.ask(ShowCheckpoint { state: StateName(name.to_owned()) });
     let (good, bad) = (end(&args.good)?, end(&args.bad)?);
     if good.id >= bad.id {
         let message = format!("checkpoint {} (good) is not older than {} (bad)", good.id, bad.id);
         return Err(hinted("bad-range", message, "name the good one first; to find what repaired something, let TEST fail where it is repaired"));
     }
-    let mut row = served.client.find(Query::default())?;
+    let mut row = served.client.ask(Query::default())?;
     let ends = [good.id, bad.id];
     row.retain(|one| ends.contains(&one.id) || (good.id..bad.id).contains(&one.id) && !one.reason.is_guard_or_mark());
     row.reverse();

@@ -52,7 +52,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(dir.as_deref())?;
     let wanted_tags = options.tags.clone();
     let wanted_note = !options.note.is_empty() && !args.from_hook;
-    let made = served.client.checkpoint(options)?;
+    let made = served.client.ask(options)?;
     let wanted_tags: Vec<String> = wanted_tags.into_iter().filter(|tag| !made.tags.contains(tag)).collect();
     if context.out.json {
         context.out.json(&made)?;

@@ -36,7 +36,7 @@ struct Telling {
 
 impl Feed for Telling {
     fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
-        self.client.export(ExportAsk::Next { run: self.run, done })
+        self.client.ask_with_files(ExportAsk::Next { run: self.run, done })
     }
 }
 
@@ -45,7 +45,7 @@ struct TellingAhead(Telling);
 
 impl Feed for TellingAhead {
     fn next(&mut self, done: Vec<u64>) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
-        self.0.client.export(ExportAsk::Ahead { run: self.0.run, done })
+        self.0.client.ask_with_files(ExportAsk::Ahead { run: self.0.run, done })
     }
 }
 
@@ -63,7 +63,7 @@ impl Begun {
     /// `unknown-checkpoint`.
     pub fn begin(served: Served, id: &str, from: Option<CheckpointId>) -> VerbResult<Begun> {
         let Served { mut client, .. } = served;
-        let (part, _) = client.export(ExportAsk::Begin { state: StateName(id.to_owned()), from })?;
+        let (part, _) = client.ask_with_files(ExportAsk::Begin { state: StateName(id.to_owned()), from })?;
         Ok(Begun { part, client })
     }
 

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -23,16 +23,13 @@ use super::launch::{Handshake, Ready, tell, tell_on};
 use super::mount::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
 use super::{holder, holders, log_to_stderr, mount, mounts};
 use crate::control::{Answers, SOCKET_NAME, serve};
-use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
 use crate::engine::api::*;
-use crate::engine::export::parts::{ExportAsk, ExportPart};
-use crate::engine::import::{ImportAsk, ImportPart};
 use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
+use crate::engine::verb::Answerer;
 use crate::engine::word::word;
-use crate::engine::{Config, Engine, IoChoice, Keep, SealMode};
+use crate::engine::{Config, Engine, IoChoice, SealMode};
 use crate::fuse::{MountConfig, Session, Xattrs};
-use crate::store::record::Actor;
 use crate::sys::host;
 use crate::sys::{self, Errno};
 
@@ -154,8 +151,7 @@ fn serve_tree(args: &Args) -> VerbResult<()> {
         hand_over(args, link, &engine, &session, listener.as_ref())?;
     }
     engine.set_caches(session.caches());
-    let verbs = Arc::new(Served { verbs: Arc::clone(&engine), mountpoint: args.mountpoint.clone() });
-    let started = start_threads(args, &engine, listener, verbs, session, &tell_end);
+    let started = start_threads(args, &engine, listener, session, &tell_end);
     let below = if resumed { Vec::new() } else { watch_below(args, &engine) };
     let announced = started.and_then(|answers| announce(args, &engine, resumed, below).map(|()| answers));
     if let Some(link) = &link {
@@ -296,7 +292,6 @@ fn start_threads(
     args: &Args,
     engine: &Arc<Engine>,
     listener: Option<UnixListener>,
-    verbs: Arc<Served>,
     session: Session,
     tell_end: &Sender<End>,
 ) -> VerbResult<Arc<OnceLock<Answers>>> {
@@ -316,7 +311,7 @@ fn start_threads(
     let tree = sys::mount_source(&args.backing);
     let answers = Arc::new(OnceLock::new());
     match listener {
-        Some(listener) => drop(answers.set(serve(listener, verbs, tree, leave).map_err(cannot)?)),
+        Some(listener) => drop(answers.set(serve(listener, Arc::clone(engine) as Arc<dyn Answerer>, tree, leave).map_err(cannot)?)),
         None => {
             let (engine, answers) = (Arc::clone(engine), Arc::clone(&answers));
             let try_again = move || {
@@ -324,7 +319,7 @@ fn start_threads(
                     std::thread::sleep(BIND_PERIOD);
                     match bind(&engine) {
                         Err(cause) if lacks_room(&cause) => {}
-                        bound => break bound.and_then(|listener| serve(listener, verbs, tree, leave)),
+                        bound => break bound.and_then(|listener| serve(listener, Arc::clone(&engine) as Arc<dyn Answerer>, tree, leave)),
                     }
                 };
                 match served {
@@ -427,105 +422,5 @@ fn mount_error(args: &Args, cause: &std::io::Error) -> VerbError {
             hinted("no-permission", format!("{at} cannot be mounted: no permission to use FUSE ({})", plain(cause)), doctor)
         }
         _ => hinted("mount-failed", format!("{at} cannot be mounted: {}", plain(cause)), doctor),
-    }
-}
-
-/// The verbs of a mount: the engine's, and unmounting, which is not the engine's to do.
-struct Served {
-    verbs: Arc<Engine>,
-    mountpoint: PathBuf,
-}
-
-impl Verbs for Served {
-    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        self.verbs.checkpoint(by, options)
-    }
-    fn status(&self) -> VerbResult<Status> {
-        self.verbs.status()
-    }
-    fn stats(&self) -> VerbResult<Stats> {
-        self.verbs.stats()
-    }
-    fn log(&self) -> VerbResult<Vec<CheckpointInfo>> {
-        self.verbs.log()
-    }
-    fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        self.verbs.show(state)
-    }
-    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
-        self.verbs.find(query)
-    }
-
-    fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
-        self.verbs.retag(by, state, retag)
-    }
-
-    fn pin(&self, by: &Actor, state: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo> {
-        self.verbs.pin(by, state, reason)
-    }
-
-    fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
-        self.verbs.versions(path)
-    }
-
-    fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
-        self.verbs.diff(from, to)
-    }
-    fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>> {
-        self.verbs.diff_sized(from, to)
-    }
-    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
-        self.verbs.restore(by, options)
-    }
-    fn by_process(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<ByProcess> {
-        self.verbs.by_process(from, to)
-    }
-
-    fn restore_only_by(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
-        self.verbs.restore_only_by(by, options)
-    }
-
-    fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo> {
-        self.verbs.delete(by, state, now)
-    }
-
-    fn operations(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
-        self.verbs.operations(before, limit)
-    }
-
-    fn undo(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
-        self.verbs.undo(by, options)
-    }
-
-    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified> {
-        self.verbs.verify(options)
-    }
-
-    fn du(&self, options: &DuOptions) -> VerbResult<DuReport> {
-        self.verbs.du(options)
-    }
-
-    fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
-        self.verbs.gc(by, options)
-    }
-
-    fn dedup(&self, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> VerbResult<DedupReport> {
-        self.verbs.dedup(options, files)
-    }
-
-    fn audit(&self) -> VerbResult<Vec<AuditEvent>> {
-        self.verbs.audit()
-    }
-    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
-        self.verbs.export(ask, files)
-    }
-    fn import(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
-        self.verbs.import(by, ask, files)
-    }
-    fn unmount(&self, lazy: bool, keep: Option<Keep>) -> VerbResult<()> {
-        let at: &Path = &self.mountpoint;
-        self.verbs.hush();
-        self.verbs.keep_at_end(keep);
-        mounts::unmount(at, lazy).map_err(|cause| mounts::unmount_error(at, cause))
     }
 }

@@ -133,7 +133,7 @@ impl Holder for Asked<'_> {
     fn sizes(&mut self) -> VerbResult<Vec<u64>> {
         loop {
             let from = self.contents.last().map_or(0, |last| last.number + 1);
-            let (mut part, _) = self.client.dedup(DedupOptions { contents: Some(from), ..self.ask() })?;
+            let (mut part, _) = self.client.ask_with_files(DedupOptions { contents: Some(from), ..self.ask() })?;
             if part.contents.is_empty() {
                 return Ok(self.contents.iter().map(|content| content.size).collect());
             }
@@ -147,7 +147,7 @@ impl Holder for Asked<'_> {
     }
 
     fn open(&mut self, number: u64) -> SysResult<File> {
-        let asked = self.client.dedup(DedupOptions { files: vec![number], ..self.ask() });
+        let asked = self.client.ask_with_files(DedupOptions { files: vec![number], ..self.ask() });
         let file = asked.ok().and_then(|(_, mut files)| files.pop()).ok_or(Errno::ENOENT)?;
         // What a daemon gives is looked at: anything else than a file could keep us, or have no end.
         if sys::stat_fd(&file)?.kind == sys::Kind::File { Ok(File::from(file)) } else { Err(Errno::EINVAL) }
@@ -163,7 +163,7 @@ fn across(mut asked: Vec<Asked<'_>>, mut plain: Vec<(PathBuf, Plain)>, projects:
     bar.stop();
     for Asked { client, run, options, .. } in asked {
         // It need not stay any longer; should that fail, the next runs displace it.
-        let _ = client.dedup(DedupOptions { run: Some(run), keep: false, ..options });
+        let _ = client.ask_with_files(DedupOptions { run: Some(run), keep: false, ..options });
     }
     for (root, mut plain) in plain {
         if !dry_run && let Err(cause) = forget_kept(&root) {
@@ -195,7 +195,7 @@ fn whole(client: &mut Client, mut options: DedupOptions, out: &Out) -> VerbResul
     let mut stage = DedupStage::Listing;
     let mut bar = Bar::start(out, "looking for files", false);
     loop {
-        let (mut report, _) = client.dedup(options.clone())?;
+        let (mut report, _) = client.ask_with_files(options.clone())?;
         if report.stage != stage {
             stage = report.stage;
             bar.stop();

@@ -5,9 +5,11 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use serde::Serialize;
 
 use super::error::{Failure, Outcome};
-use super::freeing::Freeing;
+use super::freeing::freeing;
+use super::locate::whole;
 use super::{Context, changes, time};
-use crate::engine::api::{CheckpointInfo, Query, StateName, VerbResult};
+use crate::control::History;
+use crate::engine::api::{CheckpointInfo, Delete, Query, StateName, VerbResult};
 
 /// Delete a checkpoint; `ckptfs undo` brings it back, as long as it was not freed
 ///
@@ -36,9 +38,9 @@ struct Deleted<'a> {
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
-    let mut freeing = Freeing::of(context.dir())?;
-    let checkpoint = match freeing.whole(&args.id) {
-        Err(missing) if args.now => deleted_already(&mut freeing, &args.id)?.ok_or(missing)?,
+    let mut history = freeing(context.dir())?;
+    let checkpoint = match whole(&args.id, &mut history) {
+        Err(missing) if args.now => deleted_already(&mut history, &args.id)?.ok_or(missing)?,
         shown => shown?,
     };
     let what = if args.now { format!("{} for good", describe(&checkpoint)) } else { describe(&checkpoint) };
@@ -52,13 +54,13 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     // By number: a tag or `latest` may mean another checkpoint by now.
     let state = StateName(checkpoint.id.to_string());
-    let deleted = freeing.delete(state, args.now)?;
+    let deleted = history.ask(Delete { state, now: args.now })?;
     print(&deleted, false, &format!("deleted {what}"), context)
 }
 
 /// A checkpoint that is deleted and not freed, by its number.
-fn deleted_already(freeing: &mut Freeing, id: &str) -> VerbResult<Option<CheckpointInfo>> {
-    let deleted = freeing.find(Query { hidden: true, ..Query::default() })?;
+fn deleted_already(history: &mut History, id: &str) -> VerbResult<Option<CheckpointInfo>> {
+    let deleted = history.ask(Query { hidden: true, ..Query::default() })?;
     Ok(deleted.into_iter().find(|checkpoint| checkpoint.id.to_string() == id))
 }
 

@@ -7,7 +7,7 @@ use super::error::{Failure, Outcome, hinted};
 use super::output::{Out, Role};
 use super::past::{Tree, state};
 use super::{Context, changes, locate, patch};
-use crate::engine::api::{Change, CheckpointInfo, StateName, TreePath};
+use crate::engine::api::{Change, CheckpointInfo, Compare, CompareByProcess, StateName, TreePath};
 use crate::sys::Errno;
 
 /// List what changed from one checkpoint to another, or to the tree as it is now
@@ -41,7 +41,7 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     if args.by == Some(By::Process) {
-        let all = served.client.by_process(Some(StateName(args.from)), args.to.map(StateName))?;
+        let all = served.client.ask(CompareByProcess { from: Some(StateName(args.from)), to: args.to.map(StateName) })?;
         return by::tell(&mut context.out, &all);
     }
     if args.patch {
@@ -52,7 +52,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let (from, to) = (StateName(args.from), args.to.map(StateName));
     let out = &mut context.out;
-    let changes = if out.json || args.stat { served.client.diff_sized(from, to)? } else { served.client.diff(from, to)? };
+    let changes = served.client.ask(Compare { from, to, sizes: out.json || args.stat })?;
     match (out.json, args.stat, args.name_only, args.nul) {
         (true, ..) => out.json(&changes)?,
         (_, true, ..) => print_stat(out, &changes)?,
@@ -65,7 +65,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 fn print_patch(served: &mut locate::Served, from: &Option<CheckpointInfo>, to: &Option<CheckpointInfo>, context: &mut Context) -> Outcome {
     let name = |state: &Option<CheckpointInfo>| StateName(state.as_ref().map_or("live".into(), |checkpoint| checkpoint.id.to_string()));
-    let changes = served.client.diff(name(from), Some(name(to)))?;
+    let changes = served.client.ask(Compare { from: name(from), to: Some(name(to)), sizes: false })?;
     let (before, after) = (Tree::at(served, from.as_ref())?, Tree::at(served, to.as_ref())?);
     let left_out = patch::print(&mut context.out, &changes, &before, &after)?;
     let name = |path: &TreePath| String::from_utf8_lossy(&path.0).into_owned();

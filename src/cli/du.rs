@@ -22,7 +22,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let bar = Bar::start(&context.out, "measuring versions", false);
     let mut options = DuOptions { state: args.id.map(StateName), run: None };
     let report = whole(&bar, || {
-        let part = served.client.du(options.clone())?;
+        let part = served.client.ask(options.clone())?;
         options.run = Some(part.run);
         Ok(part)
     })?;

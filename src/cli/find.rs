@@ -73,9 +73,9 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Some(path) => {
             let mut served = locate::served(context.dir())?;
             query.path = Some(in_tree(&served.root, &served.cwd, path)?);
-            served.client.find(query)?
+            served.client.ask(query)?
         }
-        None => locate::history(context.dir())?.find(query)?,
+        None => locate::history(context.dir())?.ask(query)?,
     };
     if context.out.json {
         context.out.json(&found)?;

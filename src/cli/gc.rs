@@ -4,10 +4,11 @@ use std::io::{self, IsTerminal};
 
 use super::delete::confirmed;
 use super::error::{Failure, Outcome, hinted};
-use super::freeing::Freeing;
+use super::freeing::freeing;
 use super::output::{Out, Role};
 use super::progress::Bar;
 use super::{Context, config, size};
+use crate::control::History;
 use crate::engine::api::{GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};
 use crate::store::ids::CheckpointId;
@@ -52,9 +53,9 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let retention = retention(&args, context)?;
-    let mut freeing = Freeing::of(context.dir())?;
+    let mut history = freeing(context.dir())?;
     let ask = !args.yes && !args.dry_run && io::stdin().is_terminal() && io::stderr().is_terminal();
-    let plan = if args.dry_run || ask { Some(whole(&mut freeing, &retention, true, context)?) } else { None };
+    let plan = if args.dry_run || ask { Some(whole(&mut history, &retention, true, context)?) } else { None };
     if let Some(plan) = plan.as_ref().filter(|_| args.dry_run) {
         return print(plan, &args, context);
     }
@@ -70,7 +71,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
             return Err(Failure::No);
         }
     }
-    let report = whole(&mut freeing, &retention, false, context)?;
+    let report = whole(&mut history, &retention, false, context)?;
     print(&report, &args, context)
 }
 
@@ -99,12 +100,12 @@ fn retention(args: &Args, context: &Context) -> VerbResult<Retention> {
 }
 
 /// Asks until it is finished.
-fn whole(by: &mut Freeing, retention: &Retention, dry_run: bool, context: &Context) -> VerbResult<GcReport> {
+fn whole(history: &mut History, retention: &Retention, dry_run: bool, context: &Context) -> VerbResult<GcReport> {
     let mut options = GcOptions { retention: retention.clone(), dry_run, ..GcOptions::default() };
     let mut bar = Bar::start(&context.out, "measuring versions", false);
     let mut freeing = false;
     loop {
-        let report = by.gc(options.clone())?;
+        let report = history.ask(options.clone())?;
         if report.freeing && !freeing {
             freeing = true;
             bar.stop();

@@ -160,7 +160,7 @@ fn without_known(items: &mut Vec<Item>, target: &mut Target) -> Outcome<Vec<Stri
     for item in items.drain(..) {
         let label = ("Snapshot".to_owned(), item.name.clone());
         let query = Query { labels: vec![label], limit: Some(1), ..Query::default() };
-        if item.snapshot.is_some() && !client.find(query)?.is_empty() {
+        if item.snapshot.is_some() && !client.ask(query)?.is_empty() {
             known.push(item.name);
         } else {
             rest.push(item);

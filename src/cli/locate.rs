@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use super::error::{error, hinted, io_error};
 use super::mounts;
 use super::tree_path::{beyond_links, normal};
-use crate::control::{Client, STORE_NAME, Seen, Store, look};
-use crate::engine::api::{AuditEvent, CheckpointInfo, Query, StateName, VerbError, VerbResult, Verbs, not_exact};
+use crate::control::{Client, History, STORE_NAME, Seen, Store, look};
+use crate::engine::api::{CheckpointInfo, ShowCheckpoint, StateName, VerbError, VerbResult, not_exact};
 use crate::engine::offline::Offline;
 use crate::engine::word::word;
 use crate::sys::{self, Errno, MountPoint, host};
@@ -165,53 +165,20 @@ pub fn history(dir: Option<&Path>) -> VerbResult<History> {
     }
 }
 
-/// Who tells the history.
-pub enum History {
-    /// The daemon.
-    Daemon(Client),
-    /// The store, read by this process.
-    Store(Box<dyn Verbs>),
-}
-
-impl History {
-    /// The checkpoints that are asked for, newest first.
-    pub fn find(&mut self, query: Query) -> VerbResult<Vec<CheckpointInfo>> {
-        match self {
-            History::Daemon(client) => client.find(query),
-            History::Store(store) => store.find(&query),
-        }
-    }
-
-    /// Who did what when, oldest first.
-    pub fn audit(&mut self) -> VerbResult<Vec<AuditEvent>> {
-        match self {
-            History::Daemon(client) => client.audit(),
-            History::Store(store) => store.audit(),
-        }
-    }
-
-    /// One checkpoint.
-    pub fn show(&mut self, state: &StateName) -> VerbResult<CheckpointInfo> {
-        match self {
-            History::Daemon(client) => client.show(state.clone()),
-            History::Store(store) => store.show(state),
-        }
-    }
-}
-
 /// The checkpoint that is meant, where the beginning of a tag is not enough.
 ///
 /// # Errors
 /// Those of `show`; `not-exact`.
-pub fn whole(name: &str, mut show: impl FnMut(StateName) -> VerbResult<CheckpointInfo>) -> VerbResult<CheckpointInfo> {
-    let found = show(StateName(name.to_owned()))?;
+pub fn whole(name: &str, history: &mut History) -> VerbResult<CheckpointInfo> {
+    let mut show = |name: &str| history.ask(ShowCheckpoint { state: StateName(name.to_owned()) });
+    let found = show(name)?;
     let base = name.rsplit_once('~').map_or(name, |(base, _)| base);
     let told = base.is_empty() || base.starts_with("@{") || base.parse::<jiff::Timestamp>().is_ok();
     let word = ["latest", "auto"].contains(&base) || base.parse::<u64>().is_ok();
     if told || word || found.tags.iter().any(|tag| tag == name) {
         return Ok(found);
     }
-    let tags = show(StateName(base.to_owned()))?.tags;
+    let tags = show(base)?.tags;
     match tags.iter().find(|tag| tag.starts_with(base)) {
         Some(tag) if tag != base && !tags.iter().any(|tag| tag == base) => Err(not_exact(name, tag)),
         _ => Ok(found),

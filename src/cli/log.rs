@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use super::error::Outcome;
 use super::graph::Graph;
-use super::locate::History;
 use super::output::{Out, Role};
 use super::tree_path::in_tree;
 use super::{Context, changes, locate, time};
-use crate::engine::api::{CheckpointInfo, Query, StateName, VersionInfo, VersionKind};
+use crate::control::History;
+use crate::engine::api::{CheckpointInfo, ListVersions, Query, ShowCheckpoint, StateName, VersionInfo, VersionKind};
 use crate::store::record::Reason;
 
 /// Checkpoints that are asked for at once.
@@ -40,12 +40,12 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
     let mut source = locate::history(context.dir())?;
     let before = match args.before {
-        Some(before) => Some(source.show(&StateName(before))?.id),
+        Some(before) => Some(source.ask(ShowCheckpoint { state: StateName(before) })?.id),
         None => None,
     };
     let query = Query { limit: args.max_count, before, hidden: args.deleted, counted: true, ..Query::default() };
     if context.out.json {
-        return Ok(context.out.json(&source.find(query)?)?);
+        return Ok(context.out.json(&source.ask(query)?)?);
     }
     let graph = args.graph.then(Graph::default);
     let printed = print_by_page(&mut source, query, Printer { graph, ..Printer::default() }, &mut context.out)?;
@@ -61,7 +61,7 @@ fn print_by_page(source: &mut History, mut query: Query, mut printer: Printer, o
     while printed < limit {
         let page = PAGE.min(limit - printed);
         query.limit = Some(page);
-        let checkpoints = source.find(query.clone())?;
+        let checkpoints = source.ask(query.clone())?;
         printer.print(&checkpoints, out)?;
         printed += checkpoints.len();
         query.before = checkpoints.last().map(|oldest| oldest.id);
@@ -110,7 +110,7 @@ impl Printer {
 fn versions(path: &Path, max: usize, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let path = in_tree(&served.root, &served.cwd, path)?;
-    let mut versions = served.client.versions(path)?;
+    let mut versions = served.client.ask(ListVersions { path })?;
     versions.truncate(max);
     let out = &mut context.out;
     if out.json {

@@ -1,18 +1,12 @@
 //! Our mounts among all mounts: which are there, which are dead, and how they go.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use super::error::{error, hinted, io_error};
+use super::error::{error, io_error};
 use crate::engine::api::VerbResult;
-use crate::engine::word::word;
+pub use crate::engine::unmount::{top, unmount, unmount_error};
 use crate::sys::host;
-use crate::sys::{self, Errno, MountPoint, SysResult};
-
-/// How long a mount in use is waited for.
-const BUSY_PATIENCE: Duration = Duration::from_millis(500);
-/// Time between two tries.
-const BUSY_PAUSE: Duration = Duration::from_millis(20);
+use crate::sys::{self, Errno, MountPoint};
 
 /// Dead mounts at one place are taken away one by one, up to so many.
 const STACKED_MAX: usize = 64;
@@ -20,11 +14,6 @@ const STACKED_MAX: usize = 64;
 /// All mounts of the machine, as this process sees them.
 pub fn all() -> VerbResult<Vec<MountPoint>> {
     sys::mounts().map_err(|cause| io_error("the table of mounts", cause))
-}
-
-/// What is mounted at `at`, on top.
-pub fn top<'a>(mounts: &'a [MountPoint], at: &Path) -> Option<&'a MountPoint> {
-    mounts.iter().rev().find(|mount| mount.at == at)
 }
 
 /// The mount that `path` is on.
@@ -51,26 +40,6 @@ pub fn serves_around(table: &[MountPoint], path: &Path) -> bool {
     containing(table, path).is_some_and(|mount| mount.is_ours() && !is_dead(&mount.at))
 }
 
-/// Unmounts what is on top at `at`, by ourselves or with the help of fusermount3; it must say that it is ours. Whoever may unmount it may: root's hands are
-/// not tied by whose it is.
-pub fn unmount(at: &Path, lazy: bool) -> SysResult<()> {
-    if !top(&sys::mounts()?, at).is_some_and(MountPoint::says_ours) {
-        return Err(Errno::EINVAL);
-    }
-    let started = Instant::now();
-    loop {
-        let unmounted = match sys::unmount(at, lazy) {
-            Err(Errno::EPERM) => sys::fusermount_unmount(at, lazy),
-            other => other,
-        };
-        // A process that is being started still holds its parent's files for a moment.
-        if unmounted != Err(Errno::EBUSY) || started.elapsed() > BUSY_PATIENCE {
-            return unmounted;
-        }
-        std::thread::sleep(BUSY_PAUSE);
-    }
-}
-
 /// Takes the dead mounts of ours away that are on top at `at`, however many are stacked; their number.
 pub fn repair(at: &Path) -> VerbResult<usize> {
     for repaired in 0..STACKED_MAX {
@@ -93,21 +62,6 @@ pub fn repair_above(path: &Path) -> VerbResult<usize> {
         }
     }
     Ok(repaired)
-}
-
-/// Why unmounting `at` failed, for people.
-pub fn unmount_error(at: &Path, cause: Errno) -> crate::engine::api::VerbError {
-    let shown = at.display();
-    match cause {
-        Errno::EBUSY => {
-            hinted("busy", format!("{shown} is in use"), format!("leave it, or take it away nevertheless: ckptfs umount --lazy {}", word(shown)))
-        }
-        Errno::EPERM | Errno::EACCES => {
-            hinted("no-permission", format!("no permission to unmount {shown}"), "only the user who mounted it and root may")
-        }
-        Errno::ENOENT => hinted("no-permission", format!("no permission to unmount {shown}"), "install fusermount3 (the package fuse3), or be root"),
-        cause => io_error(format!("unmounting {shown}"), cause),
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::error::Outcome;
 use super::output::{Out, Role};
 use super::{Context, locate, time};
-use crate::engine::api::{OperationInfo, OperationKind};
+use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
 
 /// Operations that are listed unless told otherwise.
 const LISTED: usize = 50;
@@ -21,7 +21,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let operations = served.client.operations(args.before, args.max_count)?;
+    let operations = served.client.ask(ListOperations { before: args.before, limit: args.max_count })?;
     let out = &mut context.out;
     if out.json {
         return Ok(out.json(&operations)?);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::error::{hinted, io_error};
 use super::locate::{self, Served};
 use super::tree_path::in_tree;
-use crate::engine::api::{CheckpointInfo, StateName, TreePath, VerbError, VerbResult};
+use crate::engine::api::{CheckpointInfo, ShowCheckpoint, StateName, TreePath, VerbError, VerbResult};
 use crate::engine::word::word;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, Stat, SysResult};
 
@@ -126,5 +126,5 @@ pub fn find(dir: Option<&Path>, text: &std::ffi::OsStr) -> VerbResult<Found> {
 
 /// The checkpoint that is meant; `None`: the live tree.
 pub fn state(served: &mut Served, name: &str) -> VerbResult<Option<CheckpointInfo>> {
-    if name == "live" { Ok(None) } else { served.client.show(StateName(name.to_owned())).map(Some) }
+    if name == "live" { Ok(None) } else { served.client.ask(ShowCheckpoint { state: StateName(name.to_owned()) }).map(Some) }
 }

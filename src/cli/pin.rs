@@ -2,7 +2,7 @@
 
 use super::error::Outcome;
 use super::{Context, locate};
-use crate::engine::api::{CheckpointInfo, StateName};
+use crate::engine::api::{CheckpointInfo, PinCheckpoint, StateName};
 
 /// Pin a checkpoint: it is not deleted, by whomever, until it is unpinned
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let pinned = served.client.pin(StateName(args.id), Some(args.reason))?;
+    let pinned = served.client.ask(PinCheckpoint { state: StateName(args.id), reason: Some(args.reason) })?;
     print(&pinned, context)
 }
 

@@ -2,7 +2,7 @@
 
 use super::error::Outcome;
 use super::{Context, locate, tag};
-use crate::engine::api::{Retag, StateName};
+use crate::engine::api::{ChangeTags, Retag, StateName};
 
 /// Give a tag another name
 #[derive(Debug, clap::Args)]
@@ -21,6 +21,6 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let retag = Retag { add: vec![args.new], remove: vec![args.old.clone()], force: args.force };
-    let renamed = served.client.retag(StateName(args.old), retag)?;
+    let renamed = served.client.ask(ChangeTags { state: StateName(args.old), retag })?;
     tag::print(&renamed, context)
 }

@@ -70,7 +70,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let options = RestoreOptions { to: StateName(args.id.unwrap_or_default()), paths, dry_run: args.dry_run, times };
     let interrupt = Interrupt::gives_up(&served.client)?;
     let spinner = Spinner::start(&context.out, "restoring");
-    let answer = served.client.restore(options);
+    let answer = served.client.ask(options);
     spinner.stop();
     let restored = interrupt.answer(answer, &context.out)?;
     if context.out.json {
@@ -104,7 +104,7 @@ fn told(restored: &Restored) -> Outcome {
 fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) -> Outcome {
     let interrupt = Interrupt::gives_up(&served.client)?;
     let spinner = Spinner::start(&context.out, "restoring");
-    let answer = served.client.restore_only_by(options);
+    let answer = served.client.ask(options);
     spinner.stop();
     let restored = interrupt.answer(answer, &context.out)?;
     if context.out.json {

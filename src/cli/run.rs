@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::error::{Failure, Outcome, error, hinted, io_error, plain};
 use super::progress::Spinner;
 use super::{Context, changes, diff, locate, run_at, time};
-use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, RestoreOptions, StateName, TreePath, VerbResult};
+use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, Compare, RestoreOptions, ShowCheckpoint, StateName, TreePath, VerbResult};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 
@@ -131,11 +131,11 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     let mut report_file = args.report.as_deref().map(create).transpose()?;
     let mut served = locate::served(context.dir())?;
     let note = args.message.clone().unwrap_or_else(|| format!("before: {}", shown(&args.command)));
-    let made = served.client.checkpoint(CheckpointOptions { note, ..CheckpointOptions::default() })?;
+    let made = served.client.ask(CheckpointOptions { note, ..CheckpointOptions::default() })?;
     let ended = execute(&args.command, &served.cwd, None)?;
     let status = ended.tell(args, context);
     let before = StateName(made.id.to_string());
-    let found = served.client.diff_sized(before.clone(), None)?;
+    let found = served.client.ask(Compare { from: before.clone(), to: None, sizes: true })?;
     let text = report_file.is_none() && !context.out.json;
     if text {
         list(&found, &made, context);
@@ -145,7 +145,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
     if wanted {
         context.out.warn(&format!("everything that has changed since checkpoint {} is taken back, whoever changed it", made.id));
         let spinner = Spinner::start(&context.out, "rolling back");
-        let answer = served.client.restore(RestoreOptions { to: before, paths: Vec::new(), dry_run: false, times: None });
+        let answer = served.client.ask(RestoreOptions { to: before, paths: Vec::new(), dry_run: false, times: None });
         spinner.stop();
         let restored = answer?;
         guard = restored.guard;
@@ -165,7 +165,7 @@ fn protected(args: &Args, context: &Context) -> VerbResult<u8> {
 fn in_the_past(args: &Args, at: &str, context: &Context) -> VerbResult<u8> {
     let mut report_file = args.report.as_deref().map(create).transpose()?;
     let mut served = locate::served(context.dir())?;
-    let checkpoint = served.client.show(StateName(at.to_owned()))?;
+    let checkpoint = served.client.ask(ShowCheckpoint { state: StateName(at.to_owned()) })?;
     let past = run_at::enter(&mut served, &checkpoint, args.keep_changes.as_deref())?;
     let ended = execute(&args.command, &served.cwd, None)?;
     let status = ended.tell(args, context);

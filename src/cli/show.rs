@@ -4,7 +4,7 @@ use super::by;
 use super::error::Outcome;
 use super::output::Role;
 use super::{Context, locate, size, time};
-use crate::engine::api::StateName;
+use crate::engine::api::{ShowCheckpoint, StateName};
 use crate::store::record::Reason;
 
 /// Show one checkpoint
@@ -17,7 +17,7 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut source = locate::history(context.dir())?;
-    let checkpoint = source.show(&StateName(args.id))?;
+    let checkpoint = source.ask(ShowCheckpoint { state: StateName(args.id) })?;
     let out = &mut context.out;
     if out.json {
         return Ok(out.json(&checkpoint)?);

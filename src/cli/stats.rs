@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::error::Outcome;
 use super::output::Role;
 use super::{Context, locate, time};
-use crate::engine::api::Stats;
+use crate::engine::api::{GetStats, Stats};
 
 /// Show what the daemon has done and holds: requests by kind, memory, open files
 #[derive(Debug, clap::Args)]
@@ -20,7 +20,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Some(path) => Some(locate::start(context.dir())?.join(path)),
         None => context.dir().map(PathBuf::from),
     };
-    let stats = locate::served(dir.as_deref())?.client.stats()?;
+    let stats = locate::served(dir.as_deref())?.client.ask(GetStats)?;
     if context.out.json {
         return Ok(context.out.json(&stats)?);
     }

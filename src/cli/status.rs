@@ -8,7 +8,7 @@ use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
 use super::output::Role;
 use super::{Context, locate, size, time};
-use crate::engine::api::{DaemonInfo, Status};
+use crate::engine::api::{CompareByProcess, DaemonInfo, GetStatus, Status};
 
 /// Show what is mounted and what differs from the newest checkpoint
 #[derive(Debug, clap::Args)]
@@ -30,10 +30,10 @@ struct Shown<'a> {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     if args.by == Some(By::Process) {
-        let all = served.client.by_process(None, None)?;
+        let all = served.client.ask(CompareByProcess { from: None, to: None })?;
         return by::tell(&mut context.out, &all);
     }
-    let status = served.client.status()?;
+    let status = served.client.ask(GetStatus)?;
     let below = below(&status);
     if context.out.json {
         return Ok(context.out.json(&Shown { status: &status, below: &below })?);

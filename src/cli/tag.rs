@@ -2,7 +2,7 @@
 
 use super::error::Outcome;
 use super::{Context, locate};
-use crate::engine::api::{CheckpointInfo, Retag, StateName};
+use crate::engine::api::{ChangeTags, CheckpointInfo, Retag, StateName};
 
 /// Give a checkpoint names
 ///
@@ -23,7 +23,7 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let retag = Retag { add: args.tags, remove: Vec::new(), force: args.force };
-    let tagged = served.client.retag(StateName(args.id), retag)?;
+    let tagged = served.client.ask(ChangeTags { state: StateName(args.id), retag })?;
     print(&tagged, context)
 }
 

@@ -12,7 +12,7 @@ use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::Served;
 use super::past::Tree;
 use super::progress::Bar;
-use crate::engine::api::{StateName, VerbError};
+use crate::engine::api::{ShowCheckpoint, StateName, VerbError};
 use crate::engine::export::parts::{ExportEntry, Refused};
 use crate::sys::{self, Errno, Kind};
 use crate::transfer::held::{self, Content};
@@ -30,7 +30,7 @@ pub fn run(mut served: Served, id: &str, more: bool, without_dropped: bool, cont
     if io::stdout().is_terminal() {
         return usage("a tar stream is nothing for a terminal", "ckptfs export ID - > FILE.tar, or | tar -x -C DIR --xattrs --xattrs-include='*'");
     }
-    let checkpoint = served.client.show(StateName(id.to_owned()))?;
+    let checkpoint = served.client.ask(ShowCheckpoint { state: StateName(id.to_owned()) })?;
     let view = Tree::at(&served, Some(&checkpoint))?;
     let begun = Begun::begin(served, &checkpoint.id.to_string(), None)?;
     sys::widen_pipe(io::stdout());

@@ -12,7 +12,7 @@ use super::tree_path::{beyond_links, normal};
 use super::{Context, locate, mounts};
 use crate::control::Client;
 use crate::engine::Keep;
-use crate::engine::api::{VerbError, VerbResult, host_path};
+use crate::engine::api::{Unmount, VerbError, VerbResult, host_path};
 use crate::engine::word::word;
 use crate::store::layout::noted_unkept;
 use crate::sys::{self, MountPoint};
@@ -122,7 +122,8 @@ fn out_of_sight(path: &Path, args: &Args, context: &mut Context) -> Option<Outco
     let serves = |mount: &MountPoint| served.root == path && mount.serves(path);
     // Of the other's table of mounts nothing is shown: whoever made the namespace has written it.
     let mount = MountPoint { at: path.to_owned(), ..sys::mounts_of_all(serves).ok()?.into_iter().next()?.1 };
-    let unmounted = served.client.unmount(args.lazy, false, args.keep.map(Keep::from)).map_err(|error| busy(&mount, error));
+    let unmounted =
+        served.client.ask(Unmount { lazy: args.lazy, leave: false, keep: args.keep.map(Keep::from) }).map_err(|error| busy(&mount, error));
     let ended = unmounted.and_then(|()| wait(&mut served.client, &mount, args.lazy));
     Some(ended.map_err(Into::into).and_then(|ended| tell(&mount, &ended, context)))
 }
@@ -217,10 +218,10 @@ fn take_away(mount: &MountPoint, args: &Args, context: &Context) -> VerbResult<E
         mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
         return Ok(if lazy { Ended::Lazily } else { Ended::All });
     };
-    match client.unmount(lazy, false, keep) {
+    match client.ask(Unmount { lazy, leave: false, keep }) {
         Ok(()) => wait(&mut client, mount, lazy),
         Err(error) if error.code == "busy" && !lazy && only_ours(&users(mount)) => {
-            client.unmount(true, true, keep)?;
+            client.ask(Unmount { lazy: true, leave: true, keep })?;
             wait(&mut client, mount, false)
         }
         Err(error) if error.code == "protocol-version" || error.code == "protocol" => {

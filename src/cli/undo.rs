@@ -39,7 +39,7 @@ pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) ->
     let mut served = locate::served(context.dir())?;
     let interrupt = Interrupt::gives_up(&served.client)?;
     let spinner = Spinner::start(&context.out, if done == "undone" { "undoing" } else { "doing again" });
-    let answer = served.client.undo(options);
+    let answer = served.client.ask(options);
     spinner.stop();
     let undone = interrupt.answer(answer, &context.out)?;
     let out = &mut context.out;

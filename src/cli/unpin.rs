@@ -2,7 +2,7 @@
 
 use super::error::Outcome;
 use super::{Context, locate, pin};
-use crate::engine::api::StateName;
+use crate::engine::api::{PinCheckpoint, StateName};
 
 /// Unpin a checkpoint: it can be deleted again
 #[derive(Debug, clap::Args)]
@@ -14,6 +14,6 @@ pub struct Args {
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
-    let unpinned = served.client.pin(StateName(args.id), None)?;
+    let unpinned = served.client.ask(PinCheckpoint { state: StateName(args.id), reason: None })?;
     pin::print(&unpinned, context)
 }

@@ -2,7 +2,7 @@
 
 use super::error::Outcome;
 use super::{Context, locate, tag};
-use crate::engine::api::{Retag, StateName};
+use crate::engine::api::{ChangeTags, Retag, StateName};
 
 /// Take tags from their checkpoints, which stay
 #[derive(Debug, clap::Args)]
@@ -16,7 +16,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     for tag in args.tags {
         let retag = Retag { remove: vec![tag.clone()], ..Retag::default() };
-        let untagged = served.client.retag(StateName(tag), retag)?;
+        let untagged = served.client.ask(ChangeTags { state: StateName(tag), retag })?;
         tag::print(&untagged, context)?;
     }
     Ok(())

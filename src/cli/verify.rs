@@ -28,7 +28,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         Located::Served(mut served) => {
             let mut options = VerifyOptions { state, deep: args.deep, run: None };
             whole(&bar, || {
-                let part = served.client.verify(options.clone())?;
+                let part = served.client.ask(options.clone())?;
                 options.run = Some(part.run);
                 Ok(part)
             })?

@@ -1,6 +1,6 @@
 //! The client's side of the socket.
 
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 #[cfg(test)]
@@ -9,16 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::SOCKET_NAME;
 use super::place::Store;
-use super::protocol::{Call, Outcome, PROTOCOL, Reply, Request, Response, encode, join, receive, send};
-use crate::engine::Keep;
-use crate::engine::api::who::{ByProcess, OnlyBy, RestoredOnly};
-use crate::engine::api::{
-    AuditEvent, Change, CheckpointInfo, CheckpointOptions, DedupOptions, DedupReport, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query,
-    RestoreOptions, Restored, Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbError, VerbResult, Verified, VerifyOptions,
-    VersionInfo,
-};
-use crate::engine::export::parts::{ExportAsk, ExportPart};
-use crate::engine::import::{ImportAsk, ImportPart};
+use super::protocol::{ANSWER_BYTES_MAX, Call, PROTOCOL, decode_answer, encode, receive_up_to};
+use crate::engine::api::{Cancel, VerbError, VerbResult};
+use crate::engine::verb::Verb;
 use crate::sys::{self, host};
 
 /// A connection to the daemon of a mount. One request at a time; an error of the connection itself ends it.
@@ -100,197 +93,26 @@ impl Client {
         Ok(Client { stream: Socket::reader(UnixStream::connect(path)?), store: None })
     }
 
-    /// Makes a checkpoint.
-    pub fn checkpoint(&mut self, options: CheckpointOptions) -> VerbResult<CheckpointInfo> {
-        self.one_checkpoint(Request::Checkpoint(options))
+    /// Asks for something. What changes nothing is asked again of the daemon that takes over from one that dies.
+    ///
+    /// # Errors
+    /// Those of the verb; `daemon-lost`: it died, and whether it was done is not known.
+    pub fn ask<V: Verb>(&mut self, verb: V) -> VerbResult<V::Answer> {
+        self.ask_with_files(verb).map(|(answer, _)| answer)
     }
 
-    /// What is mounted and what is dirty.
-    pub fn status(&mut self) -> VerbResult<Status> {
-        match self.call(Request::Status)? {
-            Response::Status(status) => Ok(*status),
-            other => Err(unexpected(&other)),
+    /// As [`Client::ask`], and the descriptors that come with the answer, in their order.
+    ///
+    /// # Errors
+    /// As of [`Client::ask`].
+    pub fn ask_with_files<V: Verb>(&mut self, verb: V) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
+        for _ in 0..TAKEOVERS_MAX {
+            match self.ask_once(verb.clone()) {
+                Err(error) if error.code == DAEMON_LOST && verb.only_asks() && self.reconnect() => {}
+                answer => return answer,
+            }
         }
-    }
-
-    /// What the daemon has done and holds.
-    pub fn stats(&mut self) -> VerbResult<Stats> {
-        match self.call(Request::Stats)? {
-            Response::Stats(stats) => Ok(*stats),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Every checkpoint, newest first.
-    pub fn log(&mut self) -> VerbResult<Vec<CheckpointInfo>> {
-        match self.call(Request::Log)? {
-            Response::Checkpoints(checkpoints) => Ok(checkpoints),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// One checkpoint.
-    pub fn show(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
-        self.one_checkpoint(Request::Show { state })
-    }
-
-    /// The checkpoints that are asked for, newest first.
-    pub fn find(&mut self, query: Query) -> VerbResult<Vec<CheckpointInfo>> {
-        match self.call(Request::Find(query))? {
-            Response::Checkpoints(checkpoints) => Ok(checkpoints),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Gives a checkpoint other tags.
-    pub fn retag(&mut self, state: StateName, retag: Retag) -> VerbResult<CheckpointInfo> {
-        self.one_checkpoint(Request::Retag { state, retag })
-    }
-
-    /// Pins a checkpoint for this reason, or (`None`) no longer.
-    pub fn pin(&mut self, state: StateName, reason: Option<String>) -> VerbResult<CheckpointInfo> {
-        self.one_checkpoint(Request::Pin { state, reason })
-    }
-
-    /// Every version of a path, newest first.
-    pub fn versions(&mut self, path: TreePath) -> VerbResult<Vec<VersionInfo>> {
-        match self.call(Request::Versions { path })? {
-            Response::Versions(versions) => Ok(versions),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// What changed from state `from` to state `to` (`None`: the live tree).
-    pub fn diff(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
-        self.changes(Request::Diff { from, to, sizes: false })
-    }
-
-    /// As [`Client::diff`], with the sizes of files.
-    pub fn diff_sized(&mut self, from: StateName, to: Option<StateName>) -> VerbResult<Vec<Change>> {
-        self.changes(Request::Diff { from, to, sizes: true })
-    }
-
-    /// What differs between two states (`None`: the newest checkpoint, the live tree), and which process changed it.
-    pub fn by_process(&mut self, from: Option<StateName>, to: Option<StateName>) -> VerbResult<ByProcess> {
-        match self.call(Request::ByProcess { from, to })? {
-            Response::ByProcess(by) => Ok(by),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Takes back what a process changed.
-    pub fn restore_only_by(&mut self, options: OnlyBy) -> VerbResult<RestoredOnly> {
-        match self.call(Request::RestoreOnlyBy(options))? {
-            Response::RestoredOnly(restored) => Ok(*restored),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Makes the tree what it was.
-    pub fn restore(&mut self, options: RestoreOptions) -> VerbResult<Restored> {
-        match self.call(Request::Restore(options))? {
-            Response::Restored(restored) => Ok(restored),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Deletes a checkpoint, so that it can be brought back.
-    pub fn delete(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
-        self.one_checkpoint(Request::Delete { state, now: false })
-    }
-
-    /// Deletes a checkpoint, also one that is deleted already, for good, and frees what only it needed.
-    pub fn free(&mut self, state: StateName) -> VerbResult<CheckpointInfo> {
-        self.one_checkpoint(Request::Delete { state, now: true })
-    }
-
-    /// At most `limit` operations before `before` (without it: the last), newest first.
-    pub fn operations(&mut self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
-        match self.call(Request::Operations { before, limit })? {
-            Response::Operations(operations) => Ok(operations),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Undoes operations, or does them again.
-    pub fn undo(&mut self, options: UndoOptions) -> VerbResult<Undone> {
-        match self.call(Request::Undo(options))? {
-            Response::Undone(undone) => Ok(*undone),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Looks for damage, for a moment.
-    pub fn verify(&mut self, options: VerifyOptions) -> VerbResult<Verified> {
-        match self.call(Request::Verify(options))? {
-            Response::Verified(verified) => Ok(*verified),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// What space the history takes, counted for a moment.
-    pub fn du(&mut self, options: DuOptions) -> VerbResult<DuReport> {
-        match self.call(Request::Du(options))? {
-            Response::Du(report) => Ok(*report),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Thins out the history, for a moment.
-    pub fn gc(&mut self, options: GcOptions) -> VerbResult<GcReport> {
-        match self.call(Request::Gc(options))? {
-            Response::Gc(report) => Ok(*report),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Makes the same content share its space, for a moment; and the descriptors that were asked for.
-    pub fn dedup(&mut self, options: DedupOptions) -> VerbResult<(DedupReport, Vec<OwnedFd>)> {
-        match self.call(Request::Dedup(options))? {
-            Response::Dedup(report) => Ok((*report, std::mem::take(&mut self.stream.get_mut().files))),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Who did what when, oldest first.
-    pub fn audit(&mut self) -> VerbResult<Vec<AuditEvent>> {
-        match self.call(Request::Audit)? {
-            Response::Audit(events) => Ok(events),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// A part of a checkpoint's tree, and descriptors of the files in it, in their order.
-    pub fn export(&mut self, ask: ExportAsk) -> VerbResult<(ExportPart, Vec<OwnedFd>)> {
-        match self.call(Request::Export(ask))? {
-            Response::Export(part) => Ok((*part, std::mem::take(&mut self.stream.get_mut().files))),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// A step of an import, and the descriptors that it gives.
-    pub fn import(&mut self, ask: ImportAsk) -> VerbResult<(ImportPart, Vec<OwnedFd>)> {
-        match self.call(Request::Import(ask))? {
-            Response::Import(part) => Ok((part, std::mem::take(&mut self.stream.get_mut().files))),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Asks the daemon to unmount; see [`Request::Unmount`]. It has ended when [`Client::wait_ended`] says so.
-    pub fn unmount(&mut self, lazy: bool, leave: bool, keep: Option<Keep>) -> VerbResult<()> {
-        match self.call(Request::Unmount { lazy, leave, keep })? {
-            Response::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Makes system calls of the daemon fail; `None`: no more. How many calls counted, and how many failed, by the plan before.
-    #[cfg(debug_assertions)]
-    pub fn fault(&mut self, plan: Option<crate::sys::fault::Plan>) -> VerbResult<(u64, u64)> {
-        match self.call(Request::Fault { plan })? {
-            Response::Faults { calls, failed } => Ok((calls, failed)),
-            other => Err(unexpected(&other)),
-        }
+        self.ask_once(verb)
     }
 
     /// Waits until the daemon has ended, for `timeout` at most; whether it has.
@@ -314,55 +136,21 @@ impl Client {
         self.stream.get_ref().stream.try_clone().map(Canceller)
     }
 
-    fn changes(&mut self, request: Request) -> VerbResult<Vec<Change>> {
-        match self.call(request)? {
-            Response::Changes(changes) => Ok(changes),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    fn one_checkpoint(&mut self, request: Request) -> VerbResult<CheckpointInfo> {
-        match self.call(request)? {
-            Response::Checkpoint(checkpoint) => Ok(checkpoint),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// What changes nothing is asked again of the daemon that takes over.
-    fn call(&mut self, request: Request) -> VerbResult<Response> {
-        for _ in 0..TAKEOVERS_MAX {
-            match self.call_once(request.clone()) {
-                Err(error) if error.code == DAEMON_LOST && request.only_asks() && self.reconnect() => {}
-                answer => return answer,
-            }
-        }
-        self.call_once(request)
-    }
-
-    fn call_once(&mut self, request: Request) -> VerbResult<Response> {
+    fn ask_once<V: Verb>(&mut self, verb: V) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
         let tree = self.store.as_ref().and_then(|store| store.tree.clone());
-        let frame = encode(&Call { version: PROTOCOL, tree, request }).map_err(|error| VerbError {
+        let frame = encode(&Call { version: PROTOCOL, tree, request: verb.into() }).map_err(|error| VerbError {
             code: "too-large".into(),
             message: format!("cannot ask the daemon: {error}"),
             hint: None,
         })?;
         // A daemon that refuses us answers and closes without reading: what it said is there although sending fails.
         self.stream.get_mut().files.clear();
-        let sent = send(&self.stream.get_ref().stream, &frame);
-        let mut parts = Vec::new();
+        let sent = self.stream.get_mut().stream.write_all(&frame);
         let mut frame = Vec::new();
-        loop {
-            match receive(&mut self.stream, &mut frame) {
-                Ok(true) => {}
-                Ok(false) => return Err(lost(&sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()))),
-                Err(error) => return Err(lost(&sent.err().unwrap_or(error))),
-            }
-            let reply = Reply::decode(&frame)?;
-            match reply.result {
-                Outcome::Error(error) => return Err(error),
-                Outcome::Ok(part) if reply.more => parts.push(part),
-                Outcome::Ok(last) => return join(parts, last).ok_or_else(|| unexpected(&"parts that do not belong together")),
-            }
+        match receive_up_to(&mut self.stream, &mut frame, ANSWER_BYTES_MAX) {
+            Ok(true) => Ok((decode_answer(&frame)?, std::mem::take(&mut self.stream.get_mut().files))),
+            Ok(false) => Err(lost(&sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()))),
+            Err(error) => Err(lost(&sent.err().unwrap_or(error))),
         }
     }
 }
@@ -377,7 +165,7 @@ impl Canceller {
     /// # Errors
     /// The daemon is gone.
     pub fn cancel(&self) -> io::Result<()> {
-        send(&self.0, &encode(&Call { version: PROTOCOL, tree: None, request: Request::Cancel })?)
+        (&self.0).write_all(&encode(&Call { version: PROTOCOL, tree: None, request: Cancel.into() })?)
     }
 }
 
@@ -396,9 +184,4 @@ fn lost(error: &io::Error) -> VerbError {
         message: format!("the daemon ended before it answered ({error})"),
         hint: Some("whether it was done: ckptfs log; what was acknowledged is safe. If nobody took over, mount again: ckptfs mount DIR".into()),
     }
-}
-
-fn unexpected(answer: &dyn std::fmt::Debug) -> VerbError {
-    let answer: String = format!("{answer:?}").chars().take(80).collect();
-    VerbError { code: "protocol".into(), message: format!("the daemon answered something else than was asked: {answer}"), hint: None }
 }

@@ -6,10 +6,11 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use super::protocol::{Call, encode, receive_up_to};
+use super::protocol::{Call, decode_answer, encode, receive_up_to};
 use super::*;
 use crate::engine::Keep;
 use crate::engine::api::*;
+use crate::engine::verb::Request;
 use crate::sys::fuzz::{config, peak_of, spelled};
 
 /// Bytes of memory that one byte of a message may take: a path of three bytes in JSON is a struct in a list that doubles.
@@ -36,18 +37,18 @@ fn request() -> impl Strategy<Value = Request> {
             quiesce_ms: sync.then_some(7),
             of_ns: sync.then_some(-1),
         })),
-        Just(Request::Status),
-        Just(Request::Log),
-        state().prop_map(|state| Request::Show { state }),
-        (state(), option::of(state())).prop_map(|(from, to)| Request::Diff { from, to, sizes: true }),
+        Just(GetStatus.into()),
+        Just(ListCheckpoints.into()),
+        state().prop_map(|state| ShowCheckpoint { state }.into()),
+        (state(), option::of(state())).prop_map(|(from, to)| Compare { from, to, sizes: true }.into()),
         (state(), vec(path, 0..5), any::<bool>()).prop_map(|(to, paths, dry_run)| Request::Restore(RestoreOptions {
             to,
             paths,
             dry_run,
             times: None
         })),
-        (state(), any::<bool>()).prop_map(|(state, now)| Request::Delete { state, now }),
-        any::<(bool, bool)>().prop_map(|(lazy, leave)| Request::Unmount { lazy, leave, keep: lazy.then_some(Keep::All) }),
+        (state(), any::<bool>()).prop_map(|(state, now)| Delete { state, now }.into()),
+        any::<(bool, bool)>().prop_map(|(lazy, leave)| Unmount { lazy, leave, keep: lazy.then_some(Keep::All) }.into()),
     ]
 }
 
@@ -74,7 +75,7 @@ proptest! {
     #[test]
     fn any_bytes_are_a_request_or_an_error(bytes in prop_oneof![vec(any::<u8>(), 0..300), spelled(b"[]{}\",:0123456789ok\\u ", 200)]) {
         decode(&bytes);
-        let _ = Reply::decode(&bytes);
+        let _ = decode_answer::<Vec<CheckpointInfo>>(&bytes);
     }
 
     #[test]
@@ -83,7 +84,7 @@ proptest! {
         let at = at % sent.len();
         if cut { sent.truncate(at) } else { sent[at] = byte }
         decode(&sent);
-        let _ = Reply::decode(&sent);
+        let _ = decode_answer::<Vec<CheckpointInfo>>(&sent);
     }
 
     /// However the bytes come in, the same frames are read, none is longer than the limit, and the end is told.

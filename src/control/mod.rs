@@ -1,26 +1,27 @@
-//! The control protocol: the verbs of [`crate::engine::api::Verbs`] over a unix socket in the store.
+//! The control protocol: the verbs of [`crate::engine::verb`] over a unix socket in the store.
 //!
-//! **Wire.** Frames are JSON on one line, ended by a newline, at most [`FRAME_BYTES_MAX`] long: `{"version":1,"request":{...}}` to the daemon,
-//! `{"version":1,"result":{"ok":{...}}}` or `{"version":1,"result":{"error":{...}}}` back. A connection carries any number of requests, one after
-//! the other. An answer with a list too long for one frame comes in several: all but the last say `"more":true`.
+//! **Wire.** Frames are JSON on one line, ended by a newline: `{"version":2,"request":{...}}` to the daemon, at most [`FRAME_BYTES_MAX`] long, and
+//! `{"version":2,"result":{"ok":{...}}}` or `{"version":2,"result":{"error":{...}}}` back. A connection carries any number of requests, one after the other.
 //!
 //! **Who may ask.** The user that the daemon runs as, and root; the socket says who is at the other end.
 //!
 //! **Who is asked.** Only a daemon of the caller's, or root's: see [`look`]. A request names the tree that it is meant for, and the daemon of another one
 //! refuses it.
 //!
-//! **Latency.** The thread that accepts a connection reads the request, calls the verb and writes the answer in one write; nobody else is woken.
+//! **Latency.** The thread that accepts a connection reads the request, calls the verb and writes a short answer in one write; nobody else is woken.
 //!
 //! **Locking.** None: a connection belongs to its thread, and the verbs look after themselves.
 
 mod client;
+mod history;
 mod place;
 mod protocol;
 mod server;
 
 pub use client::{Canceller, Client};
+pub use history::History;
 pub use place::{Seen, Store, is_same, look};
-pub use protocol::{FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response};
+pub use protocol::{FRAME_BYTES_MAX, PROTOCOL};
 pub use server::{Answers, CONNECTIONS_MAX, serve};
 
 /// Name of the socket in the store.

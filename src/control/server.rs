@@ -8,11 +8,10 @@
 //!
 //! **Locking.** `connections` is a leaf.
 
-use std::cell::{Cell, LazyCell};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
-use std::ops::Deref;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,10 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::protocol::{Call, FRAME_BYTES_MAX, Outcome, PROTOCOL, Reply, Request, Response, encode, receive_up_to, send, split};
-use crate::engine::api::{VerbError, VerbResult, Verbs};
+use super::protocol::{Call, FRAME_BYTES_MAX, encode_error, receive_up_to, write_answer};
+use crate::engine::api::{Unmount, VerbError, VerbResult};
 use crate::engine::asker::while_wanted;
-use crate::engine::export::parts::ExportAsk;
+use crate::engine::verb::{Answer, Answerer, Request, Requester};
 use crate::store::record::Actor;
 use crate::sys;
 use crate::sys::host;
@@ -56,6 +55,9 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a message that gives something up.
 const CANCEL_BYTES_MAX: usize = 64;
 
+/// An answer is sent in parts of so many bytes.
+const ANSWER_BUFFER_BYTES: usize = 64 << 10;
+
 /// How long [`Answers`] pauses between two looks.
 const ANSWER_PAUSE: Duration = Duration::from_micros(200);
 
@@ -64,7 +66,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 struct Server {
     listener: UnixListener,
-    verbs: Arc<dyn Verbs>,
+    answerer: Arc<dyn Answerer>,
     /// See [`Call`].
     tree: String,
     leave: Box<dyn Fn() + Send + Sync>,
@@ -101,13 +103,13 @@ impl Answers {
     }
 }
 
-/// Serves `verbs` on `listener`, from threads of its own, until the process ends; returns at once. `leave` is called after the answer to an
+/// Serves `answerer` on `listener`, from threads of its own, until the process ends; returns at once. `leave` is called after the answer to an
 /// `unmount` that wants the daemon to end although the mount is in use. `tree`: which one it is, as the source of the mount names it.
-pub fn serve(listener: UnixListener, verbs: Arc<dyn Verbs>, tree: String, leave: impl Fn() + Send + Sync + 'static) -> io::Result<Answers> {
+pub fn serve(listener: UnixListener, answerer: Arc<dyn Answerer>, tree: String, leave: impl Fn() + Send + Sync + 'static) -> io::Result<Answers> {
     let none = || AtomicUsize::new(0);
     let server = Server {
         listener,
-        verbs,
+        answerer,
         tree,
         leave: Box::new(leave),
         waiting: none(),
@@ -195,21 +197,18 @@ impl Server {
     }
 
     /// What was begun on a connection ends with it: descriptors are held for whoever asked.
-    fn requests_and_end(&self, number: u64, stream: &UnixStream) -> io::Result<()> {
-        let mut exports = Vec::new();
-        let ended = self.requests(number, stream, &mut exports);
-        for run in exports {
-            // It may have been given up already.
-            let _ = self.verbs.export(&ExportAsk::End { run }, &mut Vec::new());
-        }
+    fn requests_and_end(&self, number: u64, stream: &Arc<UnixStream>) -> io::Result<()> {
+        // Who that is was settled when they connected (SO_PEERCRED), and is asked once.
+        let peer = Arc::clone(stream);
+        let requester = Requester::found_by(move || actor(&peer));
+        let ended = self.requests(number, stream, &requester);
+        requester.end(&*self.answerer);
         ended
     }
 
-    fn requests(&self, number: u64, stream: &UnixStream, exports: &mut Vec<u64>) -> io::Result<()> {
+    fn requests(&self, number: u64, stream: &UnixStream, requester: &Requester) -> io::Result<()> {
         let mut reader = BufReader::new(InTime { stream, until: Cell::new(None) });
         let mut frame = Vec::new();
-        // Who that is was settled when they connected (SO_PEERCRED), and is asked once.
-        let by = LazyCell::new(|| actor(stream));
         loop {
             match self.next(number, &mut reader, &mut frame) {
                 Ok(true) => {}
@@ -220,26 +219,20 @@ impl Server {
             let request = Call::decode(&frame).and_then(|call| call.meant_for(&self.tree));
             // A long message has a long buffer.
             frame = Vec::new();
-            let ends = matches!(request, Ok(Request::Unmount { .. }));
-            let leaving = matches!(request, Ok(Request::Unmount { leave: true, .. }));
-            let begins = matches!(request, Ok(Request::Export(ExportAsk::Begin { .. })));
-            let mut files = Vec::new();
+            let unmount = if let Ok(Request::Unmount(unmount)) = request { Some(unmount) } else { None };
             let result = request.and_then(|request| match request.can_be_cancelled().then(|| stream.try_clone()) {
-                Some(Ok(asker)) => while_wanted(move || is_given_up(&asker), || self.call(&by, request, &mut files)),
-                _ => self.call(&by, request, &mut files),
+                Some(Ok(peer)) => while_wanted(move || is_given_up(&peer), || self.call(request, requester)),
+                _ => self.call(request, requester),
             });
             let done = result.is_ok();
-            if let (true, Ok(Response::Export(part))) = (begins, &result) {
-                exports.push(part.run);
-            }
-            let replied = reply(stream, result, &files);
+            let replied = reply(stream, result, &requester.take_files());
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
             replied?;
-            if leaving && done {
+            if let Some(Unmount { leave: true, .. }) = unmount.filter(|_| done) {
                 (self.leave)();
             }
             // Who has asked for an unmount waits for the end of this process, which the end of the connection tells.
-            self.set_idle(number, !ends);
+            self.set_idle(number, unmount.is_none());
         }
     }
 
@@ -275,44 +268,8 @@ impl Server {
         received
     }
 
-    fn call(&self, by: &impl Deref<Target = Actor>, request: Request, files: &mut Vec<Arc<File>>) -> VerbResult<Response> {
-        let verbs = &self.verbs;
-        let answer = catch_unwind(AssertUnwindSafe(|| match request {
-            Request::Checkpoint(options) => verbs.checkpoint(by, &options).map(Response::Checkpoint),
-            Request::Status => verbs.status().map(|status| Response::Status(Box::new(status))),
-            Request::Stats => verbs.stats().map(|stats| Response::Stats(Box::new(stats))),
-            Request::Log => verbs.log().map(Response::Checkpoints),
-            Request::Show { state } => verbs.show(&state).map(Response::Checkpoint),
-            Request::Find(query) => verbs.find(&query).map(Response::Checkpoints),
-            Request::Retag { state, retag } => verbs.retag(by, &state, &retag).map(Response::Checkpoint),
-            Request::Pin { state, reason } => verbs.pin(by, &state, reason.as_deref()).map(Response::Checkpoint),
-            Request::Versions { path } => verbs.versions(&path).map(Response::Versions),
-            Request::Diff { from, to, sizes: true } => verbs.diff_sized(&from, to.as_ref()).map(Response::Changes),
-            Request::Diff { from, to, sizes: false } => verbs.diff(&from, to.as_ref()).map(Response::Changes),
-            Request::ByProcess { from, to } => verbs.by_process(from.as_ref(), to.as_ref()).map(Response::ByProcess),
-            Request::RestoreOnlyBy(options) => verbs.restore_only_by(by, &options).map(|restored| Response::RestoredOnly(Box::new(restored))),
-            Request::Restore(options) => verbs.restore(by, &options).map(Response::Restored),
-            Request::Delete { state, now } => verbs.delete(by, &state, now).map(Response::Checkpoint),
-            Request::Operations { before, limit } => verbs.operations(before, limit).map(Response::Operations),
-            Request::Undo(options) => verbs.undo(by, &options).map(|undone| Response::Undone(Box::new(undone))),
-            Request::Verify(options) => verbs.verify(&options).map(|verified| Response::Verified(Box::new(verified))),
-            Request::Du(options) => verbs.du(&options).map(|report| Response::Du(Box::new(report))),
-            Request::Gc(options) => verbs.gc(by, &options).map(|report| Response::Gc(Box::new(report))),
-            Request::Dedup(options) => verbs.dedup(&options, files).map(|report| Response::Dedup(Box::new(report))),
-            Request::Audit => verbs.audit().map(Response::Audit),
-            Request::Import(ask) => verbs.import(by, &ask, files).map(Response::Import),
-            Request::Export(ask) => verbs.export(&ask, files).map(|part| Response::Export(Box::new(part))),
-            #[cfg(debug_assertions)]
-            Request::Fault { plan } => {
-                let seen = sys::fault::disarm_process();
-                if let Some(plan) = plan {
-                    sys::fault::arm_process(plan);
-                }
-                Ok(Response::Faults { calls: seen.calls, failed: seen.failed })
-            }
-            Request::Cancel => Ok(Response::Done),
-            Request::Unmount { lazy, leave: _, keep } => verbs.unmount(lazy, keep).map(|()| Response::Done),
-        }));
+    fn call(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
+        let answer = catch_unwind(AssertUnwindSafe(|| self.answerer.answer(request, requester)));
         answer.unwrap_or_else(|_| {
             let message = "the daemon made a mistake in answering; its log says more".into();
             Err(VerbError { code: "internal".into(), message, hint: Some("see .ckptfs/daemon.log".into()) })
@@ -328,7 +285,7 @@ fn is_given_up(stream: &UnixStream) -> bool {
         Err(_) => &[],
     };
     let line = said.split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();
-    matches!(Call::decode(line), Ok(Call { request: Request::Cancel, .. })) || sys::is_peer_gone(stream)
+    matches!(Call::decode(line), Ok(Call { request: Request::Cancel(_), .. })) || sys::is_peer_gone(stream)
 }
 
 /// Who is at the other end, for the record. It was let in, so the kernel told once already.
@@ -378,30 +335,32 @@ impl Read for InTime<'_> {
     }
 }
 
-/// Sends an answer, in as many frames as it needs; with files it has one.
-fn reply(stream: &UnixStream, result: VerbResult<Response>, files: &[Arc<File>]) -> io::Result<()> {
-    let mut parts = match result {
-        Ok(response) => split(response),
+/// Sends an answer, and with it descriptors.
+fn reply(mut stream: &UnixStream, result: VerbResult<Answer>, files: &[Arc<File>]) -> io::Result<()> {
+    let answer = match result {
+        Ok(answer) => answer,
         Err(mut error) => {
             let end = (0..=ERROR_BYTES_MAX).rev().find(|end| error.message.is_char_boundary(*end)).unwrap_or(0);
             error.message.truncate(end);
-            return send_reply(stream, false, Outcome::Error(error));
+            return stream.write_all(&encode_error(error)?);
         }
     };
-    let last = parts.pop();
-    for part in parts {
-        send_reply(stream, true, Outcome::Ok(part))?;
-    }
-    let Some(last) = last else { return Ok(()) };
-    if files.is_empty() {
-        return send_reply(stream, false, Outcome::Ok(last));
-    }
-    let frame = encode(&Reply { version: PROTOCOL, more: false, result: Outcome::Ok(last) })?;
-    let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
-    let sent = sys::send_files(stream, &frame, &files)?;
-    send(stream, frame.get(sent..).unwrap_or_default())
+    write_answer(BufWriter::with_capacity(ANSWER_BUFFER_BYTES, WithFiles { stream, files }), answer)
 }
 
-fn send_reply(stream: &UnixStream, more: bool, result: Outcome) -> io::Result<()> {
-    send(stream, &encode(&Reply { version: PROTOCOL, more, result })?)
+/// Writes to a connection; descriptors go with what is written first.
+struct WithFiles<'a> {
+    stream: &'a UnixStream,
+    files: &'a [Arc<File>],
+}
+
+impl Write for WithFiles<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let files: Vec<BorrowedFd<'_>> = std::mem::take(&mut self.files).iter().map(|file| file.as_fd()).collect();
+        if files.is_empty() { self.stream.write(bytes) } else { Ok(sys::send_files(self.stream, bytes, &files)?) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -1,7 +1,7 @@
 //! Makes Rust of csi.proto, with a compiler in Rust: nothing has to be installed.
 
 fn main() {
-    // The bounds of tests/bounds are of whole processes: of a debug build the loader would relocate more than a megabyte for each. A release keeps PIE.
+    // The bounds of tests/it/bounds are of whole processes: of a debug build the loader would relocate more than a megabyte for each. A release keeps PIE.
     if std::env::var("PROFILE").is_ok_and(|profile| profile == "debug") && std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
         println!("cargo:rustc-link-arg-bins=-no-pie");
     }

@@ -1,15 +1,10 @@
 //! What a person or a program can ask of a mounted tree: the verbs, in plain types that `control/` carries over the socket and `--json` prints.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Keep;
-use super::export::parts::{ExportAsk, ExportPart};
-use super::import::{ImportAsk, ImportPart};
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Kept, Reason};
 
@@ -20,6 +15,13 @@ pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
 pub use super::retention::{Retention, Rule};
 pub use super::tiers::Tier;
 pub use super::undo::{OperationInfo, OperationKind, UndoOptions, UndoWalk, Undone, UndoneStep};
+pub use super::unmount::Unmount;
+#[cfg(debug_assertions)]
+pub use super::verbs::Fault;
+pub use super::verbs::{
+    Cancel, ChangeTags, Compare, CompareByProcess, Delete, GetStats, GetStatus, ListAudit, ListCheckpoints, ListOperations, ListVersions,
+    PinCheckpoint, ShowCheckpoint,
+};
 pub use crate::store::check::DamageKind;
 
 #[path = "api_who.rs"]
@@ -710,57 +712,3 @@ pub struct VerbError {
 
 /// The result of a verb.
 pub type VerbResult<T> = Result<T, VerbError>;
-
-/// The verbs. All may be called from several threads at once; none blocks a request of the kernel longer than its freeze.
-pub trait Verbs: Send + Sync {
-    /// Freezes the state of the tree. When it returns the checkpoint survives `kill -9` of the daemon; with `sync` also a power cut.
-    fn checkpoint(&self, by: &Actor, options: &CheckpointOptions) -> VerbResult<CheckpointInfo>;
-    /// What is mounted, and what differs from the newest checkpoint.
-    fn status(&self) -> VerbResult<Status>;
-    /// What the daemon has done and holds; changes nothing.
-    fn stats(&self) -> VerbResult<Stats>;
-    /// Every checkpoint kept, newest first.
-    fn log(&self) -> VerbResult<Vec<CheckpointInfo>>;
-    /// One checkpoint.
-    fn show(&self, state: &StateName) -> VerbResult<CheckpointInfo>;
-    /// The checkpoints that are asked for, newest first.
-    fn find(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>>;
-    /// Gives a checkpoint other tags. When it returns they survive `kill -9` of the daemon.
-    fn retag(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo>;
-    /// Pins a checkpoint for this reason, which may be empty, or (`None`) no longer.
-    fn pin(&self, by: &Actor, state: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo>;
-    /// Every version of a path that a checkpoint or the live tree has, newest first.
-    fn versions(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>>;
-    /// What changed from state `from` to state `to` (`None`: the live tree), sorted by path.
-    fn diff(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
-    /// As [`Verbs::diff`], with the sizes of files.
-    fn diff_sized(&self, from: &StateName, to: Option<&StateName>) -> VerbResult<Vec<Change>>;
-    /// Makes the tree what it was; see [`RestoreOptions`].
-    fn restore(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored>;
-    /// What differs between two states (`None`: the newest checkpoint, the live tree), and which process changed it.
-    fn by_process(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<who::ByProcess>;
-    /// Takes back what one process, or several, changed, and leaves what others did; see [`who::OnlyBy`].
-    fn restore_only_by(&self, by: &Actor, options: &who::OnlyBy) -> VerbResult<who::RestoredOnly>;
-    /// Deletes a checkpoint, so that it can be brought back; with `now` for good, and frees what only it needed.
-    fn delete(&self, by: &Actor, state: &StateName, now: bool) -> VerbResult<CheckpointInfo>;
-    /// At most `limit` operations before `before` (without it: the last), newest first.
-    fn operations(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>>;
-    /// Undoes operations, or does them again; see [`UndoOptions`].
-    fn undo(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone>;
-    /// Looks for damage, for a moment; the answer says how to go on.
-    fn verify(&self, options: &VerifyOptions) -> VerbResult<Verified>;
-    /// What space the history takes, counted for a moment; the answer says how to go on.
-    fn du(&self, options: &DuOptions) -> VerbResult<DuReport>;
-    /// Thins out the history, for a moment; the answer says how to go on.
-    fn gc(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport>;
-    /// Makes the same content share its space, for a moment; the answer says how to go on. See [`super::dedup`].
-    fn dedup(&self, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> VerbResult<DedupReport>;
-    /// Who did what when, oldest first.
-    fn audit(&self) -> VerbResult<Vec<AuditEvent>>;
-    /// A checkpoint's tree in parts, and the descriptors of the files in them, in their order; see [`super::export`].
-    fn export(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart>;
-    /// A step of an import into the tree, and descriptors that it needs; see [`super::import`].
-    fn import(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart>;
-    /// Asks the daemon to unmount and end. `lazy`: although files are open. `keep`: and not as the settings say.
-    fn unmount(&self, lazy: bool, keep: Option<Keep>) -> VerbResult<()>;
-}

@@ -112,7 +112,6 @@ fn tell(run: u64, check: &mut Check) -> Verified {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::verify`].
     pub(super) fn verify_for_a_while(&self, options: &VerifyOptions) -> VerbResult<Verified> {
         let store = self.timeline().store();
         let mut check = match options.run {

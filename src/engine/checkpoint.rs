@@ -37,7 +37,7 @@ pub(super) struct Opened {
 }
 
 impl Engine {
-    /// Closes the epoch. See [`super::api::Verbs::checkpoint`].
+    /// Closes the epoch. See [`CheckpointOptions`].
     pub(super) fn make_checkpoint(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;

@@ -1,6 +1,6 @@
 //! How many requests of each kind the kernel has made since the session began.
 //!
-//! It depends on what was asked and on what the kernel may remember, not on the machine: `tests/counts` holds on to it. One relaxed addition
+//! It depends on what was asked and on what the kernel may remember, not on the machine: `tests/it/counts` holds on to it. One relaxed addition
 //! per request costs nothing beside the request.
 
 use std::collections::BTreeMap;

@@ -64,7 +64,6 @@ pub struct DuReport {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::du`].
     pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {
         let started = Instant::now();
         let only = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;

@@ -199,7 +199,6 @@ impl Exports {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::export`].
     pub(super) fn export_part(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
         match ask {
             ExportAsk::Begin { state, from } => {

@@ -76,7 +76,6 @@ fn is_like(text: &str, pattern: &str) -> bool {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::find`].
     pub(super) fn find_checkpoints(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
         let mut found = self.found(query)?;
         let began = Instant::now();
@@ -135,7 +134,6 @@ impl Engine {
         Ok(self.timeline().newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
     }
 
-    /// See [`super::api::Verbs::retag`].
     pub(super) fn retag_checkpoint(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let id = self.checkpoint_id(state)?;
@@ -186,7 +184,6 @@ impl Engine {
         self.timeline().operate(by, undoes, Deed::Tagged { changes }, records)
     }
 
-    /// See [`super::api::Verbs::versions`].
     pub(super) fn version_infos(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
         self.settle();
         let found = self.versions_of(path)?;

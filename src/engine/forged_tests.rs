@@ -10,9 +10,13 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::api::{DuOptions, GcOptions, Query, RestoreOptions, StateName, TreePath, UndoOptions, VerbResult, Verbs, VerifyOptions};
+use super::api::{
+    Compare, CompareByProcess, DuOptions, GcOptions, GetStatus, ListAudit, ListOperations, ListVersions, Query, RestoreOptions, ShowCheckpoint,
+    StateName, TreePath, UndoOptions, VerbResult, VerifyOptions,
+};
 use super::check::{CheckOptions, StoreCheck};
 use super::export::parts::ExportAsk;
+use super::verb::{Request, Requester};
 use super::{Config, Engine};
 use crate::history::present::Trail;
 use crate::history::view::State;
@@ -195,7 +199,7 @@ fn forge(dir: &Path, bytes: &[u8]) {
     let mut forger = Forger { bytes: bytes.iter(), slots: &slots, open: 2, operations: 0 };
     store.journal.append(&[Record::Checkpoint(checkpoint(CheckpointId(1)))]).unwrap();
     while forger.bytes.len() > 0 {
-        // What our own encoder refuses is in `tests/hostile/forged.rs`.
+        // What our own encoder refuses is in `tests/it/hostile/forged.rs`.
         let _ = store.journal.append(&[forger.record()]);
     }
     // Half of them are read from an index, the others from the end of the journal.
@@ -222,10 +226,10 @@ fn look_around(engine: &Engine, state: State) {
 
 fn export(engine: &Engine, from: Option<CheckpointId>) -> VerbResult<()> {
     let mut files = Vec::new();
-    let begun = engine.export(&ExportAsk::Begin { state: StateName("1".into()), from }, &mut files)?;
+    let begun = engine.export_part(&ExportAsk::Begin { state: StateName("1".into()), from }, &mut files)?;
     let mut done = Vec::new();
     loop {
-        let part = engine.export(&ExportAsk::Next { run: begun.run, done: std::mem::take(&mut done) }, &mut files)?;
+        let part = engine.export_part(&ExportAsk::Next { run: begun.run, done: std::mem::take(&mut done) }, &mut files)?;
         files.clear();
         done.extend(Some(part.part).filter(|part| *part > 0));
         if part.finished {
@@ -240,26 +244,29 @@ fn use_it(dir: &Path) {
         while !check.step().finished {}
     }
     let Ok(engine) = Engine::open(Config::bare(root(), dir.to_owned())) else { return };
-    let by = daemon();
+    let by = Requester::from(daemon());
+    let ask = |request: Request| request.answer(&engine, &by);
     let state = |name: &str| StateName(name.into());
     let ids = engine.timeline().checkpoint_ids();
     for id in ids.iter().take(5) {
         look_around(&engine, State::At(*id));
-        let _ = engine.diff_sized(&StateName(id.to_string()), None);
-        let _ = engine.show(&StateName(id.to_string()));
+        let state = StateName(id.to_string());
+        let _ = (ask(Compare { from: state.clone(), to: None, sizes: true }.into()), ask(ShowCheckpoint { state }.into()));
     }
-    let _ = (engine.status(), engine.diff(&state("1"), Some(&state("latest"))), engine.by_process(Some(&state("1")), None));
-    let _ = (engine.versions(&TreePath(b"a/b/file".to_vec())), engine.find(&Query { path: Some(TreePath(b"a".to_vec())), ..Query::default() }));
-    let _ = (engine.operations(None, 100), engine.audit(), engine.du(&DuOptions::default()));
-    let _ = engine.gc(&by, &GcOptions { dry_run: true, ..GcOptions::default() });
-    let _ = engine.verify(&VerifyOptions { deep: true, ..VerifyOptions::default() });
+    let _ = (ask(GetStatus.into()), ask(Compare { from: state("1"), to: Some(state("latest")), sizes: false }.into()));
+    let _ = ask(CompareByProcess { from: Some(state("1")), to: None }.into());
+    let _ = ask(ListVersions { path: TreePath(b"a/b/file".to_vec()) }.into());
+    let _ = ask(Query { path: Some(TreePath(b"a".to_vec())), ..Query::default() }.into());
+    let _ = (ask(ListOperations { before: None, limit: 100 }.into()), ask(ListAudit.into()), ask(DuOptions::default().into()));
+    let _ = ask(GcOptions { dry_run: true, ..GcOptions::default() }.into());
+    let _ = ask(VerifyOptions { deep: true, ..VerifyOptions::default() }.into());
     let _ = (export(&engine, None), export(&engine, ids.last().copied()));
     for paths in [vec![], vec![TreePath(b"a/b".to_vec())]] {
         for dry_run in [true, false] {
-            let _ = engine.restore(&by, &RestoreOptions { to: state("1"), paths: paths.clone(), dry_run, times: None });
+            let _ = ask(RestoreOptions { to: state("1"), paths: paths.clone(), dry_run, times: None }.into());
         }
     }
-    let _ = engine.undo(&by, &UndoOptions { walk: super::undo::UndoWalk::Undo(3), skip: true, force: true, dry_run: false });
+    let _ = ask(UndoOptions { walk: super::undo::UndoWalk::Undo(3), skip: true, force: true, dry_run: false }.into());
     look_around(&engine, State::Live);
     assert!(fs::symlink_metadata(dir.join(".ckptfs/format")).is_ok(), "the store is where it was");
     engine.close();

@@ -210,7 +210,6 @@ pub(super) struct Plan {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::gc`].
     pub(super) fn gc_for_a_while(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
         let started = Instant::now();
         let mut run = match options.run {

@@ -48,7 +48,6 @@ pub struct ImportPart {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::import`].
     pub(super) fn import_part(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
         match ask {
             ImportAsk::Begin => {

@@ -1,6 +1,6 @@
 //! The one facade over the live tree and its history.
 //!
-//! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and [`api::Verbs`], what people ask. Requests go to the live
+//! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and [`verb::Verb`], what people ask. Requests go to the live
 //! tree, to a view of the past, or to `.snapshots` itself, by the node's number.
 
 mod absence;
@@ -11,6 +11,7 @@ mod audit;
 pub mod auto;
 pub mod check;
 mod checkpoint;
+mod compare;
 mod control;
 mod counted;
 pub mod counts;
@@ -37,12 +38,15 @@ pub mod retention;
 mod service;
 pub mod settings;
 mod space;
+mod status;
 mod syncer;
 pub mod takeover;
 pub mod tiers;
 mod tripwire;
 mod undo;
+pub mod unmount;
 mod unserved;
+pub mod verb;
 mod verbs;
 mod who;
 pub mod word;

@@ -9,7 +9,6 @@ use crate::store::record::{Actor, Kept, Record};
 use crate::sys::SysResult;
 
 impl Engine {
-    /// See [`super::api::Verbs::pin`].
     pub(super) fn pin_checkpoint(&self, by: &Actor, state: &StateName, reason: Option<&str>) -> VerbResult<CheckpointInfo> {
         check_note(reason.unwrap_or_default())?;
         let _one_at_a_time = self.checkpointing.lock();

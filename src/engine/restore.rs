@@ -107,7 +107,6 @@ fn in_frames(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::restore`].
     pub(super) fn restore_to(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
         let started = Instant::now();
         let target = self.whole_id(&options.to)?;

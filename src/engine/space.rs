@@ -14,7 +14,7 @@ use crate::history::needed::Census;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::sys::{self, Allocation, Errno, Kind, Placed, Stat, SysResult};
 
-/// Bytes that a file has at most whose place is its number: 2 to the power of this.
+/// Where extents cannot be asked for, a linked file is placed at its inode number shifted left by this many bits; it has fewer bytes than 2 to this power.
 const PLACE_BITS: u32 = 40;
 
 /// A range that several hold.

@@ -242,7 +242,6 @@ fn tags_without(kept: &Kept, change: &Retagged) -> Vec<String> {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::operations`].
     pub(super) fn operation_infos(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
         let told = self.timeline().operations(before, limit.min(OPERATIONS_MAX));
         let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
@@ -250,7 +249,6 @@ impl Engine {
         Ok(told.iter().map(one).collect())
     }
 
-    /// See [`super::api::Verbs::undo`].
     pub(super) fn undo_operations(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
         if let (UndoWalk::Undo(_), false) = (options.walk, options.force)
             && let Some(mark) = self.mark_since()?

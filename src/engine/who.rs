@@ -7,8 +7,8 @@ use super::Engine;
 use super::api::who::{ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, RestoredOnly, SharedPath};
 use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
 use super::checkpoint::Opened;
+use super::compare::change;
 use super::error;
-use super::verbs::change;
 use crate::history::diff::{Comparison, Difference, Differs};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
@@ -112,7 +112,6 @@ impl Engine {
         Ok(Told { paired, unpaired, writers })
     }
 
-    /// See [`super::api::Verbs::by_process`].
     pub(super) fn changes_by(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<ByProcess> {
         let failed = |errno| error::failed("the two states cannot be compared", errno);
         let from = match from {
@@ -143,7 +142,6 @@ impl Engine {
         Ok(listed)
     }
 
-    /// See [`super::api::Verbs::restore_only_by`].
     pub(super) fn restore_only(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
         let target = match &options.to {
             Some(to) => self.whole_id(to)?,

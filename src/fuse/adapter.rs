@@ -163,8 +163,8 @@ impl Server {
 }
 
 impl Adapter {
-    pub fn new(service: Arc<dyn Service>, passthrough: bool, xattrs: Xattrs) -> Self {
-        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts())));
+    pub fn new(service: Arc<dyn Service>, passthrough: bool, xattrs: Xattrs, readers: usize) -> Self {
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(service.counts()), readers));
         let opens = Opens::new(service.ledger());
         let server = Server { service, device: Arc::default(), backings: Backings::new(), opens };
         Self { server: Arc::new(server), dispatcher, passthrough, xattrs, dirs_unasked: false, started: false }

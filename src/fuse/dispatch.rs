@@ -1,19 +1,20 @@
 //! Which thread serves a request.
 //!
 //! A few threads, the **readers**, read requests and serve what they read. What may take long would keep a reader from all others: it is handed to a
-//! **helper**. That is what waits for the disk by its nature, what may wait for another request to be answered, and every kind of request that waited
+//! **helper**, but for the sync of a file or directory while another reader has nothing to do: to wake a helper costs a program that syncs all the time more than
+//! anything else here. That is what waits for the disk by its nature, what may wait for another request to be answered, and every kind of request that waited
 //! lately (a cold cache): a kind that is quick again is served by the readers again. A reader does not wait for somebody else's process either: then a helper
 //! serves the request anew, and another helper takes the place of the one that waits ([`crate::sys::wait`]).
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::engine::counts::{RequestCounts, RequestKind as Kind};
-use crate::sys::lock::Mutex;
+use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::wait::{self, Relief};
 use crate::sys::{self};
 
@@ -34,12 +35,50 @@ const WATCHED: u32 = 64;
 const IDLE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 type Job = Box<dyn FnOnce() + Send>;
-/// One queue, from which whoever is free takes the next job.
-type Queue = Arc<Mutex<Receiver<Job>>>;
+
+/// One queue, from which whoever is free takes the next job. The mutex is a leaf.
+///
+/// Not a channel: whoever waits for one spins first, and those that wait for the receiver's lock too, on the CPU that the program needs.
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
+    next: VecDeque<Job>,
+    /// No more come.
+    ended: bool,
+}
+
+impl Queue {
+    fn put(&self, job: Job) {
+        self.jobs.lock().next.push_back(job);
+        self.more.notify_one();
+    }
+
+    /// Waits for a job; `None`: no more come.
+    fn take(&self) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if let Some(job) = jobs.next.pop_front() {
+                return Some(job);
+            }
+            if jobs.ended {
+                return None;
+            }
+            self.more.wait(&mut jobs);
+        }
+    }
+}
 
 /// Decides, counts, and serves.
 pub struct Dispatcher {
     counts: Arc<RequestCounts>,
+    readers: usize,
+    /// Readers that serve something.
+    serving: AtomicUsize,
     /// What requests of each kind waited lately, in nanoseconds: 0 where none did.
     paces: [AtomicU32; Kind::ALL.len()],
     /// How many requests of each kind are still to be watched, because one took long.
@@ -48,17 +87,22 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub fn new(counts: Arc<RequestCounts>) -> Self {
+    pub fn new(counts: Arc<RequestCounts>, readers: usize) -> Self {
         Self {
             counts,
+            readers,
+            serving: AtomicUsize::new(0),
             paces: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             watched: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             helpers: Arc::default(),
         }
     }
 
-    /// Whether the next request of this kind is for a helper.
+    /// Whether the next request of this kind, which a reader has read, is for a helper.
     pub fn hands_on(&self, kind: Kind) -> bool {
+        if matches!(kind, Kind::Fsync | Kind::Fsyncdir) {
+            return self.serving.load(Ordering::Relaxed) + 1 >= self.readers;
+        }
         waits_for_disk(kind) || self.pace(kind) > SLOW
     }
 
@@ -69,7 +113,10 @@ impl Dispatcher {
     /// Serves a request on this thread, which has read it. If the handler panics the reply that it owned has answered EIO by the time this returns.
     pub fn here(&self, kind: Kind, handler: impl FnOnce()) {
         self.counts.count(kind);
+        // Two readers that look at once may both serve a sync: then the next request waits for one of them.
+        self.serving.fetch_add(1, Ordering::Relaxed);
         self.timed(kind, handler);
+        self.serving.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Has a helper serve a request, and returns at once.
@@ -120,13 +167,13 @@ impl Dispatcher {
 
 /// Requests that wait for the disk by their nature.
 fn waits_for_disk(kind: Kind) -> bool {
-    matches!(kind, Kind::Fsync | Kind::Fsyncdir | Kind::Fallocate | Kind::CopyFileRange)
+    matches!(kind, Kind::Fallocate | Kind::CopyFileRange)
 }
 
 /// Threads that serve what is handed to them. They end when this is dropped, after what was handed to them before.
 #[derive(Default)]
 struct Helpers {
-    queue: OnceLock<(Sender<Job>, Queue)>,
+    queue: Arc<Queue>,
     /// Jobs given and not done: each has a helper of its own, as far as there may be so many.
     under_way: AtomicUsize,
     made: AtomicUsize,
@@ -157,18 +204,14 @@ impl Relief for Pool {
 
 impl Helpers {
     fn give(self: &Arc<Self>, job: Job) {
-        let (sender, _) = self.queue.get_or_init(|| {
-            let (sender, receiver) = channel();
-            (sender, Arc::new(Mutex::new(receiver)))
-        });
         self.under_way.fetch_add(1, Ordering::SeqCst);
         self.make_if_needed();
-        // Without a single helper nobody would take it up.
-        let sent = if self.made.load(Ordering::Relaxed) == 0 { Err(job) } else { sender.send(job).map_err(|refused| refused.0) };
-        if let Err(job) = sent {
-            job();
-            self.under_way.fetch_sub(1, Ordering::SeqCst);
+        if self.made.load(Ordering::Relaxed) > 0 {
+            return self.queue.put(job);
         }
+        // Without a single helper nobody would take it up.
+        job();
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// There may be no more than this now.
@@ -178,22 +221,18 @@ impl Helpers {
 
     fn make_if_needed(self: &Arc<Self>) {
         let made = self.made.load(Ordering::SeqCst);
-        if let Some((_, receiver)) = self.queue.get()
-            && self.under_way.load(Ordering::SeqCst) > made
-            && made < self.helpers_max()
-        {
-            self.make(Arc::clone(receiver));
+        if self.under_way.load(Ordering::SeqCst) > made && made < self.helpers_max() {
+            self.make();
         }
     }
 
-    fn make(self: &Arc<Self>, receiver: Queue) {
+    fn make(self: &Arc<Self>) {
+        let queue = Arc::clone(&self.queue);
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         let pool = Arc::downgrade(self);
         let work = move || {
             wait::relieved_by(Arc::new(Pool(Weak::clone(&pool))));
-            loop {
-                let job = receiver.lock().recv();
-                let Ok(job) = job else { return };
+            while let Some(job) = queue.take() {
                 job();
                 let Some(helpers) = pool.upgrade() else { continue };
                 helpers.under_way.fetch_sub(1, Ordering::SeqCst);
@@ -210,6 +249,13 @@ impl Helpers {
     }
 }
 
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        self.queue.jobs.lock().ended = true;
+        self.queue.more.notify_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -217,7 +263,21 @@ mod tests {
     use super::*;
 
     fn dispatcher() -> Arc<Dispatcher> {
-        Arc::new(Dispatcher::new(Arc::default()))
+        Arc::new(Dispatcher::new(Arc::default(), 2))
+    }
+
+    #[test]
+    fn a_reader_syncs_by_itself_while_another_is_free() {
+        let dispatcher = dispatcher();
+        assert!(!dispatcher.hands_on(Kind::Fsync) && !dispatcher.hands_on(Kind::Fsyncdir));
+        dispatcher.here(Kind::Fsync, || {
+            assert!(dispatcher.hands_on(Kind::Fsync), "who reads this is the last that is free");
+            assert!(!dispatcher.hands_on(Kind::Lookup));
+        });
+        dispatcher.here(Kind::Fsync, || panic!("on purpose"));
+        (0..20).for_each(|_| dispatcher.here(Kind::Fsync, || thread::sleep(2 * SLOW)));
+        assert!(!dispatcher.hands_on(Kind::Fsync), "that it takes long is no news");
+        assert!(Dispatcher::new(Arc::default(), 1).hands_on(Kind::Fsync), "there is no other");
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Session {
     /// # Errors
     /// The mount was refused or the kernel's greeting failed; nothing stays mounted.
     pub fn mount(service: Arc<dyn Service>, config: &MountConfig) -> io::Result<Session> {
-        let adapter = Adapter::new(service, config.passthrough, config.xattrs);
+        let adapter = Adapter::new(service, config.passthrough, config.xattrs, config.readers());
         let device = adapter.device();
         let session = fuser::Session::new(adapter, &config.mountpoint, &config.fuser_config())?;
         Session::prepared(session, &device)
@@ -98,7 +98,7 @@ impl Session {
     /// EINVAL without a ledger in which the one before left what it knew.
     pub fn resume(service: Arc<dyn Service>, config: &MountConfig, device: OwnedFd) -> io::Result<Session> {
         let ledger = service.ledger().ok_or(io::ErrorKind::InvalidInput)?;
-        let adapter = Adapter::new(service, config.passthrough, config.xattrs);
+        let adapter = Adapter::new(service, config.passthrough, config.xattrs, config.readers());
         let (shared, adopt) = (adapter.device(), adapter.adopter());
         let fuser_config = config.fuser_config();
         let session = takeover::resume(adapter, &device, fuser_config.acl, fuser_config, &ledger)?;

@@ -136,7 +136,7 @@ impl TouchTable {
         self.data.remove(&slot);
     }
 
-    /// The inode is gone, and nobody is told: it had no past.
+    /// Whether the open epoch has a change of this inode on record.
     pub(super) fn knows(&self, slot: Slot) -> bool {
         self.data.contains_key(&slot) || self.attrs.contains_key(&slot)
     }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use super::Live;
 use super::find::At;
-use super::nodes::{IoMode, Node};
+use super::nodes::{IoMode, Node, Nodes};
 use crate::store::ids::{ObjectId, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::{Condvar, Mutex, RwLockWriteGuard};
@@ -51,9 +51,8 @@ const CAPTURED_AT_ONCE_MAX: u64 = 1024 * 1024;
 const IDLE_MAX: usize = 2;
 /// Calls that may be under way at once on threads of ours.
 const LENT_MAX: usize = 500;
-/// How long, and how often, a close that is on its way is waited for.
-const CLOSE_WAIT: Duration = Duration::from_micros(20);
-const CLOSE_WAITS_MAX: u32 = 4;
+/// How long a close that is on its way is waited for.
+const CLOSE_WAIT: Duration = Duration::from_micros(80);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -65,6 +64,8 @@ pub(super) struct Busy {
     count: AtomicUsize,
     idle: Mutex<Vec<Sender<Job>>>,
     lent: AtomicUsize,
+    /// A handle was closed; goes with the lock of the nodes.
+    pub(super) closed: Condvar,
     /// What was last given up because of it.
     in_the_way: Mutex<Option<Slot>>,
 }
@@ -107,7 +108,8 @@ impl Drop for Claim {
 enum Want {
     /// And whether the content may yet stay as it is.
     Capture(Slot, bool),
-    Probe(Slot),
+    /// And whether a close that is on its way is to be waited for.
+    Probe(Slot, bool),
 }
 
 thread_local! {
@@ -306,6 +308,16 @@ impl Pace {
     }
 }
 
+/// The kernel does the I/O of this file for such handles.
+fn is_held_through(nodes: &Nodes, slot: Slot, handles: impl Fn(&Node) -> u32) -> bool {
+    nodes.get(slot).is_some_and(|node| node.kind == Kind::File && node.io() == Some(IoMode::Passthrough) && handles(node) > 0)
+}
+
+/// Handles through which a file may be read, or mapped.
+fn readers(node: &Node) -> u32 {
+    node.handles().saturating_sub(node.writers()) + node.mappable()
+}
+
 /// The gate, held for writing.
 pub struct Freeze<'a> {
     live: &'a Live,
@@ -331,17 +343,12 @@ impl Live {
     /// A process may hold the lock of this file for as long as it likes: it has it open, and the kernel does its I/O. The caller holds the file's stripe,
     /// or the tree for writing, so that nobody opens it meanwhile.
     pub(super) fn may_wait(&self, slot: Slot) -> bool {
-        self.is_held_through(slot, Node::handles)
+        is_held_through(&self.nodes.lock(), slot, Node::handles)
     }
 
     /// As [`Live::may_wait`], for what the kernel asked for: it lets nobody write to the file meanwhile, but it does let them read.
     fn may_wait_for_reader(&self, slot: Slot) -> bool {
-        self.is_held_through(slot, |node| node.handles().saturating_sub(node.writers()) + node.mappable())
-    }
-
-    fn is_held_through(&self, slot: Slot, handles: impl Fn(&Node) -> u32) -> bool {
-        let nodes = self.nodes.lock();
-        nodes.get(slot).is_some_and(|node| node.kind == Kind::File && node.io() == Some(IoMode::Passthrough) && handles(node) > 0)
+        is_held_through(&self.nodes.lock(), slot, readers)
     }
 
     /// This thread, which holds the gate, is alone in the tree, and whoever wants to change something waits for it.
@@ -356,8 +363,8 @@ impl Live {
             match attempt() {
                 Err(Errno::LATER) => match WANT.take() {
                     Some(Want::Capture(slot, provisional)) => wait::aside(|| self.capture_apart(slot, provisional))?,
-                    Some(Want::Probe(slot)) if self.is_closed_soon(slot) => {}
-                    Some(Want::Probe(slot)) => {
+                    Some(Want::Probe(slot, true)) if self.is_closed_soon(slot) => {}
+                    Some(Want::Probe(slot, _)) => {
                         wait::aside(|| self.probe(slot))?;
                         PROBED.with_borrow_mut(|probed| probed.push(slot));
                     }
@@ -370,10 +377,16 @@ impl Live {
 
     /// Most files are closed just before their name is changed, and the kernel tells of the close beside.
     fn is_closed_soon(&self, slot: Slot) -> bool {
-        (0..CLOSE_WAITS_MAX).any(|_| {
-            thread::sleep(CLOSE_WAIT);
-            !self.may_wait_for_reader(slot)
-        })
+        let until = Instant::now() + CLOSE_WAIT;
+        let mut nodes = self.nodes.lock();
+        while is_held_through(&nodes, slot, readers) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.busy.closed.wait_for(&mut nodes, left);
+        }
+        true
     }
 
     /// The content of this file is to be changed: LATER, if it must be captured before, and that is done without any lock. The caller holds the gate and the
@@ -389,11 +402,20 @@ impl Live {
     /// Something is to be called that wants the lock of this file: LATER, if it is to be seen before that the lock can be had. The caller holds what
     /// [`Live::may_wait`] wants.
     pub(super) fn probe_first(&self, slot: Slot) -> SysResult<()> {
+        self.probed(slot, false)
+    }
+
+    /// As [`Live::probe_first`], for a change of names: whoever changes attributes has the file open most of the time, whoever changes names has closed it.
+    pub(super) fn probe_first_for_name(&self, slot: Slot) -> SysResult<()> {
+        self.probed(slot, true)
+    }
+
+    fn probed(&self, slot: Slot, closes: bool) -> SysResult<()> {
         if self.is_frozen() {
             return self.probe_frozen(slot);
         }
         let free = !self.may_wait_for_reader(slot) || PROBED.with_borrow(|probed| probed.contains(&slot));
-        if free { Ok(()) } else { Err(later(Want::Probe(slot))) }
+        if free { Ok(()) } else { Err(later(Want::Probe(slot, closes))) }
     }
 
     /// Before a call outside of all locks that wants the lock of a file: waits until it can be had, at most `WAIT_MAX`.

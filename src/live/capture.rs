@@ -10,8 +10,13 @@ use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
 
-/// A dirty file of at most this many bytes is copied and not cloned: a clone must write it back first, which costs more (FACTS: 110 us against 8).
+/// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end of a larger one if only they are dirty (something was appended):
+/// a clone must write them back first, which costs more (FACTS: 110 us against 8).
 const COPY_DIRTY_MAX: u64 = 16 * 1024;
+/// Files of more bytes are cloned as a whole.
+pub(super) const PARTLY_COPIED_MAX: u64 = 1024 * 1024;
+/// What is cloned before them is a multiple of this, and so of the blocks of most filesystems.
+const CLONED_UNIT: u64 = 4096;
 
 impl Live {
     /// Records where an inode and every directory above it are, as far as the open epoch does not know. Of a file with several names all that are
@@ -195,15 +200,16 @@ impl Live {
     /// # Errors
     /// EIO if it has become shorter; ENOSPC and others. After a failure there may be a file.
     pub fn duplicate(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64, still: bool) -> SysResult<(File, bool)> {
-        let copy_is_cheaper = || still && size <= COPY_DIRTY_MAX && sys::dirty_pages(file).is_ok_and(|dirty| dirty > 0);
-        if self.reflink && !copy_is_cheaper() {
-            return sys::clone_to(file, dir, name).map(|made| (made, false));
-        }
+        let cloned = if self.reflink { cloned_part(file, size, still) } else { Some(0) };
+        let Some(cloned) = cloned else { return sys::clone_to(file, dir, name).map(|made| (made, false)) };
         let target = sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?;
-        if self.reflink {
-            sys::copy_apart(file, &target, size)?;
-        } else {
+        if !self.reflink {
             sys::copy_data(file, &target, size)?;
+        } else if cloned > 0 && sys::clone_head(file, &target, cloned).is_err() {
+            // Larger blocks, or no space: the latter is told again.
+            return sys::clone_file(file, &target).map(|()| (target, false));
+        } else {
+            sys::copy_apart(file, &target, cloned, size)?;
         }
         if sys::stat_fd(&target)?.size != size {
             return Err(Errno::EIO);
@@ -222,4 +228,15 @@ impl Live {
     pub(super) fn place(parent: Slot, name: &Name) -> Place {
         Place { parent, name: name.clone() }
     }
+}
+
+/// How much of the beginning of a file is best cloned where the rest is copied, because that is dirty; `None`: all of it is cloned. `still`: nobody can be
+/// writing to it.
+fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
+    let is_dirty = |end| sys::dirty_pages_before(file, end).map(|dirty| dirty > 0);
+    if !still || size > PARTLY_COPIED_MAX || is_dirty(0) != Ok(true) {
+        return None;
+    }
+    let before = size.saturating_sub(COPY_DIRTY_MAX).next_multiple_of(CLONED_UNIT);
+    (before == 0 || is_dirty(before) == Ok(false)).then_some(before)
 }

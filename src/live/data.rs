@@ -306,6 +306,7 @@ impl Live {
             let mut nodes = self.nodes.lock();
             (nodes.get(slot).is_some_and(|node| node.dead), nodes.closed(slot, handle.flags.read, handle.flags.write))
         };
+        self.busy.closed.notify_all();
         let passthrough = handle.io == IoMode::Passthrough;
         let writer = handle.by.clone().filter(|_| passthrough && handle.flags.write);
         self.writer_left(id.0);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
+use super::capture::PARTLY_COPIED_MAX;
 use super::data::{Handle, SET_ID};
 use super::told::Told;
 use super::who::{self, Opener};
@@ -25,9 +26,9 @@ const CLOSE_WAIT: Duration = Duration::from_micros(30);
 /// How often, and how long after each other, it is asked at the end whether somebody can still write to a file.
 const ENDS_TRIED_MAX: u32 = 10;
 const END_WAIT: Duration = Duration::from_millis(2);
-/// Files of at most so many bytes are compared where extents prove nothing (small ones have none on btrfs).
+/// Files of at most so many bytes are compared at once: extents prove nothing there (small ones have none on btrfs).
 const COMPARED_MAX: u64 = 64 * 1024;
-/// Of so many files that are open for writing at a cut is told who has them open.
+/// A checkpoint records who has files open for writing, of at most this many files.
 pub const OPEN_TOLD_MAX: usize = 64;
 /// Files that a release tries to settle besides its own.
 const RESETTLED_AT_ONCE: usize = 2;
@@ -225,8 +226,10 @@ impl Live {
     fn holds(&self, data: &DataState, hot: &Hot) -> bool {
         let Some(object) = data.object.filter(|_| hot.mappable) else { return true };
         let Ok(Some(kept)) = self.timeline.open_object(object) else { return false };
-        let same = if data.size > COMPARED_MAX { sys::shares_extents } else { same_bytes };
-        same(&kept, &hot.file).unwrap_or(false)
+        // Where something is dirty its end was copied (`cloned_part`), and to ask for extents would wait for the disk.
+        let by_extents = || data.size > PARTLY_COPIED_MAX || sys::dirty_pages(&*hot.file) == Ok(0);
+        let shared = data.size > COMPARED_MAX && by_extents() && sys::shares_extents(&kept, &hot.file).unwrap_or(false);
+        shared || data.size <= PARTLY_COPIED_MAX && same_bytes(&kept, &hot.file).unwrap_or(false)
     }
 
     /// Settles files that were mapped and may be so no longer.

@@ -182,7 +182,7 @@ impl Live {
 
     /// Links an inode that was found at `from_name`. The caller holds the gate and the tree.
     pub(super) fn link_found(&self, slot: Slot, from: &OwnedFd, from_name: &Name, to: &Place, lookups: u64) -> SysResult<Made> {
-        self.probe_first(slot)?;
+        self.probe_first_for_name(slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
         let dir = self.dir(to.parent)?;
         let mut undo = Vec::new();
@@ -245,9 +245,9 @@ impl Live {
             (Some(target), RenameMode::Replace | RenameMode::Whiteout) => self.check_replace(&source, target)?,
             _ => {}
         }
-        self.probe_first(source.slot)?;
+        self.probe_first_for_name(source.slot)?;
         match &target {
-            Some(target) if how == RenameMode::Exchange => self.probe_first(target.slot)?,
+            Some(target) if how == RenameMode::Exchange => self.probe_first_for_name(target.slot)?,
             Some(target) => self.removal_first(target)?,
             None => {}
         }

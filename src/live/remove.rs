@@ -149,7 +149,7 @@ impl Live {
     /// What must be done before with no lock held: LATER. See [`Live::probe_first`], [`Live::capture_first`].
     pub(super) fn removal_first(&self, target: &Target<'_>) -> SysResult<()> {
         let slot = target.slot;
-        self.probe_first(slot)?;
+        self.probe_first_for_name(slot)?;
         let stays = || self.nodes.lock().get(slot).is_some_and(|node| node.links().any(|link| *link != target.place()));
         let captured = if target.is_last() { self.in_use(slot) } else { !stays() };
         if target.stat.kind == Kind::File && captured && !self.timeline.is_born(slot) {

@@ -32,12 +32,12 @@ pub fn copy_data(src: &File, dst: &File, size: u64) -> SysResult<()> {
     Ok(())
 }
 
-/// Copies `size` bytes of `src` to the empty `dst` by reading and writing, so that no extent is shared and nothing need be written back: on xfs and
-/// btrfs the kernel's own copy (copy_file_range(2)) is a reflink and waits for the dirty pages of `src`. For small files: holes become zeros.
+/// Copies what `src` has from `start` up to `size` to the end of `dst`, which is as long as `start`, by reading and writing, so that no extent is shared and nothing need be written back: on xfs and
+/// btrfs the kernel's own copy (copy_file_range(2)) is a reflink and waits for the dirty pages of `src`. For what is small: holes become zeros.
 ///
 /// Where `src` has become shorter, so is `dst`. Nothing is durable when it returns.
-pub fn copy_apart(src: &File, dst: &File, size: u64) -> SysResult<()> {
-    copy_plain(src, dst, 0, size, &mut Vec::new()).map(drop)
+pub fn copy_apart(src: &File, dst: &File, start: u64, size: u64) -> SysResult<()> {
+    copy_plain(src, dst, start, size, &mut Vec::new()).map(drop)
 }
 
 /// The first range with data at or after `offset`, cut at `size`; the whole rest where the filesystem does not tell.

@@ -258,6 +258,11 @@ impl Condvar {
         self.0.wait_for(&mut guard.guard, limit);
     }
 
+    /// Wakes one who waits.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
     /// Wakes all who wait.
     pub fn notify_all(&self) {
         self.0.notify_all();

@@ -313,13 +313,30 @@ fn a_copy_of_a_shorter_source_ends_in_zeros() {
 fn a_copy_apart_has_the_content_and_is_as_short_as_the_source() {
     let (_temp, dir) = scratch();
     let (src, dst) = (file_with(&dir, b"src", b"abc"), file_with(&dir, b"dst", b""));
-    copy_apart(&src, &dst, 6).expect("copy");
+    copy_apart(&src, &dst, 0, 6).expect("copy");
     assert_eq!(content(&dst), b"abc");
     let chunk: Vec<u8> = (0..600_000u32).map(|index| (index % 251) as u8).collect();
     let (long, apart) = (file_with(&dir, b"long", &chunk), file_with(&dir, b"apart", b""));
-    copy_apart(&long, &apart, chunk.len() as u64).expect("copy of several buffers");
+    copy_apart(&long, &apart, 0, chunk.len() as u64).expect("copy of several buffers");
     assert_eq!(content(&apart), chunk);
     assert!(!shares_extents(&long, &apart).unwrap_or(false));
+}
+
+#[test]
+fn the_head_of_a_file_is_cloned_and_its_end_is_copied() {
+    let (_temp, dir) = scratch();
+    let bytes: Vec<u8> = (0..100_000u32).map(|index| (index % 251) as u8).collect();
+    let (src, dst) = (file_with(&dir, b"src", &bytes), file_with(&dir, b"dst", b""));
+    match clone_head(&src, &dst, 81_920) {
+        Ok(()) => {}
+        Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::ENOSYS) => return,
+        Err(errno) => panic!("clone of a head: {errno}"),
+    }
+    assert_eq!(content(&dst), bytes[..81_920]);
+    copy_apart(&src, &dst, 81_920, 100_000).expect("copy of the end");
+    assert_eq!(content(&dst), bytes);
+    assert_eq!(dirty_pages_before(&dst, 81_920), Ok(0), "what was cloned is on the disk");
+    assert!(clone_head(&src, &file_with(&dir, b"other", b""), 100).is_err(), "no multiple of a block");
 }
 
 #[test]

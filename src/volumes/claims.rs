@@ -14,7 +14,7 @@ use super::name::Named;
 use super::pool::{Pool, own_id};
 use super::record::Record;
 use crate::control::Client;
-use crate::engine::api::{CheckpointInfo, CheckpointOptions, StateName, VerbResult};
+use crate::engine::api::{CheckpointInfo, CheckpointOptions, Delete, PinCheckpoint, ShowCheckpoint, StateName, VerbResult};
 
 /// What an orchestrator asked for when it had a volume made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,9 +143,9 @@ impl Pool {
             self.ask(volume, &format!("drop {checkpoint}"), |client| {
                 let state = || StateName(checkpoint.to_string());
                 if known {
-                    unknown_is_done(client.pin(state(), None))?;
+                    unknown_is_done(client.ask(PinCheckpoint { state: state(), reason: None }))?;
                 }
-                unknown_is_done(client.free(state()))
+                unknown_is_done(client.ask(Delete { state: state(), now: true }))
             })?;
             let last = self.change(volume, |record| {
                 record.snapshots.retain(|one| one.checkpoint != checkpoint);
@@ -201,9 +201,9 @@ fn mark(client: &mut Client, name: &str, tag: &str) -> VerbResult<CheckpointInfo
     let note = format!("CSI snapshot {name}");
     // On disk before it is answered: whoever asked takes it for done.
     let options = CheckpointOptions { note: note.clone(), tags: vec![tag.to_owned()], sync: true, ..CheckpointOptions::default() };
-    let made = match client.checkpoint(options) {
-        Err(why) if why.code == "tag-taken" => client.show(StateName(tag.to_owned()))?,
+    let made = match client.ask(options) {
+        Err(why) if why.code == "tag-taken" => client.ask(ShowCheckpoint { state: StateName(tag.to_owned()) })?,
         made => made?,
     };
-    client.pin(StateName(made.id.to_string()), Some(note))
+    client.ask(PinCheckpoint { state: StateName(made.id.to_string()), reason: Some(note) })
 }

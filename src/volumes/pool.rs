@@ -14,8 +14,8 @@ use super::options::{OnRemove, Options};
 use super::own::Own;
 use super::record::{MountId, Parent, Record, boot, now_text, sync_parent};
 use super::uses::Asker;
-use crate::control::{Client, Store};
-use crate::engine::api::{CheckpointInfo, StateName, VerbError, VerbResult, Verbs};
+use crate::control::{Client, History, Store};
+use crate::engine::api::{CheckpointInfo, CheckpointOptions, ListCheckpoints, ShowCheckpoint, StateName, Unmount, VerbError, VerbResult};
 use crate::engine::offline::Offline;
 use crate::engine::word::word;
 use crate::store::ids::CheckpointId;
@@ -287,7 +287,7 @@ impl Pool {
         let copied = (|| {
             let state = match state {
                 Some(state) => self.checkpoint_of(&self.get(volume)?, state)?.id,
-                None => self.checkpoint(&point, &format!("volume {child} begins here"))?,
+                None => self.checkpoint(&self.get(volume)?, &format!("volume {child} begins here"))?,
             };
             let (number, dir) = (state.to_string(), dir.to_string_lossy());
             self.own.verb_in(&point, &["fork", &number, &dir])?;
@@ -297,16 +297,16 @@ impl Pool {
         copied
     }
 
-    /// Makes a checkpoint of what is mounted at `point`, unless the newest one is that already.
-    fn checkpoint(&self, point: &Path, note: &str) -> VerbResult<CheckpointId> {
-        let said = self.own.verb_in(point, &["checkpoint", "--if-changed", "-m", note])?;
-        let made: CheckpointInfo = serde_json::from_slice(&said).map_err(|cause| error("internal", cause.to_string()))?;
-        Ok(made.id)
+    /// Makes a checkpoint of a volume that is mounted, unless the newest one is that already.
+    fn checkpoint(&self, record: &Record, note: &str) -> VerbResult<CheckpointId> {
+        let client = self.daemon(record)?;
+        let mut client = client.ok_or_else(|| hinted("daemon-busy", format!("no daemon serves volume {}", record.name), "try again later"))?;
+        Ok(client.ask(CheckpointOptions { note: note.to_owned(), if_changed: true, ..CheckpointOptions::default() })?.id)
     }
 
     /// Makes a checkpoint that nobody waits for: that there can be none keeps no container from starting or ending.
-    fn mark(&self, record: &Record, point: &Path, note: &str) {
-        if let Err(error) = self.checkpoint(point, note) {
+    fn mark(&self, record: &Record, note: &str) {
+        if let Err(error) = self.checkpoint(record, note) {
             tracing::warn!(name = record.name, note, error = error.message, "no checkpoint was made");
         }
     }
@@ -423,7 +423,7 @@ impl Pool {
             record.save(&self.meta(&record.name))?;
         }
         if first && options.auto.mount && asked {
-            self.mark(record, &place.point, "mounted");
+            self.mark(record, "mounted");
         }
         Ok(place.point)
     }
@@ -474,7 +474,7 @@ impl Pool {
                 return Ok(());
             }
             if asked && options.auto.unmount && facts::serves(&facts::table()?, &place.point) {
-                self.mark(record, &place.point, "unmounted");
+                self.mark(record, "unmounted");
             }
             if let Err(error) = self.stop(&place) {
                 tracing::info!(name = record.name, error = error.message, "the volume stays mounted");
@@ -549,7 +549,7 @@ impl Pool {
     /// Unmounts. Copies of the mount may keep the filesystem, and come at any moment (whoever makes a namespace has one): its daemon ends all the same.
     fn stop(&self, place: &Place) -> VerbResult<()> {
         if let Some(mut client) = store(place).and_then(|store| Client::of(&store).ok()) {
-            client.unmount(false, true, None)?;
+            client.ask(Unmount { lazy: false, leave: true, keep: None })?;
             return if client.wait_ended(END_TIMEOUT) { Ok(()) } else { Err(hinted("daemon-busy", "the daemon does not end", "try again later")) };
         }
         self.own.verb(&["umount".as_ref(), place.point.as_os_str()]).map(drop)
@@ -679,10 +679,8 @@ impl Pool {
 
     /// The daemon that serves a volume.
     pub(super) fn daemon(&self, record: &Record) -> VerbResult<Option<Client>> {
-        Ok(self.history(record)?.and_then(|history| match history {
-            History::Daemon(client) => Some(client),
-            History::Store(_) => None,
-        }))
+        let place = self.place(&record.name, &record.parsed()?);
+        Ok(store(&place).and_then(|store| Client::of(&store).ok()))
     }
 
     /// The checkpoints of a volume, newest first.
@@ -690,11 +688,7 @@ impl Pool {
     /// # Errors
     /// Its history cannot be read.
     pub fn checkpoints(&self, record: &Record) -> VerbResult<Vec<CheckpointInfo>> {
-        match self.history(record)? {
-            Some(History::Daemon(mut client)) => client.log(),
-            Some(History::Store(store)) => store.log(),
-            None => Ok(Vec::new()),
-        }
+        self.history(record)?.map_or_else(|| Ok(Vec::new()), |mut history| history.ask(ListCheckpoints))
     }
 
     /// One checkpoint of a volume.
@@ -702,18 +696,11 @@ impl Pool {
     /// # Errors
     /// `unknown-checkpoint`.
     pub fn checkpoint_of(&self, record: &Record, state: &str) -> VerbResult<CheckpointInfo> {
-        let name = StateName(state.to_owned());
         match self.history(record)? {
-            Some(History::Daemon(mut client)) => client.show(name),
-            Some(History::Store(store)) => store.show(&name),
+            Some(mut history) => history.ask(ShowCheckpoint { state: StateName(state.to_owned()) }),
             None => Err(error("unknown-checkpoint", format!("volume {} has no checkpoint {state}", record.name))),
         }
     }
-}
-
-enum History {
-    Daemon(Client),
-    Store(Box<Offline>),
 }
 
 fn no_such(name: &str) -> VerbError {

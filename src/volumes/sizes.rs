@@ -11,17 +11,17 @@ use super::error::{error, failed};
 use super::pool::Pool;
 use super::record::{Record, now_text, write_whole};
 use crate::control::Client;
-use crate::engine::api::{DuOptions, VerbResult};
+use crate::engine::api::{DuOptions, ListCheckpoints, VerbResult};
 use crate::sys::{self, host};
 
 /// What was counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// When.
+    /// When the counting ended: RFC 3339, UTC.
     pub at: String,
-    /// What nothing but the history holds.
+    /// Bytes that only the history holds.
     pub history_bytes: u64,
-    /// What would come free with each checkpoint, by number.
+    /// Bytes that deleting each checkpoint alone would free, by its number.
     pub checkpoints: BTreeMap<u64, u64>,
 }
 
@@ -44,7 +44,7 @@ impl Pool {
     pub(super) fn count(&self, name: &str) -> VerbResult<()> {
         let Ok(record) = self.get(name) else { return Ok(()) };
         let Some(mut client) = self.daemon(&record)? else { return Ok(()) };
-        let kept: Vec<u64> = client.log()?.iter().map(|checkpoint| checkpoint.id.0).rev().collect();
+        let kept: Vec<u64> = client.ask(ListCheckpoints)?.iter().map(|checkpoint| checkpoint.id.0).rev().collect();
         let known = self.sizes(name).map(|sizes| sizes.checkpoints.into_keys().collect::<Vec<u64>>());
         if known.unwrap_or_default() == kept {
             return Ok(());
@@ -68,7 +68,7 @@ impl Pool {
 fn counted(client: &mut Client) -> VerbResult<Sizes> {
     let mut options = DuOptions::default();
     loop {
-        let report = client.du(options.clone())?;
+        let report = client.ask(options.clone())?;
         if report.finished {
             let shown = report.checkpoints.iter().filter(|one| !one.hidden);
             let checkpoints = shown.map(|one| (one.id.0, one.exclusive_bytes)).collect();

@@ -9,7 +9,7 @@ use super::error::hinted;
 use super::options::Options;
 use super::pool::{Place, Pool};
 use super::record::{MountId, Record, boot};
-use crate::engine::api::{StateName, VerbResult};
+use crate::engine::api::{ListCheckpoints, PinCheckpoint, StateName, VerbResult};
 use crate::sys;
 
 /// Why a checkpoint is pinned that somebody uses as a volume. A pin with another reason is somebody else's.
@@ -76,13 +76,13 @@ impl Pool {
     pub(super) fn pin_used(&self, record: &Record) -> VerbResult<()> {
         let Some(mut client) = self.daemon(record)? else { return Ok(()) };
         let used: BTreeSet<u64> = record.mounts.iter().filter_map(|mount| mount.checkpoint).collect();
-        for one in client.log()? {
+        for one in client.ask(ListCheckpoints)? {
             let reason = match (one.pinned.as_deref(), used.contains(&one.id.0)) {
                 (None, true) => Some(PINNED_FOR_USE.to_owned()),
                 (Some(PINNED_FOR_USE), false) => None,
                 _ => continue,
             };
-            client.pin(StateName(one.id.to_string()), reason)?;
+            client.ask(PinCheckpoint { state: StateName(one.id.to_string()), reason })?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The record of a checkpoint, and lists of them.
 
-use ckptfs::engine::api::{CheckpointOptions, Query, StateName, Verbs};
+use ckptfs::engine::api::{CheckpointOptions, ListCheckpoints, Query, ShowCheckpoint, StateName};
 use ckptfs::store::Store;
 use ckptfs::store::ids::CheckpointId;
 use ckptfs::store::journal::codec;
@@ -112,14 +112,16 @@ fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) 
     alloc::settle();
     for _ in world.options.rounds(100, 4) {
         let times = if checkpoints < 1000 { TOO_QUICK } else { 1 };
-        all.run_many(times, || (0..times).for_each(|_| assert_eq!(served.engine().log().expect("a list").len(), checkpoints)));
+        all.run_many(times, || (0..times).for_each(|_| assert_eq!(served.ask(ListCheckpoints).expect("a list").len(), checkpoints)));
         if checkpoints < 50 {
             continue;
         }
         by_tag.run_many(times, || (0..times).for_each(|_| found(&served, &tag, checkpoints / 10)));
         by_worktree.run_many(times, || (0..times).for_each(|_| found(&served, &worktree, checkpoints / 2)));
         of_tag.run_many(times, || (0..times).for_each(|_| found(&served, &one, 1)));
-        show.run_many(times, || (0..times).for_each(|_| drop(served.engine().show(&StateName("tag-20".into())).expect("it is there"))));
+        show.run_many(times, || {
+            (0..times).for_each(|_| drop(served.ask(ShowCheckpoint { state: StateName("tag-20".into()) }).expect("it is there")))
+        });
     }
     let what = format!("{checkpoints} checkpoints");
     tell(world, report, LIST, (name, &what), &all, |row| row);
@@ -136,5 +138,5 @@ fn list(world: &World<'_>, name: &str, checkpoints: usize, report: &mut Report) 
 }
 
 fn found(served: &Served, query: &Query, count: usize) {
-    assert_eq!(served.engine().find(query).expect("an answer").len(), count);
+    assert_eq!(served.ask(query.clone()).expect("an answer").len(), count);
 }

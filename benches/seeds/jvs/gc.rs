@@ -1,6 +1,6 @@
 //! Planning what is to go, and removing it.
 
-use ckptfs::engine::api::{GcOptions, Retention, StateName, Verbs};
+use ckptfs::engine::api::{Delete, GcOptions, ListCheckpoints, PinCheckpoint, Retention, StateName};
 
 use super::served::Served;
 use super::snapshot::{EACH_BYTES, project};
@@ -58,7 +58,7 @@ fn lineage(world: &World<'_>, served: &Served, checkpoints: usize, report: &mut 
     let mut op = Op::default();
     for _ in world.options.rounds(50, 2) {
         let steps = op.run(|| {
-            let log = served.engine().log().expect("a list");
+            let log = served.ask(ListCheckpoints).expect("a list");
             let mut at = log.first();
             let mut steps = 0;
             while let Some(info) = at {
@@ -74,11 +74,11 @@ fn lineage(world: &World<'_>, served: &Served, checkpoints: usize, report: &mut 
 
 fn pins(world: &World<'_>, served: &Served, report: &mut Report) {
     for id in 1..=25 {
-        served.engine().pin(&Served::actor(), &StateName(id.to_string()), Some("kept")).expect("it can be pinned");
+        served.ask(PinCheckpoint { state: StateName(id.to_string()), reason: Some("kept".into()) }).expect("it can be pinned");
     }
     plan(world, served, ("GCWithPins", "100 checkpoints, 25 of them pinned, 25 to go"), Some(50), 25, report);
     for id in 26..=35 {
-        served.engine().delete(&Served::actor(), &StateName(id.to_string()), false).expect("it can be deleted");
+        served.ask(Delete { state: StateName(id.to_string()), now: false }).expect("it can be deleted");
     }
     let nearest = "we have no intents; nearest: 10 deleted that `undo` could bring back, beside the pins";
     plan(world, served, ("GCWithIntents", nearest), Some(50), 25, report);

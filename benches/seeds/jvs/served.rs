@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, Verbs, VerifyOptions};
+use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions, GcOptions, GcReport, RestoreOptions, StateName, VerbResult, VerifyOptions};
 use ckptfs::engine::request::{Caller, Looked, NodeId, Service};
+use ckptfs::engine::verb::Verb;
 use ckptfs::engine::{Config, Engine};
 use ckptfs::store::record::Actor;
 use ckptfs::sys;
@@ -31,10 +32,6 @@ impl Served {
         Served { dir: dir.to_owned(), engine }
     }
 
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
     pub fn actor() -> Actor {
         Actor { uid: 0, gid: 0, pid: 0, process: "seeds".into() }
     }
@@ -59,24 +56,28 @@ impl Served {
         self.engine.unlink(CALLER, ROOT, name.as_bytes()).expect("a file can be removed");
     }
 
+    pub fn ask<V: Verb>(&self, verb: V) -> VerbResult<V::Answer> {
+        verb.run(&self.engine, &Self::actor().into())
+    }
+
     pub fn checkpoint(&self) -> CheckpointInfo {
         self.checkpoint_with(CheckpointOptions::default())
     }
 
     pub fn checkpoint_with(&self, options: CheckpointOptions) -> CheckpointInfo {
-        self.engine.checkpoint(&Self::actor(), &options).unwrap_or_else(|error| panic!("no checkpoint: {error}"))
+        self.ask(options.clone()).unwrap_or_else(|error| panic!("no checkpoint: {error}"))
     }
 
     pub fn restore(&self, id: u64) -> usize {
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
-        self.engine.restore(&Self::actor(), &options).unwrap_or_else(|error| panic!("no restore: {error}")).changes.len()
+        self.ask(options.clone()).unwrap_or_else(|error| panic!("no restore: {error}")).changes.len()
     }
 
     /// Verifies what a checkpoint shows, to the end.
     pub fn verify(&self, id: u64, deep: bool) {
         let mut options = VerifyOptions { state: Some(StateName(id.to_string())), deep, run: None };
         loop {
-            let verified = self.engine.verify(&options).unwrap_or_else(|error| panic!("cannot verify: {error}"));
+            let verified = self.ask(options.clone()).unwrap_or_else(|error| panic!("cannot verify: {error}"));
             assert!(verified.findings.is_empty(), "nothing is damaged: {:?}", verified.findings);
             if verified.finished {
                 return;
@@ -88,7 +89,7 @@ impl Served {
     /// Runs a gc to the end.
     pub fn gc(&self, mut options: GcOptions) -> GcReport {
         loop {
-            let report = self.engine.gc(&Self::actor(), &options).unwrap_or_else(|error| panic!("no gc: {error}"));
+            let report = self.ask(options.clone()).unwrap_or_else(|error| panic!("no gc: {error}"));
             if report.finished {
                 return report;
             }

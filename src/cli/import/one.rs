@@ -12,7 +12,7 @@ use super::with::Project;
 use crate::cli::Context;
 use crate::cli::error::{Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
-use crate::engine::api::{CheckpointInfo, CheckpointOptions, Status, VerbResult};
+use crate::engine::api::{ChangeTags, CheckpointInfo, CheckpointOptions, GetStatus, ShowCheckpoint, Status, VerbResult};
 use crate::store::ids::CheckpointId;
 use crate::sys::{self, Errno, OpenKind, Time};
 use crate::transfer::import::bring::{Bring, Brought};
@@ -294,21 +294,21 @@ fn is_known(kept: &Kept, source: &Source, status: &Status, daemon: &str) -> bool
 fn guard(item: &Item, target: &mut Target) -> Outcome<Option<CheckpointId>> {
     let client = target.client()?;
     // What cannot be compared may have changed.
-    if client.status().is_ok_and(|status| status.base.is_some() && status.dirty.is_empty()) {
+    if client.ask(GetStatus).is_ok_and(|status| status.base.is_some() && status.dirty.is_empty()) {
         return Ok(None);
     }
     let note = format!("before importing {}", item.name);
-    Ok(Some(client.checkpoint(CheckpointOptions { note, ..CheckpointOptions::default() })?.id))
+    Ok(Some(client.ask(CheckpointOptions { note, ..CheckpointOptions::default() })?.id))
 }
 
 fn give_tag(target: &mut Target, id: CheckpointId, tag: &str) -> Outcome {
     let client = target.client()?;
     let state = crate::engine::api::StateName(id.to_string());
-    if client.show(state.clone())?.tags.iter().any(|has| has == tag) {
+    if client.ask(ShowCheckpoint { state: state.clone() })?.tags.iter().any(|has| has == tag) {
         return Ok(());
     }
     let retag = crate::engine::api::Retag { add: vec![tag.to_owned()], ..crate::engine::api::Retag::default() };
-    Ok(client.retag(state, retag).map(drop)?)
+    Ok(client.ask(ChangeTags { state, retag }).map(drop)?)
 }
 
 /// Keeps what was imported; without it the next import compares everything.
@@ -339,7 +339,7 @@ fn checkpoint(item: &Item, target: &mut Target, tag: Option<&String>, if_changed
     }
     let tags = tag.into_iter().cloned().collect();
     let of_ns = item.snapshot.as_ref().and_then(Snapshot::made_ns);
-    Ok(target.client()?.checkpoint(CheckpointOptions { note, tags, if_changed, of_ns, ..CheckpointOptions::default() })?)
+    Ok(target.client()?.ask(CheckpointOptions { note, tags, if_changed, of_ns, ..CheckpointOptions::default() })?)
 }
 
 /// What an import would do: how much would be made and removed, in the tree, or in what it would be after the item `before`.

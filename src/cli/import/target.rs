@@ -9,7 +9,7 @@ use crate::cli::copies;
 use crate::cli::error::{Outcome, error, hinted, io_error};
 use crate::cli::locate::{self, Located, Served};
 use crate::control::{Client, STORE_NAME, Store, is_same};
-use crate::engine::api::{Status, TreePath, VerbError, VerbResult};
+use crate::engine::api::{GetStatus, Status, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::Refused;
 use crate::engine::import::ImportAsk;
 use crate::sys::lock::Mutex;
@@ -141,7 +141,7 @@ impl Target {
     /// What the daemon says that serves the tree, and what tells it from any other; `None`: none does, or it is ours and ends with us, or cannot say.
     pub fn served_by(&mut self) -> Option<(Status, String)> {
         let Some(Daemon { client, ours: false, .. }) = &mut self.daemon else { return None };
-        let status = client.status().ok()?;
+        let status = client.ask(GetStatus).ok()?;
         let name = format!("{} {}", status.daemon.pid, status.daemon.started);
         Some((status, name))
     }
@@ -165,7 +165,7 @@ impl Target {
     fn serve(&mut self, mut served: Served, ours: bool) -> VerbResult<()> {
         let cannot = |cause: Errno| io_error(self.path.display(), cause);
         let mount = sys::open_dir_at(served.open_mount()?.1, b".").map_err(cannot)?;
-        let (_, fds) = served.client.import(ImportAsk::Begin)?;
+        let (_, fds) = served.client.ask_with_files(ImportAsk::Begin)?;
         let Ok([backing, stage]) = <[OwnedFd; 2]>::try_from(fds) else { return Err(cannot(Errno::EMFILE)) };
         let client = served.client;
         let store = client.store().ok_or_else(|| cannot(Errno::ENOTCONN))?;
@@ -221,7 +221,7 @@ impl Staged {
         if staged.is_empty() {
             return Ok(());
         }
-        let answer = self.client.lock().import(ImportAsk::Put { staged });
+        let answer = self.client.lock().ask_with_files(ImportAsk::Put { staged });
         let mut done = self.done.lock();
         match answer {
             Ok((part, _)) => {

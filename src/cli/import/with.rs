@@ -34,7 +34,7 @@ fn one(path: &Path, threads: usize, context: &Context) -> VerbResult<Project> {
     let real = path.canonicalize().map_err(|cause| io_error(path.display(), cause))?;
     let (root, known) = match locate::locate(real.clone())? {
         Located::Served(mut served) if served.root == real => {
-            let (_, fds) = served.client.import(ImportAsk::Look)?;
+            let (_, fds) = served.client.ask_with_files(ImportAsk::Look)?;
             let root = fds.into_iter().next().ok_or_else(|| cannot(Errno::EMFILE))?;
             let store = served.client.store().filter(|store| store.is_in(&root).unwrap_or(false)).ok_or_else(|| cannot(Errno::ESTALE))?;
             (root, Kept::read(store.dir()).record)

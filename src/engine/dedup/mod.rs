@@ -207,7 +207,6 @@ pub struct DedupReport {
 }
 
 impl Engine {
-    /// See [`super::api::Verbs::dedup`].
     pub(super) fn dedup_for_a_while(&self, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> VerbResult<DedupReport> {
         if options.live && !self.live.reflink() {
             return Err(VerbError {

@@ -46,6 +46,15 @@ pub fn clone_to(src: &File, dir: impl AsFd, name: &[u8]) -> SysResult<File> {
     }
 }
 
+/// Makes the empty `dst`, open for writing, share the first `len` bytes of `src`, a multiple of the filesystem's blocks. Only dirty pages among them are written
+/// back first. Errors: as [`clone_file`]; EINVAL for what is no multiple.
+pub fn clone_head(src: &File, dst: &File, len: u64) -> SysResult<()> {
+    let range = libc::file_clone_range { src_fd: src.as_raw_fd().into(), src_offset: 0, src_length: len, dest_offset: 0 };
+    fault::check(Call::Clone)?;
+    // SAFETY: `range` has the kernel's layout and is only read; both descriptors are borrowed through the call.
+    check_retry(|| unsafe { libc::ioctl(dst.as_raw_fd(), libc::FICLONERANGE as _, &raw const range) }).map(drop)
+}
+
 /// `FIDEDUPERANGE` of linux/fs.h: `_IOWR(0x94, 54, struct file_dedupe_range)`, with the 24 bytes before the targets.
 const FIDEDUPERANGE: u32 = 0xc018_9436;
 /// `FILE_DEDUPE_RANGE_DIFFERS`: the bytes are not the same, and nothing was done.

@@ -20,7 +20,7 @@ mod xattr;
 
 pub use asker::{act_for, give_up_set_id, may_administer};
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, mknod_at, stat_at, stat_fd, statfs_fd, utimens_fd};
-pub use clone::{can_share, clone_file, clone_to, dedupe_range};
+pub use clone::{can_share, clone_file, clone_head, clone_to, dedupe_range};
 pub use data::{copy_file_range, drop_cached, fallocate, finish_writeback, read_unlocked_at, start_writeback, syncfs, widen_pipe, write_in_place};
 pub use dir::{list_dir, list_new_dir, read_dir};
 pub use handover::{
@@ -30,7 +30,7 @@ pub use mount::{fuse_abort, fusermount_unmount, mount_of, mounts, mounts_of_all,
 pub use namespace::{mount_bind, mount_overlay, mount_scratch, private_mounts};
 pub(super) use open::{WHITEOUT, after_open, open_flags};
 pub use open::{create_file_at, open_beneath, open_path_at, reopen};
-pub use probe::{allocation, dirty_pages, extent_map, lease_free, shares_extents, truncate_unshared};
+pub use probe::{allocation, dirty_pages, dirty_pages_before, extent_map, lease_free, shares_extents, truncate_unshared};
 pub use process::{
     awake, facts_of, has_our_rights, has_sys_admin, own_memory, own_thread, peer_cred, process_facts, process_name, process_session,
     process_starttime, release_memory, runs_of_thread, set_thread_idle, set_thread_io_idle, set_thread_normal, waits_of_thread,

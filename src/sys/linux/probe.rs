@@ -33,7 +33,12 @@ struct Cachestat {
 /// Pages of the file in memory that are not on disk yet: dirty and under write-back (cachestat(2)).
 /// ENOSYS before Linux 6.5, EOPNOTSUPP for hugetlbfs, EPERM for files that are neither owned nor writable.
 pub fn dirty_pages(file: impl AsFd) -> SysResult<u64> {
-    let range = CachestatRange { off: 0, len: 0 };
+    dirty_pages_before(file, 0)
+}
+
+/// As [`dirty_pages`], of the first `end` bytes alone; 0: of all.
+pub fn dirty_pages_before(file: impl AsFd, end: u64) -> SysResult<u64> {
+    let range = CachestatRange { off: 0, len: end };
     fault::check(Call::Probe)?;
     let mut stat = Cachestat::default();
     let fd = file.as_fd().as_raw_fd();

@@ -114,6 +114,16 @@ pub fn dirty_pages(_file: impl AsFd) -> SysResult<u64> {
     Err(Errno::ENOSYS)
 }
 
+/// As [`dirty_pages`].
+pub fn dirty_pages_before(_file: impl AsFd, _end: u64) -> SysResult<u64> {
+    Err(Errno::ENOSYS)
+}
+
+/// EOPNOTSUPP: only whole files are cloned here.
+pub fn clone_head(_src: &File, _dst: &File, _len: u64) -> SysResult<()> {
+    Err(Errno::EOPNOTSUPP)
+}
+
 /// EOPNOTSUPP: nothing tells which extents two files share here.
 pub fn shares_extents(_a: &File, _b: &File) -> SysResult<bool> {
     Err(Errno::EOPNOTSUPP)

@@ -16,8 +16,9 @@ mod xattr;
 
 pub use attr::{chmod_fd, chown_fd, fs_name, link_fd, list_dir, list_new_dir, mknod_at, read_dir, stat_at, stat_fd, statfs_fd, utimens_fd};
 pub use data::{
-    allocation, can_share, clone_file, clone_to, copy_file_range, dedupe_range, dirty_pages, drop_cached, extent_map, fallocate, finish_writeback,
-    lease_free, read_unlocked_at, same_ranges, shares_extents, start_writeback, syncfs, truncate_unshared, widen_pipe, write_in_place,
+    allocation, can_share, clone_file, clone_head, clone_to, copy_file_range, dedupe_range, dirty_pages, dirty_pages_before, drop_cached, extent_map,
+    fallocate, finish_writeback, lease_free, read_unlocked_at, same_ranges, shares_extents, start_writeback, syncfs, truncate_unshared, widen_pipe,
+    write_in_place,
 };
 pub use handover::{
     SharedWords, Signals, backing_close, message_pair, receive_message, replace_descriptor, send_message, wait_readable, wrap_number,

@@ -1,9 +1,0 @@
-//! Real programs inside the mount: after each of them a checkpoint is what the tree was, and a restore brings it back.
-
-mod build;
-#[path = "../common/mod.rs"]
-mod common;
-mod files;
-mod git;
-mod sqlite;
-mod support;

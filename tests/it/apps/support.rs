@@ -1,0 +1,106 @@
+//! Moments of a tree: a checkpoint, and a plain copy made at the same time.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::command::try_run_limited;
+use crate::common::{Rig, TreeOpts, assert_same_tree, copy_tree, succeeds, tool};
+
+/// Seconds for one program, on a machine that is slow and busy.
+pub const PROGRAM_SECONDS: u64 = 240;
+
+/// A checkpoint, and what it must show.
+pub struct Moment {
+    id: u64,
+    copy: PathBuf,
+}
+
+impl Moment {
+    /// Makes a checkpoint of the tree, which nothing changes now, and a copy outside the mount; the view is the copy.
+    pub fn now(rig: &Rig, name: &str) -> Moment {
+        let copy = rig.image.dir("copies").join(name);
+        let id = rig.mount.checkpoint();
+        copy_tree(rig.path(), &copy);
+        let moment = Moment { id, copy };
+        moment.is_seen(rig);
+        moment
+    }
+
+    /// The view still shows it.
+    #[track_caller]
+    pub fn is_seen(&self, rig: &Rig) {
+        assert_same_tree(&rig.view(self.id), &self.copy, &TreeOpts::default());
+    }
+
+    /// Restores it; the tree is the copy, and nothing differs from the checkpoint.
+    #[track_caller]
+    pub fn restore(&self, rig: &Rig) {
+        rig.mount.restore(self.id);
+        assert_same_tree(rig.path(), &self.copy, &TreeOpts::default());
+        assert_eq!(rig.mount.diff_json(&self.id.to_string(), None), serde_json::json!([]), "nothing differs after a restore");
+    }
+}
+
+/// A program run in `dir`, with a home of its own and no network.
+pub fn program<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) -> Command {
+    let mut command = tool(name, arguments);
+    command.current_dir(dir);
+    command
+}
+
+/// Runs a program in `dir`; panics with what it said if it fails.
+pub fn run<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) {
+    succeeds(&mut program(dir, name, arguments), PROGRAM_SECONDS);
+}
+
+/// Runs a shell script in `dir`, which must succeed in every line.
+pub fn shell(dir: &Path, script: &str) {
+    run(dir, "bash", &["-euo", "pipefail", "-c", script]);
+}
+
+/// What a program prints; what is not UTF-8 in it is replaced.
+pub fn output<S: AsRef<OsStr>>(dir: &Path, name: &str, arguments: &[S]) -> String {
+    String::from_utf8_lossy(&succeeds(&mut program(dir, name, arguments), PROGRAM_SECONDS).stdout).into_owned()
+}
+
+/// Why a test that needs these programs cannot run, if so.
+pub fn missing(programs: &[&str]) -> Option<String> {
+    programs.iter().find_map(|name| {
+        let there = try_run_limited(&mut tool("sh", &["-c", &format!("command -v {name}")]), 10).is_ok_and(|output| output.status.success());
+        (!there).then(|| format!("{name} is not installed"))
+    })
+}
+
+/// Directories of crates that cargo has fetched for this project, real sources: for each of these prefixes (`name-`) one, if there are `count`.
+pub fn crates_named(prefixes: &[&str], count: usize) -> Option<Vec<PathBuf>> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))?;
+    let mut found: Vec<PathBuf> = Vec::new();
+    for registry in fs::read_dir(home.join("registry/src")).ok()?.flatten() {
+        found.extend(fs::read_dir(registry.path()).into_iter().flatten().flatten().map(|entry| entry.path()));
+    }
+    found.sort();
+    let is = |path: &Path, prefix: &str| {
+        let rest = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix(prefix));
+        rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let chosen: Vec<PathBuf> = prefixes.iter().filter_map(|prefix| found.iter().find(|path| is(path, prefix)).cloned()).collect();
+    (chosen.len() >= count).then_some(chosen)
+}
+
+/// Some crates with many files.
+pub fn crates(count: usize) -> Option<Vec<PathBuf>> {
+    crates_named(&["rustix-", "zerocopy-", "futures-util-", "clap_builder-", "serde_core-", "parking_lot-", "memchr-"], count)
+}
+
+/// Makes a `#[test]` of a function `fn(Variant)` for each named variant: `variants! { cargo_build => xfs_passthrough, btrfs_daemon }`. Programs take
+/// their time, so not each runs everywhere; between them they cover every filesystem and I/O path.
+macro_rules! variants {
+    (@one $body:ident xfs_passthrough) => { $crate::common::for_each_variant! { @test $body xfs_passthrough Xfs Passthrough } };
+    (@one $body:ident xfs_daemon) => { $crate::common::for_each_variant! { @test $body xfs_daemon Xfs Daemon } };
+    (@one $body:ident btrfs_passthrough) => { $crate::common::for_each_variant! { @test $body btrfs_passthrough Btrfs Passthrough } };
+    (@one $body:ident btrfs_daemon) => { $crate::common::for_each_variant! { @test $body btrfs_daemon Btrfs Daemon } };
+    ($body:ident => $($name:ident),+) => { mod $body { $($crate::apps::support::variants! { @one $body $name })+ } };
+}
+pub(crate) use variants;

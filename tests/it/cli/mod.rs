@@ -1,0 +1,14 @@
+//! The real program: what it prints, where, and how it exits.
+
+mod config;
+mod guide;
+mod history;
+mod mistakes;
+mod mounted;
+mod patches;
+mod pins;
+mod plain;
+mod run;
+mod support;
+mod undo;
+mod undo_walks;

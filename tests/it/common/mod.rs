@@ -1,0 +1,40 @@
+//! What the integration tests share: real filesystems on image files, real mounts of the real binary, and whole-tree comparison.
+//!
+//! The usual test is one function for every combination:
+//!
+//! ```ignore
+//! use common::{Variant, for_each_variant};
+//! fn a_view_keeps_the_old_bytes(v: Variant) {
+//!     let rig = v.start();                                    // image, mkfs, loop mount, `ckptfs mount`
+//!     std::fs::write(rig.path().join("f"), "old").unwrap();
+//!     let id = rig.mount.checkpoint();
+//!     std::fs::write(rig.path().join("f"), "new").unwrap();
+//!     assert_eq!(std::fs::read(rig.view(id).join("f")).unwrap(), b"old");
+//! }                                                           // unmounts, detaches, removes
+//! for_each_variant! { reflink => a_view_keeps_the_old_bytes }
+//! ```
+//!
+//! Nothing waits for ever: commands have limits, and a mount that outlives its own is aborted. Nothing stays: values clean up
+//! when dropped, and what a killed test process left is removed by `tests/cleanup.sh`, at the next start or by `tests/run.sh`.
+#![allow(dead_code, unused_imports, unused_macros)]
+
+pub mod caller;
+pub mod command;
+pub mod image;
+pub mod mount;
+pub mod page;
+pub mod process;
+pub mod run_dir;
+pub mod sample;
+pub mod tree;
+pub mod variant;
+
+pub use caller::{Caller, caller};
+pub use command::{fails, run_limited, stdout_of, succeeds, tool};
+pub use image::{Fs, Image};
+pub use mount::{Io, Mount, MountOpts};
+pub use run_dir::{RunDir, scratch};
+pub use sample::sample_tree;
+pub use tree::{NodeInfo, TreeOpts, assert_same_tree, copy_tree, tree_of};
+pub(crate) use variant::for_each_variant;
+pub use variant::{Rig, Variant, skip};

@@ -1,0 +1,184 @@
+//! What a worker knows of its own names: paths, what they lead to, and which are links to one file.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// Random numbers (xorshift64*): the same from the same seed.
+pub struct Rng(u64);
+
+impl Rng {
+    /// From a seed.
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
+    /// One of them.
+    pub fn of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
+        all.get(self.below(all.len()))
+    }
+
+    /// Bytes for a file.
+    pub fn content(&mut self, most: usize) -> Vec<u8> {
+        let (len, seed) = (self.below(most + 1), self.next());
+        (0..len as u64).map(|at| (seed.wrapping_add(at / 16) >> (at % 5)) as u8).collect()
+    }
+}
+
+/// What a name leads to, as it can be told and compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Shown {
+    /// A regular file: bytes, their hash, number of names.
+    File(u64, String, u64),
+    /// A directory.
+    Dir,
+    /// A symbolic link with this target.
+    Link(String),
+}
+
+impl Shown {
+    fn file(data: &[u8], names: u64) -> Shown {
+        Shown::File(data.len() as u64, blake3::hash(data).to_hex()[..16].to_owned(), names)
+    }
+
+    /// What is there; panics if nothing is.
+    pub fn at(path: &Path) -> Shown {
+        use std::os::unix::fs::MetadataExt;
+        let told = |what: &str, error: std::io::Error| -> ! { panic!("{what} {}: {error}", path.display()) };
+        let stat = fs::symlink_metadata(path).unwrap_or_else(|error| told("stat", error));
+        if stat.is_dir() {
+            return Shown::Dir;
+        }
+        if stat.is_symlink() {
+            return Shown::Link(fs::read_link(path).unwrap_or_else(|error| told("readlink", error)).display().to_string());
+        }
+        Shown::file(&fs::read(path).unwrap_or_else(|error| told("read", error)), stat.nlink())
+    }
+}
+
+/// Everything below `root/part`, by its path from `root`.
+pub fn show_all(root: &Path, part: &str, into: &mut BTreeMap<String, Shown>) {
+    let dir = root.join(part);
+    for name in crate::concurrent::walk::names(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display())) {
+        let path = format!("{part}/{name}");
+        let shown = Shown::at(&root.join(&path));
+        if shown == Shown::Dir {
+            show_all(root, &path, into);
+        }
+        into.insert(path, shown);
+    }
+}
+
+/// What a name leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The regular file with this number.
+    File(usize),
+    Dir,
+    Link(String),
+}
+
+/// The names of one worker.
+#[derive(Default)]
+pub struct Model {
+    names: BTreeMap<String, What>,
+    /// What each regular file that ever was holds.
+    pub contents: Vec<Vec<u8>>,
+}
+
+impl Model {
+    /// What a name leads to.
+    pub fn get(&self, path: &str) -> Option<&What> {
+        self.names.get(path)
+    }
+
+    /// Paths of which `wanted` says so.
+    pub fn paths(&self, wanted: impl Fn(&What) -> bool) -> Vec<String> {
+        self.names.iter().filter(|(_, what)| wanted(what)).map(|(path, _)| path.clone()).collect()
+    }
+
+    /// Number of names.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// A new regular file.
+    pub fn create(&mut self, path: &str, data: Vec<u8>) {
+        self.contents.push(data);
+        self.put(path, What::File(self.contents.len() - 1));
+    }
+
+    /// A name leads there from now on.
+    pub fn put(&mut self, path: &str, what: What) {
+        self.names.insert(path.to_owned(), what);
+    }
+
+    /// The name is gone.
+    pub fn remove(&mut self, path: &str) {
+        self.names.remove(path);
+    }
+
+    /// Nothing is below a directory.
+    pub fn is_empty_dir(&self, path: &str) -> bool {
+        !self.names.keys().any(|other| is_below(other, path))
+    }
+
+    /// Renames, with all that is below.
+    pub fn rename(&mut self, from: &str, to: &str) {
+        let moved = self.take_tree(from);
+        self.names.remove(to);
+        self.put_tree(to, moved);
+    }
+
+    /// Exchanges two names, with all that is below each.
+    pub fn exchange(&mut self, a: &str, b: &str) {
+        let (from_a, from_b) = (self.take_tree(a), self.take_tree(b));
+        self.put_tree(b, from_a);
+        self.put_tree(a, from_b);
+    }
+
+    fn take_tree(&mut self, path: &str) -> Vec<(String, What)> {
+        let keys: Vec<String> = self.names.keys().filter(|other| *other == path || is_below(other, path)).cloned().collect();
+        keys.into_iter().filter_map(|key| self.names.remove(&key).map(|what| (key[path.len()..].to_owned(), what))).collect()
+    }
+
+    fn put_tree(&mut self, path: &str, tree: Vec<(String, What)>) {
+        self.names.extend(tree.into_iter().map(|(rest, what)| (format!("{path}{rest}"), what)));
+    }
+
+    /// What a name must show.
+    pub fn shown(&self, path: &str) -> Option<Shown> {
+        Some(match self.get(path)? {
+            What::Dir => Shown::Dir,
+            What::Link(target) => Shown::Link(target.clone()),
+            What::File(number) => {
+                let names = self.names.values().filter(|what| **what == What::File(*number)).count();
+                Shown::file(&self.contents[*number], names as u64)
+            }
+        })
+    }
+
+    /// All of it.
+    pub fn all(&self) -> BTreeMap<String, Shown> {
+        self.names.keys().filter_map(|path| Some((path.clone(), self.shown(path)?))).collect()
+    }
+}
+
+/// `path` is below the directory `dir`.
+pub fn is_below(path: &str, dir: &str) -> bool {
+    path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
+}

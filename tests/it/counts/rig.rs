@@ -1,0 +1,121 @@
+//! A mount whose requests can be counted without making any.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ckptfs::control::{Client, SOCKET_NAME, STORE_NAME};
+use ckptfs::engine::api::{CheckpointOptions, GetStats, RestoreOptions, StateName, Stats};
+
+use crate::common::mount::{minor_of, wait_until};
+use crate::common::{Image, Mount, MountOpts, Variant};
+
+/// Numbers by name: requests by kind, or calls by system call.
+pub type Counts = BTreeMap<String, u64>;
+
+/// A directory mounted elsewhere than in place: its daemon is reached beside the mount, and asking makes no request.
+pub struct Counted {
+    client: Client,
+    mount: Mount,
+    backing: PathBuf,
+    _image: Image,
+}
+
+impl Counted {
+    /// Mounts a directory that `fill` has filled.
+    pub fn start(variant: Variant, fill: impl FnOnce(&Path)) -> Counted {
+        Counted::start_with(variant, "--xattrs=all", fill)
+    }
+
+    /// As [`Counted::start`], with one more argument.
+    pub fn start_with(variant: Variant, argument: &str, fill: impl FnOnce(&Path)) -> Counted {
+        let image = Image::of(variant.fs);
+        let backing = image.dir("project");
+        fill(&backing);
+        // What the sealer does is done ahead of need, by a thread that nobody waits for, and would be counted with whatever goes on meanwhile.
+        // The tripwire counts what is destroyed. A mark of it would be a checkpoint that the baseline does not have: what was made within this minute and is
+        // seen by no checkpoint may go without one.
+        let opts = MountOpts {
+            mountpoint: Some(image.dir("mounted")),
+            ..MountOpts::new(variant.io).arg("--seal=off").arg("--tripwire=25/60s").arg(argument)
+        };
+        let mount = Mount::start(&backing, &opts);
+        let client = connect(&backing);
+        let mut counted = Counted { client, mount, backing, _image: image };
+        assert_eq!(counted.stats().io, variant.io.name(), "the mount does not use the I/O path it was asked for");
+        counted
+    }
+
+    /// Where the live tree is.
+    pub fn path(&self) -> &Path {
+        self.mount.path()
+    }
+
+    /// The view of checkpoint `id`.
+    pub fn view(&self, id: u64) -> PathBuf {
+        self.mount.view(id)
+    }
+
+    /// The daemon's process id.
+    pub fn pid(&self) -> u32 {
+        self.mount.pid()
+    }
+
+    /// Mounts anew: the kernel knows nothing then, as after a long time.
+    pub fn remount(&mut self) {
+        self.mount.umount();
+        self.mount.remount();
+        self.client = connect(&self.backing);
+    }
+
+    /// Makes a checkpoint and returns its number.
+    pub fn checkpoint(&mut self) -> u64 {
+        self.client.ask(CheckpointOptions::default()).expect("a checkpoint").id.0
+    }
+
+    /// Brings everything to the disk that was written below the mount.
+    pub fn sync(&self) {
+        let backing = fs::File::open(&self.backing).expect("the directory is there");
+        rustix::fs::syncfs(backing).expect("syncfs");
+    }
+
+    /// Makes the tree what it was.
+    pub fn restore(&mut self, id: u64) {
+        let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run: false, times: None };
+        self.client.ask(options).expect("a restore");
+    }
+
+    /// What the daemon says of itself once it has answered every request: also those that nobody waits for, as RELEASE.
+    pub fn stats(&mut self) -> Stats {
+        self.settle();
+        self.client.ask(GetStats).expect("stats")
+    }
+
+    /// Waits until every request is answered.
+    pub fn settle(&self) {
+        let minor = minor_of(self.path()).expect("it is mounted");
+        let waiting = PathBuf::from(format!("/sys/fs/fuse/connections/{minor}/waiting"));
+        wait_until("every request is answered", 60, || fs::read_to_string(&waiting).expect("fusectl is mounted").trim() == "0");
+    }
+
+    /// The requests that `work` makes. Left out are FORGET, which comes when the kernel's memory wants it, and STATFS, which comes from whoever looks
+    /// at all mounts of the machine.
+    pub fn requests(&mut self, work: impl FnOnce(&Path)) -> Counts {
+        let before = self.stats().requests;
+        let path = self.path().to_owned();
+        work(&path);
+        let mut counts = self.stats().requests;
+        counts.retain(|kind, count| {
+            *count -= before.get(kind).copied().unwrap_or(0);
+            *count > 0 && !["forget", "statfs"].contains(&kind.as_str())
+        });
+        counts
+    }
+}
+
+fn connect(backing: &Path) -> Client {
+    // A path of a socket may have 108 bytes at most; through a descriptor it always has fewer.
+    let store = fs::File::open(backing.join(STORE_NAME)).expect("the store is there");
+    let client = Client::connect(&store);
+    client.unwrap_or_else(|error| panic!("the daemon does not listen on {SOCKET_NAME}: {error}"))
+}

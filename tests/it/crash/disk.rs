@@ -1,0 +1,109 @@
+//! A disk whose content can be frozen at any moment: an image with direct I/O on a filesystem that clones files.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use crate::common::command::{TOOL_SECONDS, try_run_limited};
+use crate::common::{Fs, Image, stdout_of, succeeds, tool};
+
+/// XFS refuses less than 300 MB.
+const DISK_BYTES: u64 = 340 << 20;
+/// Sparse: room for a disk and what differs in its copies.
+const HOST_BYTES: u64 = 16 << 30;
+
+/// The filesystem that the images are on.
+pub struct Host(Image);
+
+impl Host {
+    /// A fresh one.
+    pub fn new() -> Host {
+        Host(Image::new(Fs::Xfs, HOST_BYTES))
+    }
+
+    /// Where a file of this name is.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A directory for a mount.
+    fn point(&self, file: &Path) -> PathBuf {
+        let point = file.with_extension("mnt");
+        fs::create_dir_all(&point).unwrap_or_else(|error| panic!("{}: {error}", point.display()));
+        point
+    }
+
+    /// An image with an empty filesystem, not mounted.
+    pub fn format(&self, fs: Fs, name: &str) -> PathBuf {
+        self.format_sized(fs, name, DISK_BYTES)
+    }
+
+    /// As [`Host::format`], of so many bytes.
+    pub fn format_sized(&self, fs: Fs, name: &str, bytes: u64) -> PathBuf {
+        let file = self.file(name);
+        File::create_new(&file).and_then(|file| file.set_len(bytes)).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        // The metadata of btrfs once, as on every disk of one device that is no SSD of long ago: half the writes.
+        let mut mkfs = match fs {
+            Fs::Btrfs => tool("mkfs.btrfs", &["-q", "-f", "-K", "-m", "single"]),
+            _ => tool("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=1", "-s", "size=4096"]),
+        };
+        succeeds(mkfs.arg(&file), TOOL_SECONDS);
+        file
+    }
+
+    /// Mounts an image (or a file that a recorder serves).
+    pub fn mount(&self, fs: Fs, file: &Path) -> Disk {
+        let point = self.point(&self.file(&file.file_name().expect("a file").to_string_lossy()));
+        let device = stdout_of(tool("losetup", &["-f", "--show", "--direct-io=on"]).arg(file), TOOL_SECONDS).trim().to_owned();
+        let mut disk = Disk { fs, file: file.to_owned(), device, point, mounted: false };
+        // Of copies of one filesystem several may be mounted.
+        let options = if fs == Fs::Xfs { "nouuid" } else { "rw" };
+        succeeds(tool("mount", &["-t", fs.name(), "-o", options]).arg(&disk.device).arg(&disk.point), TOOL_SECONDS);
+        disk.mounted = true;
+        disk
+    }
+}
+
+/// A mounted disk. Dropping it unmounts it; the image stays.
+pub struct Disk {
+    fs: Fs,
+    file: PathBuf,
+    device: String,
+    point: PathBuf,
+    mounted: bool,
+}
+
+impl Disk {
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.point
+    }
+
+    /// Copies what is on the disk at this moment, as if the power had been cut. A clone waits for direct I/O under way, so it is of one instant.
+    pub fn freeze(&self, to: &Path) {
+        succeeds(tool("cp", &["--reflink=always"]).arg(&self.file).arg(to), TOOL_SECONDS);
+    }
+
+    /// Unmounts it and has the filesystem's own checker look at it.
+    pub fn check(mut self) {
+        succeeds(&mut tool("umount", &[&self.point]), TOOL_SECONDS);
+        self.mounted = false;
+        let mut check = match self.fs {
+            Fs::Btrfs => tool("btrfs", &["check", "--readonly", "--force", &self.device]),
+            _ => tool("xfs_repair", &["-n", &self.device]),
+        };
+        succeeds(&mut check, TOOL_SECONDS);
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.mounted {
+            let plain = try_run_limited(&mut tool("umount", &[&self.point]), 60);
+            if !plain.is_ok_and(|output| output.status.success()) {
+                eprintln!("harness: {} is busy; unmounting it lazily", self.point.display());
+                let _ = try_run_limited(&mut tool("umount", &["-l".as_ref(), self.point.as_os_str()]), 60);
+            }
+        }
+        let _ = try_run_limited(&mut tool("losetup", &["-d", &self.device]), 60);
+    }
+}

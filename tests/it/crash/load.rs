@@ -1,0 +1,234 @@
+//! Threads that change a tree while a test makes checkpoints of it, and what the test knows of both.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::ops::random_op;
+use super::random::Random;
+use crate::common::Mount;
+use crate::common::tree::{NodeInfo, TreeOpts, tree_without};
+
+/// Threads that change what they like, each in its own directory.
+pub const WORKERS: u64 = 4;
+
+/// Everything that a tree shows.
+pub type Tree = BTreeMap<PathBuf, NodeInfo>;
+
+/// The whole tree, without our own names.
+pub fn tree(root: &Path) -> Tree {
+    tree_without(root, &TreeOpts::default().ignore)
+}
+
+/// A checkpoint that was acknowledged.
+#[derive(Clone, Debug)]
+pub struct Known {
+    pub id: u64,
+    /// With `--sync`.
+    pub synced: bool,
+    /// What it holds, once that was read.
+    pub tree: Option<Tree>,
+    /// Its deletion was asked for.
+    pub deleted: bool,
+}
+
+/// What the test knows.
+#[derive(Default)]
+pub struct Load {
+    /// Held for reading by every change.
+    gate: RwLock<()>,
+    stop: AtomicBool,
+    known: Mutex<Vec<Known>>,
+    /// The last number that the application has synced, by place.
+    synced: [AtomicU64; 2],
+}
+
+/// What had been promised at one moment.
+#[derive(Clone, Debug)]
+pub struct Promised {
+    /// Checkpoints acknowledged with `--sync` that nobody had begun to delete.
+    pub checkpoints: Vec<u64>,
+    /// What the application had synced, by place.
+    pub synced: [u64; 2],
+}
+
+impl Load {
+    /// What is promised now.
+    pub fn promised(&self) -> Promised {
+        let synced = [0, 1].map(|place| self.synced[place].load(Ordering::SeqCst));
+        let known = self.known.lock().unwrap();
+        Promised { checkpoints: known.iter().filter(|known| known.synced && !known.deleted).map(|known| known.id).collect(), synced }
+    }
+
+    /// Every checkpoint that was acknowledged.
+    pub fn known(&self) -> Vec<Known> {
+        self.known.lock().unwrap().clone()
+    }
+
+    /// Has everything end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Prepares a tree for the workers. Its directory is plain yet.
+    pub fn prepare(root: &Path, workers: u64) {
+        for worker in 0..workers {
+            let dir = root.join(format!("w{worker}"));
+            for name in ["", "a", "b", "a/x", "b/y"] {
+                fs::create_dir(dir.join(name)).unwrap();
+                for old in 0..2 {
+                    fs::write(dir.join(name).join(format!("old{old}")), vec![b'0' + old; 3000 * (usize::from(old) * 9 + 1)]).unwrap();
+                }
+            }
+        }
+        fs::create_dir(root.join("app")).unwrap();
+        fs::write(root.join("app/log"), [0; 4096]).unwrap();
+        fs::write(root.join("app/state"), "0").unwrap();
+    }
+
+    /// Works below the root of a mount until it is stopped or the mount is gone.
+    pub fn run(&self, mount: &Mount, seed: u64, duration: Duration) {
+        thread::scope(|scope| {
+            for worker in 0..WORKERS {
+                scope.spawn(move || self.work(&mount.path().join(format!("w{worker}")), Random::new(seed + worker)));
+            }
+            scope.spawn(|| self.application(&mount.path().join("app")));
+            self.checkpoints(mount, Random::new(seed + 100), duration);
+            self.stop();
+        });
+    }
+
+    fn work(&self, root: &Path, mut random: Random) {
+        while !self.stopped() {
+            {
+                let _open = self.gate.read().unwrap();
+                for _ in 0..1 + random.below(8) {
+                    // That a name is not there or is taken is part of it.
+                    let _ = random_op(&mut random).carry_out(root);
+                }
+            }
+            thread::sleep(Duration::from_micros(random.below(3000)));
+        }
+    }
+
+    /// An application that syncs what it writes: a file in place, and one that it replaces.
+    fn application(&self, dir: &Path) {
+        for number in 1.. {
+            let _open = self.gate.read().unwrap();
+            if self.stopped() {
+                return;
+            }
+            let place = (number % 3 == 0) as usize;
+            let done = if place == 0 { append_synced(dir, number) } else { replace_synced(dir, number) };
+            match done {
+                Ok(()) => self.synced[place].store(number, Ordering::SeqCst),
+                Err(error) => panic!("the application: {error}"),
+            }
+            drop(_open);
+            thread::sleep(Duration::from_millis(number % 7));
+        }
+    }
+
+    fn checkpoints(&self, mount: &Mount, mut random: Random, duration: Duration) {
+        let started = Instant::now();
+        // The first stays: there is always one that was promised.
+        self.quiet_checkpoint(mount);
+        while started.elapsed() < duration && !self.stopped() {
+            match random.below(10) {
+                0..=2 => self.quiet_checkpoint(mount),
+                3 => self.checkpoint(mount, true),
+                4..=7 => self.checkpoint(mount, false),
+                8 => self.delete_one(mount, &mut random),
+                _ => self.restore_part(mount, &mut random),
+            }
+            thread::sleep(Duration::from_millis(random.below(120)));
+        }
+    }
+
+    /// A checkpoint while nobody changes anything: it is compared with the tree itself.
+    fn quiet_checkpoint(&self, mount: &Mount) {
+        let _closed = self.gate.write().unwrap();
+        let id = self.made(mount, true);
+        self.note(id, tree(mount.path()));
+    }
+
+    /// A checkpoint while everybody works: what its view shows now it must show for ever.
+    fn checkpoint(&self, mount: &Mount, sync: bool) {
+        let id = self.made(mount, sync);
+        self.note(id, tree(&mount.view(id)));
+    }
+
+    fn made(&self, mount: &Mount, synced: bool) -> u64 {
+        let arguments: &[&str] = if synced { &["checkpoint", "--sync"] } else { &["checkpoint"] };
+        let id = mount.ok(arguments).trim().parse().expect("checkpoint prints the id");
+        self.known.lock().unwrap().push(Known { id, synced, tree: None, deleted: false });
+        id
+    }
+
+    fn note(&self, id: u64, tree: Tree) {
+        let mut known = self.known.lock().unwrap();
+        known.iter_mut().find(|known| known.id == id).expect("it was made").tree = Some(tree);
+    }
+
+    fn delete_one(&self, mount: &Mount, random: &mut Random) {
+        let id = {
+            let mut known = self.known.lock().unwrap();
+            let alive: Vec<usize> = (1..known.len()).filter(|index| !known[*index].deleted).collect();
+            if alive.len() < 4 {
+                return;
+            }
+            let one = &mut known[*random.pick(&alive)];
+            one.deleted = true;
+            one.id
+        };
+        mount.ok(&["delete", "--yes", &id.to_string()]);
+        // What only it needed goes, then also from the index and the journal.
+        if random.below(2) == 0 {
+            mount.ok(&["gc", "--yes"]);
+        }
+    }
+
+    /// Restores the directory of one worker. The application's files must not go back.
+    fn restore_part(&self, mount: &Mount, random: &mut Random) {
+        let Some(id) = self.known().iter().rev().find(|known| !known.deleted).map(|known| known.id) else { return };
+        let _closed = self.gate.write().unwrap();
+        let part = format!("w{}", random.below(WORKERS));
+        let restored = mount.json(&["restore", &id.to_string(), &part]);
+        let Some(guard) = restored["guard"].as_u64() else {
+            return assert_eq!(restored["changes"], serde_json::json!([]), "only a restore of nothing has no guard");
+        };
+        self.known.lock().unwrap().push(Known { id: guard, synced: false, tree: Some(tree(&mount.view(guard))), deleted: false });
+    }
+}
+
+fn append_synced(dir: &Path, number: u64) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(dir.join("log"))?;
+    file.write_all_at(&number.to_le_bytes(), number % 512 * 8)?;
+    file.sync_all()
+}
+
+fn replace_synced(dir: &Path, number: u64) -> io::Result<()> {
+    fs::write(dir.join("state.new"), number.to_string())?;
+    File::open(dir.join("state.new"))?.sync_all()?;
+    fs::rename(dir.join("state.new"), dir.join("state"))?;
+    File::open(dir)?.sync_all()
+}
+
+/// The last numbers that are found in the application's files.
+pub fn found_synced(dir: &Path) -> [u64; 2] {
+    let log = fs::read(dir.join("log")).unwrap_or_default();
+    let last = log.chunks_exact(8).map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes"))).max();
+    let state = fs::read_to_string(dir.join("state")).unwrap_or_default();
+    // Nobody has synced it yet where it is empty.
+    [last.unwrap_or(0), state.trim().parse().unwrap_or(0)]
+}

@@ -1,0 +1,169 @@
+//! Power cuts, recipe B: a recorder below the disk logs every write and flush; at points picked at random what was flushed is there, and of the rest
+//! all, nothing, or what the dice say.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use super::after::{self, Found};
+use super::disk::Host;
+use super::load::{Load, Promised, WORKERS};
+use super::random::{Random, count, seed};
+use super::recorder::{Event, Log, Recorder};
+use crate::common::{Mount, MountOpts, Variant, for_each_variant, succeeds, tool};
+
+/// States of one variant.
+const STATES: u64 = 5;
+const STATES_LONG: u64 = 60;
+/// How long everybody works.
+const WORK: Duration = Duration::from_secs(2);
+/// The smallest part of a write that a disk keeps or loses.
+const BLOCK: usize = 4096;
+
+/// What becomes of writes that were not flushed.
+#[derive(Clone, Copy, Debug)]
+enum Cached {
+    Kept,
+    Lost,
+    /// So many of a hundred are kept.
+    Picked(u64),
+    /// As `Picked`, and of a large one perhaps only the beginning.
+    Torn(u64),
+}
+
+/// What had been promised when so many events had happened.
+type Promises = Vec<(usize, Promised)>;
+
+fn reordered(v: Variant) {
+    let seed = seed(&format!("reordered writes on {v:?}"));
+    let states = count("CKPTFS_STATES", STATES, STATES_LONG);
+    let host = Host::new();
+    let image = host.format(v.fs, "recorded.img");
+    let mut opts = MountOpts::new(v.io).packing();
+    prepare(&host, v, &image);
+    let pristine = host.file("pristine.img");
+    succeeds(tool("cp", &["--reflink=always"]).arg(&image).arg(&pristine), 60);
+    opts.limit += WORK * 10;
+    let (log, promises, load) = record(&host, v, &image, &opts, seed);
+    let known = load.known();
+    let mut random = Random::new(seed ^ 0xb);
+    // From the first promise on: before it there is nothing to lose.
+    let first = promises.iter().find(|(_, promised)| !promised.checkpoints.is_empty()).map_or(0, |(events, _)| *events);
+    let mut points: Vec<usize> = (0..states).map(|_| first + random.below((log.len() - first) as u64) as usize).collect();
+    points.sort_unstable();
+    let path = host.file("flushed.img");
+    let mut replay = Replay::new(&log, &pristine, &path);
+    let (mut found, mut wrong) = (Found::default(), Vec::new());
+    for (number, point) in points.into_iter().enumerate() {
+        replay.advance(point);
+        let cached = match number % 4 {
+            0 => Cached::Kept,
+            1 => Cached::Lost,
+            2 => Cached::Picked(random.below(101)),
+            _ => Cached::Torn(random.below(101)),
+        };
+        let state = host.file(&format!("state-{number}.img"));
+        let waiting = replay.make(&state, cached, &mut random);
+        let promised = promises.iter().rev().find(|(events, _)| *events <= point).map(|(_, promised)| promised.clone());
+        let promised = promised.unwrap_or(Promised { checkpoints: Vec::new(), synced: [0; 2] });
+        match after::look(&host, v.fs, &state, &opts, &promised, &known) {
+            Ok(more) => found += more,
+            Err(problem) => wrong.push(format!("{}, event {point}, {waiting} waiting, {cached:?}: {problem}", state.display())),
+        }
+        std::fs::remove_file(&state).unwrap();
+    }
+    println!("{v:?}: {states} states of {} events, {} checkpoints; {found:?}", log.len(), known.len());
+    assert!(wrong.is_empty(), "{} of {states} states (CKPTFS_SEED={seed}):\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The tree as it is before anything is recorded.
+fn prepare(host: &Host, v: Variant, image: &Path) {
+    let disk = host.mount(v.fs, image);
+    std::fs::create_dir(disk.path().join("project")).unwrap();
+    Load::prepare(&disk.path().join("project"), WORKERS);
+}
+
+/// Has everybody work on the recorded disk, and notes all the while what is promised.
+fn record(host: &Host, v: Variant, image: &Path, opts: &MountOpts, seed: u64) -> (Log, Promises, Load) {
+    let recorder = Recorder::start(image, &host.file("log"), &host.file("recorder"));
+    let log = recorder.log.clone();
+    let load = Load::default();
+    let promises: Mutex<Promises> = Mutex::default();
+    {
+        let disk = host.mount(v.fs, &recorder.disk());
+        let mount = Mount::start(&disk.path().join("project"), opts);
+        thread::scope(|scope| {
+            let worker = scope.spawn(|| load.run(&mount, seed, WORK));
+            while !worker.is_finished() {
+                // In this order: what is promised when so much has happened at least.
+                let promised = load.promised();
+                promises.lock().unwrap().push((log.len(), promised));
+                thread::sleep(Duration::from_millis(1));
+            }
+            worker.join().expect("the load works");
+        });
+        // What was deleted by the end may not have been when the power was cut, and then it was promised.
+        drop(mount);
+        drop(disk);
+    }
+    drop(recorder);
+    (log, promises.into_inner().unwrap(), load)
+}
+
+/// The disk at one point of the log.
+struct Replay<'a> {
+    log: &'a Log,
+    events: Vec<Event>,
+    /// What was flushed.
+    flushed: File,
+    path: &'a Path,
+    /// What was written after, in order.
+    waiting: VecDeque<(u64, Vec<u8>)>,
+    next: usize,
+}
+
+impl<'a> Replay<'a> {
+    fn new(log: &'a Log, pristine: &Path, path: &'a Path) -> Replay<'a> {
+        succeeds(tool("cp", &["--reflink=always"]).arg(pristine).arg(path), 60);
+        let flushed = OpenOptions::new().write(true).open(path).expect("it was copied");
+        Replay { log, events: log.events(), flushed, path, waiting: VecDeque::new(), next: 0 }
+    }
+
+    /// Goes on to just before an event.
+    fn advance(&mut self, point: usize) {
+        while self.next < point {
+            match self.events[self.next] {
+                Event::Write { offset, length, at } => self.waiting.push_back((offset, self.log.bytes(at, length))),
+                Event::Flush => {
+                    for (offset, bytes) in self.waiting.drain(..) {
+                        self.flushed.write_all_at(&bytes, offset).expect("the host has room");
+                    }
+                }
+            }
+            self.next += 1;
+        }
+    }
+
+    /// Makes an image of what a power cut leaves here; gives the number of writes that were not flushed.
+    fn make(&self, state: &Path, cached: Cached, random: &mut Random) -> usize {
+        succeeds(tool("cp", &["--reflink=always"]).arg(self.path).arg(state), 60);
+        let image = OpenOptions::new().write(true).open(state).expect("it was copied");
+        for (offset, bytes) in &self.waiting {
+            let keep = match cached {
+                Cached::Kept => bytes.len(),
+                Cached::Lost => 0,
+                Cached::Picked(part) | Cached::Torn(part) if random.below(100) >= part => 0,
+                Cached::Torn(_) if bytes.len() > BLOCK && random.once_in(3) => BLOCK * (1 + random.below((bytes.len() / BLOCK) as u64) as usize),
+                Cached::Picked(_) | Cached::Torn(_) => bytes.len(),
+            };
+            image.write_all_at(&bytes[..keep.min(bytes.len())], *offset).expect("the host has room");
+        }
+        self.waiting.len()
+    }
+}
+
+for_each_variant! { reflink => reordered }

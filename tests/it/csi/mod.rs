@@ -1,0 +1,10 @@
+//! The CSI driver: the published conformance suite, and what it does not ask, over gRPC as an orchestrator does.
+
+mod support;
+
+mod classes;
+mod conformance;
+mod manifests;
+mod node;
+mod snapshots;
+mod survival;

@@ -1,0 +1,146 @@
+//! The driver is killed, and pods do not notice; the next one goes on where it was.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ckptfs::csi::proto::volume_capability::access_mode::Mode;
+use serde_json::Value;
+
+use crate::common::process;
+use crate::csi::support::{Pod, Rig, SECONDS, from_snapshot, unavailable};
+
+const WRITER: Mode = Mode::SingleNodeWriter;
+
+#[test]
+fn a_driver_that_is_killed_is_not_missed_by_pods() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    rig.create("v");
+    let staging = rig.try_stage("v", WRITER).unwrap();
+    // Between stage and publish.
+    rig.kill();
+    rig.serve();
+    let target = rig.try_publish("v", "a", WRITER, false).unwrap();
+    assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
+    let pod = Pod::start(&target);
+    rig.kill();
+    pod.writes_on();
+    rig.serve();
+    pod.writes_on();
+    // Asked again, as the kubelet does: nothing is mounted twice.
+    rig.try_stage("v", WRITER).unwrap();
+    rig.try_publish("v", "a", WRITER, false).unwrap();
+    assert_eq!((rig.mounts_at(&staging), rig.mounts_at(&target)), (1, 1));
+    let snapshot = rig.snapshot("v", "s");
+    rig.create_from("restored", from_snapshot(&snapshot.snapshot_id));
+    assert!(fs::read_to_string(rig.use_it("restored", "b").join("log")).unwrap().lines().all(|line| line == "line"));
+    pod.writes_on();
+    drop(pod);
+    // In order, too: what is staged stays.
+    assert_eq!(rig.end(), 0);
+    assert!(!rig.socket.exists() && rig.mounts_at(&target) == 1);
+    rig.serve();
+    rig.leave("v", "a");
+    rig.leave("restored", "b");
+    assert!(!rig.is_mounted("v") && !rig.is_mounted("restored"));
+}
+
+#[test]
+fn a_daemon_that_is_killed_is_replaced_under_the_pod() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v");
+    let pod = Pod::start(&rig.use_it("v", "a"));
+    let status: Value = serde_json::from_str(&rig.ok(&["--volume", "v", "status", "--json"])).unwrap();
+    process::kill(u32::try_from(status["daemon"]["pid"].as_u64().unwrap()).unwrap());
+    pod.writes_on();
+    drop(pod);
+    rig.leave("v", "a");
+}
+
+#[test]
+fn what_died_with_its_holder_is_staged_and_published_anew() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v");
+    let target = rig.use_it("v", "a");
+    fs::write(target.join("f"), "x").unwrap();
+    // As with the pod of a driver that held it itself: nothing serves it any more.
+    let minor = crate::common::mount::minor_of(&target).unwrap();
+    fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").unwrap();
+    crate::common::mount::wait_until("it is dead", 60, || fs::read(target.join("f")).is_err());
+    rig.try_stage("v", WRITER).unwrap();
+    rig.try_publish("v", "a", WRITER, false).unwrap();
+    assert_eq!(fs::read(target.join("f")).unwrap(), b"x");
+    assert_eq!(rig.mounts_at(&target), 1);
+    rig.leave("v", "a");
+    rig.delete("v").unwrap();
+}
+
+#[test]
+fn a_snapshot_that_a_killed_driver_made_is_found() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v");
+    // What there is when it is killed between the checkpoint and its record.
+    rig.ok(&["--volume", "v", "checkpoint", "-t", "csi.nightly"]);
+    let snapshot = rig.snapshot("v", "nightly");
+    assert_eq!(snapshot.snapshot_id, "v@1@node-1");
+    let log: Vec<Value> = serde_json::from_str(&rig.ok(&["--volume", "v", "log", "--json"])).unwrap();
+    assert_eq!(log.len(), 1, "no second one is made");
+}
+
+/// The names of what is in a directory.
+fn names(dir: &Path) -> Vec<String> {
+    fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn kills_at_any_moment_leave_nothing_half_done() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    rig.create("base");
+    fs::write(rig.use_it("base", "pod").join("f"), "x").unwrap();
+    for round in 0_u64..6 {
+        let (name, stop) = (format!("v{round}"), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let socket = rig.socket.clone();
+            let (staging, target) = (rig.staging(&name), rig.target(&name, "a"));
+            let asked = scope.spawn({
+                let (name, stop) = (&name, &stop);
+                move || crate::csi::support::work_through(&socket, name, "base", &staging, &target, stop)
+            });
+            // Moments from the beginning of the first call to the end of the last.
+            std::thread::sleep(std::time::Duration::from_millis(40 * round * round));
+            rig.kill();
+            rig.serve();
+            let until = std::time::Instant::now() + std::time::Duration::from_secs(SECONDS);
+            while !asked.is_finished() && std::time::Instant::now() < until {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            stop.store(true, Ordering::SeqCst);
+            asked.join().unwrap();
+        });
+        let target = rig.target(&name, "a");
+        assert_eq!((rig.mounts_at(&rig.staging(&name)), rig.mounts_at(&target)), (1, 1));
+        assert_eq!(fs::read(target.join("f")).unwrap(), b"x");
+        rig.leave(&name, "a");
+        rig.delete_snapshot(&rig.snapshot(&name, &name).snapshot_id).unwrap();
+        rig.delete(&name).unwrap();
+        assert!(!rig.is_mounted(&name));
+    }
+    let pool = &rig.root;
+    assert_eq!((names(&pool.join("volumes")), names(&pool.join("staging"))), (vec!["base".to_owned()], Vec::new()));
+    rig.create("last");
+}

@@ -1,0 +1,53 @@
+//! A hash that leads to another content: nothing is shared that differs, and nothing changes.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use ckptfs::history::timeline::Timeline;
+use ckptfs::store::Store;
+use ckptfs::store::record::Sealed;
+
+use super::story::{places, tell, trees};
+use crate::common::{Variant, for_each_variant};
+
+for_each_variant! { all => what_differs_is_not_shared_whatever_its_hash_says }
+
+/// Records for all objects of a store that nobody serves the hash of the first that has the same size: in the journal, and so in the index.
+fn forge(dir: &std::path::Path) -> usize {
+    let (store, _) = Store::open(File::open(dir).unwrap(), false).unwrap();
+    let store = Arc::new(store);
+    let (timeline, _) = Timeline::open(Arc::clone(&store)).unwrap();
+    let mut hashes = std::collections::BTreeMap::new();
+    let mut forged = 0;
+    for epoch in store.layers.epochs().unwrap().into_iter().filter(|epoch| *epoch < timeline.epoch()) {
+        let mut objects = Vec::new();
+        for object in store.layers.list(epoch).unwrap() {
+            let Ok(Some((size, hash))) = store.layers.hash(object, |_| true) else { continue };
+            let first = *hashes.entry(size).or_insert(hash);
+            forged += usize::from(first != hash);
+            objects.push(Sealed { object, size, hash: first });
+        }
+        timeline.add_seal(epoch, objects, true).unwrap();
+    }
+    forged
+}
+
+fn what_differs_is_not_shared_whatever_its_hash_says(v: Variant) {
+    let mut rig = tell(v, "off");
+    let before = trees(&rig.mount);
+    rig.mount.umount();
+    assert!(forge(rig.path()) > 3, "nothing was forged");
+    rig.mount.remount();
+    let was = places(rig.path());
+    let plan = rig.mount.json(&["dedup", "--dry-run"]);
+    assert_eq!(places(rig.path()), was);
+    let done = rig.mount.json(&["dedup"]);
+    assert_eq!(done["shared"], plan["shared"], "{plan} {done}");
+    assert_eq!(trees(&rig.mount), before, "a forged hash changed something");
+    // Of those with one hash and several contents, the same ones share all the same.
+    let again = rig.mount.json(&["dedup"]);
+    assert_eq!(again["shared"]["files"], 0, "{again}");
+    if v.fs.has_reflink() {
+        assert_eq!(super::story::apart(rig.path()), 0);
+    }
+}

@@ -1,0 +1,47 @@
+//! The daemon is killed in the middle: nothing is lost, and the next run goes on.
+
+use crate::common::{Variant, for_each_variant};
+
+for_each_variant! { all => a_kill_in_the_middle_costs_nothing }
+
+#[cfg(debug_assertions)]
+fn a_kill_in_the_middle_costs_nothing(v: Variant) {
+    use std::fs::File;
+
+    use ckptfs::control::Client;
+    use ckptfs::engine::api::Fault;
+    use ckptfs::sys::Errno;
+    use ckptfs::sys::fault::{Call, Plan};
+
+    use super::story::{apart, assert_whole, check, tell, trees};
+
+    let mut rig = tell(v, "off");
+    let before = trees(&rig.mount);
+    let calls =
+        if v.fs.has_reflink() { vec![(Call::Clone, 1), (Call::Clone, 4)] } else { vec![(Call::Link, 1), (Call::Rename, 1), (Call::Unlink, 2)] };
+    for (call, nth) in calls {
+        rig.mount.kill_holder();
+        let mut client = Client::connect(File::open(rig.path().join(".ckptfs")).unwrap()).unwrap();
+        client.ask(Fault { plan: Some(Plan { kill: true, ..Plan::nth(nth, Errno::EIO).only(call) }) }).unwrap();
+        let output = rig.mount.run(&["dedup"]);
+        assert!(!output.status.success(), "nobody was killed at {call:?} {nth}");
+        rig.mount.kill();
+        rig.mount.remount();
+        assert_eq!(trees(&rig.mount), before, "after {call:?} {nth}");
+        assert_whole(&rig.mount);
+    }
+    let done = rig.mount.json(&["dedup"]);
+    assert!(done["shared"]["files"].as_u64() > Some(0), "{done}");
+    if v.fs.has_reflink() {
+        assert_eq!(apart(rig.path()), 0);
+    }
+    assert_eq!(trees(&rig.mount), before);
+    rig.mount.umount();
+    let (status, found) = check(rig.path(), &["fsck", "--deep"]);
+    assert_eq!(status, 0, "{found}");
+}
+
+#[cfg(not(debug_assertions))]
+fn a_kill_in_the_middle_costs_nothing(_: Variant) {
+    crate::common::skip("only a debug build can be told to end at a call");
+}

@@ -1,0 +1,130 @@
+//! Live files: they share too, while programs write, and no time and no dirty path changes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::story::{LARGE, assert_whole, noise, place, rewrite, tell};
+use crate::common::mount::wait_until;
+use crate::common::{MountOpts, Variant, for_each_variant, tree_of};
+
+for_each_variant! { reflink =>
+    live_files_share_and_no_time_changes,
+    writers_and_checkpoints_meanwhile_are_not_disturbed,
+}
+
+fn times(root: &Path) -> BTreeMap<String, (i64, i64, i64, i64)> {
+    let of = |name: &str| {
+        let stat = fs::symlink_metadata(root.join(name)).unwrap();
+        (name.to_owned(), (stat.mtime(), stat.mtime_nsec(), stat.ctime(), stat.ctime_nsec()))
+    };
+    ["a", "d/b", "c", "other", "small1", "small2"].into_iter().map(of).collect()
+}
+
+fn live_files_share_and_no_time_changes(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io), |_| {});
+    let root = rig.path().to_owned();
+    fs::create_dir(root.join("d")).unwrap();
+    for name in ["a", "d/b", "c"] {
+        fs::write(root.join(name), noise(LARGE, 1)).unwrap();
+    }
+    fs::write(root.join("other"), noise(LARGE, 2)).unwrap();
+    for name in ["small1", "small2"] {
+        fs::write(root.join(name), noise(5000, 3)).unwrap();
+    }
+    fs::hard_link(root.join("a"), root.join("a2")).unwrap();
+    rig.mount.checkpoint();
+    rewrite(&root.join("c"), &noise(LARGE, 1));
+    let (before, was, dirty) = (tree_of(&root), times(&root), rig.mount.dirty());
+    let done = rig.mount.json(&["dedup", "--live"]);
+    // `c` has a version with what it holds still; one of the files is the source.
+    assert!(done["shared"]["files"].as_u64() >= Some(3), "{done}");
+    assert_eq!((tree_of(&root), times(&root), rig.mount.dirty()), (before.clone(), was.clone(), dirty));
+    let again = rig.mount.json(&["dedup", "--live"]);
+    assert_eq!(again["shared"]["files"], 0, "{again}");
+    // Once they are not as new as a coarse clock's tick, what they hold is known.
+    wait_until("what live files hold is known", 60, || rig.mount.json(&["dedup", "--live"])["projects"][0]["hashed"]["files"] == 0);
+    let status = rig.mount.status_json();
+    assert!(status["shared"]["files"].as_u64() >= Some(3), "{status}");
+    rig.mount.umount();
+    for (one, two) in [("a", "d/b"), ("a", "c"), ("small1", "small2")] {
+        let (one, two) = (place(&root.join(one)).0.unwrap(), place(&root.join(two)).0.unwrap());
+        assert_eq!(one, two, "not shared");
+    }
+    assert_ne!(place(&root.join("a")).0, place(&root.join("other")).0);
+    rig.mount.remount();
+    assert_eq!((tree_of(&root), times(&root)), (before, was));
+    // What shares is written apart.
+    rewrite(&root.join("a"), &noise(LARGE, 9));
+    assert_eq!(fs::read(root.join("d/b")).unwrap(), noise(LARGE, 1));
+    assert_eq!(fs::read(rig.view(1).join("a")).unwrap(), noise(LARGE, 1));
+    assert_whole(&rig.mount);
+}
+
+const FILES: u64 = 6;
+const ROUNDS: u64 = 6;
+
+/// What each file holds now, by its number: a seed.
+type Held = BTreeMap<u64, u64>;
+
+fn content(seed: u64) -> Vec<u8> {
+    noise(200_000 + 4096 * (seed as usize % 2), seed)
+}
+
+fn writers_and_checkpoints_meanwhile_are_not_disturbed(v: Variant) {
+    let rig = tell(v, "hash");
+    let root = rig.path();
+    let file = |number: u64| root.join(format!("busy{number}"));
+    // Each file under its own lock; who takes all of them makes a checkpoint.
+    let held: Vec<Mutex<u64>> = (0..FILES).map(|number| Mutex::new(number % 3)).collect();
+    (0..FILES).for_each(|number| rewrite(&file(number), &content(number % 3)));
+    let stop = AtomicBool::new(false);
+    let write = |from: u64| {
+        let mut round = 0_u64;
+        while !stop.load(Ordering::Relaxed) {
+            let number = (from + 2 * round) % FILES;
+            let mut held = held[number as usize].lock().unwrap();
+            *held = (round * 7 + number) % 3;
+            rewrite(&file(number), &content(*held));
+            round += 1;
+        }
+    };
+    let mut shown: BTreeMap<u64, Held> = BTreeMap::new();
+    let mut shared = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| write(0));
+        scope.spawn(|| write(1));
+        let _stop = Stop(&stop);
+        for _ in 0..ROUNDS {
+            let done = rig.mount.json(&["dedup", "--live"]);
+            shared += done["shared"]["files"].as_u64().unwrap();
+            let guards: Vec<_> = held.iter().map(|held| held.lock().unwrap()).collect();
+            let id = rig.mount.checkpoint();
+            shown.insert(id, (0..FILES).map(|number| (number, *guards[number as usize])).collect());
+        }
+    });
+    println!("{v:?}: {shared} files came to share meanwhile");
+    assert!(shared > 0);
+    rig.mount.ok(&["dedup", "--live"]);
+    for (id, files) in &shown {
+        for (number, seed) in files {
+            assert!(fs::read(rig.view(*id).join(format!("busy{number}"))).unwrap() == content(*seed), "checkpoint {id}, file {number}");
+        }
+    }
+    for (number, held) in (0..).zip(&held) {
+        assert!(fs::read(file(number)).unwrap() == content(*held.lock().unwrap()), "file {number}");
+    }
+    assert_whole(&rig.mount);
+}
+
+/// The other threads end also when this one fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

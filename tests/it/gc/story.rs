@@ -1,0 +1,83 @@
+//! A history with everything in it that makes it hard to say who needs what.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::common::{Mount, NodeInfo, tree_of};
+
+pub type Tree = BTreeMap<PathBuf, NodeInfo>;
+
+/// Bytes that no filesystem can make smaller, different for each seed.
+pub fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+/// Free bytes of the filesystem, with everything written out.
+pub fn free(dir: &Path) -> u64 {
+    rustix::fs::syncfs(File::open(dir).unwrap()).unwrap();
+    let stat = rustix::fs::statvfs(dir).unwrap();
+    stat.f_bfree * stat.f_frsize
+}
+
+/// One round of work, with files of `unit` bytes: a file is written anew, one in part, one is made, one that an earlier round made is changed and
+/// one removed, a directory is renamed.
+pub fn work(root: &Path, round: u64, unit: usize) {
+    fs::write(root.join("whole"), noise(unit, round)).unwrap();
+    let part = OpenOptions::new().write(true).create(true).truncate(false).open(root.join("part")).unwrap();
+    if round == 0 {
+        part.write_all_at(&noise(unit * 4, 100), 0).unwrap();
+    } else {
+        part.write_all_at(&noise(unit / 4, 200 + round), (round % 7) * unit as u64 / 2).unwrap();
+    }
+    part.sync_all().unwrap();
+    fs::write(root.join(format!("new{round}")), noise(unit / 2, 300 + round)).unwrap();
+    let earlier = |back: u64| round.checked_sub(back).map(|round| root.join(format!("new{round}")));
+    if let Some(changed) = earlier(2) {
+        fs::write(changed, noise(unit / 2, 400 + round)).unwrap();
+    }
+    if let Some(removed) = earlier(4) {
+        fs::remove_file(removed).unwrap();
+    }
+    fs::create_dir(root.join(format!("dir{round}"))).unwrap();
+    fs::write(root.join(format!("dir{round}/small")), format!("small {round}\n")).unwrap();
+    if round > 0 {
+        fs::rename(root.join(format!("dir{}", round - 1)), root.join(format!("was{}", round - 1))).unwrap();
+        fs::write(root.join(format!("was{}/small", round - 1)), "changed\n").unwrap();
+    }
+}
+
+/// So many rounds, with a checkpoint after each.
+pub fn rounds(mount: &Mount, count: u64, unit: usize) {
+    for round in 0..count {
+        work(mount.path(), round, unit);
+        assert_eq!(mount.checkpoint(), round + 1);
+    }
+    work(mount.path(), count, unit);
+}
+
+/// What the kept checkpoints show, by number.
+pub fn views(mount: &Mount) -> BTreeMap<u64, Tree> {
+    ids(mount).into_iter().map(|id| (id, tree_of(&mount.view(id)))).collect()
+}
+
+/// The checkpoints that are kept, oldest first.
+pub fn ids(mount: &Mount) -> Vec<u64> {
+    mount.log_json().as_array().unwrap().iter().rev().map(|one| one["id"].as_u64().unwrap()).collect()
+}
+
+/// The objects in the store of a directory that is served at `root` or was.
+pub fn objects(root: &Path) -> Vec<String> {
+    let found = crate::common::command::sh(root, "find .ckptfs/layers/ -mindepth 3 2>/dev/null | sort || true");
+    found.lines().map(str::to_owned).collect()
+}

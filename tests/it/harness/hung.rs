@@ -1,0 +1,81 @@
+//! A filesystem whose daemon never answers: whoever looks at it hangs until the connection is aborted.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::mount::{MountFlags, mount};
+
+use crate::common::command::try_run_limited;
+use crate::common::mount::{abort, minor_of, wait_until};
+use crate::common::run_dir::script;
+use crate::common::{Fs, RunDir, scratch, skip, succeeds, tool};
+
+/// Mounts a FUSE filesystem on `point` that nobody serves. It hangs as long as the returned descriptor is open.
+fn hung_mount(point: &Path) -> File {
+    let device = File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse can be opened");
+    let options = std::ffi::CString::new(format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd())).unwrap();
+    mount("ckptfs-test", point, "fuse", MountFlags::empty(), Some(options.as_c_str())).expect("a FUSE filesystem can be mounted");
+    device
+}
+
+fn cannot_mount() -> Option<String> {
+    if Path::new("/dev/fuse").exists() { Fs::Tmpfs.unavailable() } else { Some("there is no /dev/fuse".to_owned()) }
+}
+
+fn stat_hangs(point: &Path) {
+    let problem = try_run_limited(tool("stat", &["--file-system"]).arg(point), 1).unwrap_err();
+    assert!(problem.contains("did not end"), "{problem}");
+}
+
+#[test]
+fn an_abort_frees_who_waits_for_a_hung_mount() {
+    if let Some(reason) = cannot_mount() {
+        return skip(&reason);
+    }
+    let run = RunDir::get();
+    let slot = run.slot("hung");
+    let point = slot.join("with a blank");
+    fs::create_dir(&point).unwrap();
+    let _device = hung_mount(&point);
+    assert!(minor_of(&point).is_some());
+    let waiting = std::thread::spawn({
+        let point = point.clone();
+        move || fs::read_dir(point).map(drop)
+    });
+    stat_hangs(&point);
+    assert!(!waiting.is_finished());
+    abort(&point);
+    wait_until("the waiting thread got an error", 10, || waiting.is_finished());
+    assert!(waiting.join().unwrap().is_err());
+    succeeds(tool("umount", &["-l"]).arg(&point), 10);
+    assert_eq!(minor_of(&point), None);
+    fs::remove_dir_all(slot).unwrap();
+}
+
+#[test]
+fn the_script_removes_a_run_directory_with_a_hung_mount() {
+    if let Some(reason) = cannot_mount() {
+        return skip(&reason);
+    }
+    let base = scratch();
+    let run: PathBuf = base.path().join("ckptfs-run-hung");
+    let point = run.join("mnt");
+    fs::create_dir_all(&point).unwrap();
+    let _device = hung_mount(&point);
+    stat_hangs(&point);
+    let started = Instant::now();
+    succeeds(tool("bash", &[script("cleanup.sh")]).arg(&run), 30);
+    assert!(!run.exists());
+    assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+/// The script removes whole trees as root: a name that is not a run directory is refused.
+#[test]
+fn the_script_refuses_what_is_no_run_directory() {
+    let base = scratch();
+    let output = tool("bash", &[script("cleanup.sh")]).arg(base.path()).output().unwrap();
+    assert!(!output.status.success());
+    assert!(base.path().exists());
+}

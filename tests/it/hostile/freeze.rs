@@ -1,0 +1,344 @@
+//! Nobody can stop everybody: a process that waits in the kernel with the lock of a file, for as long as it likes, and what others wait for meanwhile.
+//!
+//! The kernel locks a file while somebody writes to it, and XFS while somebody reads it. Where it does the I/O of a mount itself that is the lock of the
+//! backing file, which FICLONE wants too, and truncate(2), chmod(2), and a change of a name. Whoever copies from or to a mapping of a file of his own
+//! filesystem keeps that lock until his filesystem answers. With the gate or the tree held by who waits for him the whole mount stood still: 21.8 and 30.5 s,
+//! until he was killed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ckptfs::control::Client;
+use ckptfs::engine::api::Fault;
+use ckptfs::sys::fault::{Call, Plan};
+
+use super::stuck::Stuck;
+use super::support::{get, put};
+use crate::common::mount::wait_until;
+use crate::common::{Fs, MountOpts, Rig, Variant, for_each_variant, run_limited, tool};
+
+for_each_variant! { reflink => a_write_from_the_past_of_the_same_file_ends, a_writer_that_waits_stops_nobody }
+for_each_variant! { one => a_reader_that_waits_stops_nobody, a_read_into_the_past_of_the_same_file_ends, a_hundred_that_wait_starve_nobody }
+for_each_variant! { all => a_large_capture_stops_nobody, a_checkpoint_during_a_capture_is_exact }
+
+const NOBODY: u32 = 65_534;
+/// Others may wait so long, on a machine that is busy with other tests. It was 20 s and more.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+/// For what an attacker does that ends by itself, and for a verb.
+const END_SECONDS: u64 = 20;
+
+/// A Python program of an ordinary user's. It says "ready", and then does what keeps a lock; what it has imported and opened is named `m` and `a`.
+pub struct Attack {
+    pub child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Attack {
+    pub fn start(script: &str, args: &[&Path]) -> Attack {
+        let prelude = "import os, sys, mmap, threading, time\na = sys.argv\ndef say(x): print(x, flush=True)\n";
+        let become_nobody = format!("os.setgroups([]); os.setresgid({NOBODY}, {NOBODY}, {NOBODY}); os.setresuid({NOBODY}, {NOBODY}, {NOBODY})\n");
+        let mut command = tool("python3", &["-c", &format!("{prelude}{become_nobody}{script}")]);
+        let mut child = command.args(args).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python3 starts");
+        let said = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        Attack { child, said }
+    }
+
+    pub fn hear(&mut self, word: &str) {
+        let mut line = String::new();
+        self.said.read_line(&mut line).expect("it speaks");
+        assert_eq!(line.trim(), word);
+    }
+
+    /// Waits until it ends, which it must.
+    pub fn ends(&mut self) {
+        let child = &mut self.child;
+        wait_until("the attacker ends", END_SECONDS, || child.try_wait().expect("a child").is_some());
+        assert!(self.child.wait().expect("a child").success(), "the attacker failed");
+    }
+}
+
+impl Drop for Attack {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Somebody else at work: he makes, writes, renames, lists and removes, for ever.
+pub struct Other {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<(u32, Duration)>>,
+}
+
+impl Other {
+    pub fn start(dir: &Path) -> Other {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (dir, stopped) = (dir.join("others"), Arc::clone(&stop));
+        fs::create_dir(&dir).expect("mkdir");
+        let thread = thread::spawn(move || {
+            let (mut rounds, mut longest, mut step) = (0, Duration::ZERO, Instant::now());
+            while !stopped.load(Ordering::SeqCst) {
+                let (from, to) = (dir.join("from"), dir.join("to"));
+                let mut done = || {
+                    longest = longest.max(step.elapsed());
+                    step = Instant::now();
+                };
+                let mut file = File::create(&from).expect("create");
+                done();
+                file.write_all(b"content").expect("write");
+                done();
+                drop(file);
+                fs::rename(&from, &to).expect("rename");
+                done();
+                fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).expect("chmod");
+                done();
+                assert_eq!(fs::read_dir(&dir).expect("list").count(), 1);
+                done();
+                fs::remove_file(&to).expect("unlink");
+                done();
+                rounds += 1;
+            }
+            (rounds, longest)
+        });
+        Other { stop, thread: Some(thread) }
+    }
+
+    /// How long he ever waited for one call.
+    pub fn longest_wait(mut self) -> Duration {
+        self.stop.store(true, Ordering::SeqCst);
+        let thread = self.thread.take().expect("once");
+        wait_until("the other one goes on", 60, || thread.is_finished());
+        let (rounds, longest) = thread.join().expect("nothing fails for him");
+        assert!(rounds > 0);
+        longest
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let began = Instant::now();
+            while !thread.is_finished() && began.elapsed() < WAIT_MAX {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn assert_short(waited: Duration) {
+    assert!(waited < WAIT_MAX, "somebody waited {waited:?} for one call");
+}
+
+/// A file of nobody's with 8 pages of `byte`, in a directory of nobody's.
+pub fn theirs(root: &Path, name: &str, byte: u8) -> PathBuf {
+    let dir = root.join("theirs");
+    if !dir.exists() {
+        fs::create_dir(&dir).expect("mkdir");
+        chown(&dir, Some(NOBODY), Some(NOBODY)).expect("chown");
+    }
+    let path = dir.join(name);
+    put(&path, vec![byte; 32 << 10]);
+    chown(&path, Some(NOBODY), Some(NOBODY)).expect("chown");
+    path
+}
+
+/// `ckptfs checkpoint`, timed: it is made, or says which file is in the way. True: it was made.
+pub fn checkpoint(rig: &Rig, name: &str) -> bool {
+    let output: Output = run_limited(&mut rig.mount.command(&["checkpoint"]), END_SECONDS);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let why = said.contains("keeps it locked") && said.contains(name) && said.contains("fuser -v");
+    assert!(output.status.success() || why, "{}: {said}", output.status);
+    output.status.success()
+}
+
+fn start(v: Variant) -> Rig {
+    v.start_with(MountOpts::new(v.io), |dir| fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("chmod"))
+}
+
+fn a_write_from_the_past_of_the_same_file_ends(v: Variant) {
+    let rig = start(v);
+    let file = theirs(rig.path(), "F", b'1');
+    let id = rig.mount.checkpoint();
+    let other = Other::start(rig.path());
+    let script = "o = os.open(a[1], os.O_RDONLY); m = mmap.mmap(o, 32 << 10, prot=mmap.PROT_READ)\n\
+                  f = os.open(a[2], os.O_RDWR); say('ready'); assert os.write(f, memoryview(m)) == 32 << 10";
+    let mut attack = Attack::start(script, &[&rig.view(id).join("theirs/F"), &file]);
+    attack.hear("ready");
+    checkpoint(&rig, "theirs/F");
+    attack.ends();
+    assert!(checkpoint(&rig, "theirs/F"));
+    assert_short(other.longest_wait());
+    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
+}
+
+/// A reader has the lock on XFS, somebody who wants to write waits for him, and the read of the view would wait behind that one.
+fn a_read_into_the_past_of_the_same_file_ends(v: Variant) {
+    let rig = start(v);
+    let file = theirs(rig.path(), "F", b'1');
+    let id = rig.mount.checkpoint();
+    let stuck = Stuck::start();
+    let other = Other::start(rig.path());
+    let script = "s = os.open(a[3], os.O_RDONLY)\n\
+        m = mmap.mmap(os.open(a[1], os.O_RDONLY), 32 << 10, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
+        n = mmap.mmap(s, 1 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
+        f = os.open(a[2], os.O_RDONLY)\n\
+        threading.Thread(target=lambda: os.preadv(f, [n], 0)).start()\n\
+        time.sleep(.3); threading.Thread(target=lambda: os.open(a[2], os.O_WRONLY)).start()\n\
+        time.sleep(.3); say('ready'); assert os.preadv(os.open(a[2], os.O_RDONLY), [m], 0) == 32 << 10; say('read')\n\
+        sys.stdin.read()";
+    let mut attack = Attack::start(script, &[&rig.view(id).join("theirs/F"), &file, &stuck.file()]);
+    attack.hear("ready");
+    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10), "the past can be read meanwhile");
+    checkpoint(&rig, "theirs/F");
+    stuck.release();
+    attack.hear("read");
+    drop(attack.child.stdin.take());
+    attack.ends();
+    assert_short(other.longest_wait());
+}
+
+fn a_writer_that_waits_stops_nobody(v: Variant) {
+    let rig = start(v);
+    let file = theirs(rig.path(), "F", b'1');
+    let id = rig.mount.checkpoint();
+    let stuck = Stuck::start();
+    let other = Other::start(rig.path());
+    let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 1 << 20, prot=mmap.PROT_READ)\n\
+                  f = os.open(a[2], os.O_RDWR); say('ready'); assert os.write(f, memoryview(m)[:32 << 10]) == 32 << 10";
+    let mut attack = Attack::start(script, &[&stuck.file(), &file]);
+    attack.hear("ready");
+    wait_until("the writer waits", END_SECONDS, || stuck.waiting() > 0);
+    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10), "the past can be read meanwhile");
+    let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/F")).collect();
+    let kept = rig.mount.run(&["restore", &id.to_string(), "theirs"]);
+    stuck.release();
+    attack.ends();
+    assert_short(other.longest_wait());
+    assert_eq!(made[0], v.io == crate::common::Io::Daemon, "where the kernel writes a checkpoint cannot be had");
+    assert_eq!(kept.status.success(), made[0], "nor a restore");
+    let after = rig.mount.checkpoint();
+    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
+    assert_eq!(get(rig.view(after).join("theirs/F")), get(&file), "what was given up is taken for no capture");
+    rig.mount.ok(&["verify", "--deep"]);
+}
+
+/// On XFS a reader has the lock too, and the kernel lets others ask us to change the file meanwhile.
+fn a_reader_that_waits_stops_nobody(v: Variant) {
+    let rig = start(v);
+    let (file, twin) = (theirs(rig.path(), "F", b'1'), theirs(rig.path(), "G", b'2'));
+    let id = rig.mount.checkpoint();
+    let stuck = Stuck::start();
+    let other = Other::start(rig.path());
+    // The second is open for writing too, so that a checkpoint must capture it; of the first there is no capture yet.
+    let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 1 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
+        f, g = os.open(a[2], os.O_RDONLY), os.open(a[3], os.O_RDWR)\n\
+        t = [threading.Thread(target=lambda f=f, i=i: os.preadv(f, [memoryview(m)[i << 19:(i << 19) + (16 << 10)]], 0)) for i, f in enumerate((f, g))]\n\
+        [x.start() for x in t]; say('ready'); sys.stdin.readline(); d = os.path.dirname(a[2]); errors = []\n\
+        def run(*calls):\n for c in calls:\n  try: c()\n  except OSError as e: errors.append(e.errno)\n\
+        w = [threading.Thread(target=run, args=c) for c in (\n\
+          [lambda: os.open(a[2], os.O_WRONLY), lambda: os.open(a[2], os.O_WRONLY | os.O_TRUNC)], [lambda: os.chmod(a[2], 0o600), lambda: os.utime(a[2])],\n\
+          [lambda: os.rename(a[2], d + '/H'), lambda: os.link(a[2], d + '/I')], [lambda: os.setxattr(a[3], 'user.x', b'1')],\n\
+          [lambda: os.unlink(a[2])], [lambda: os.posix_fallocate(g, 0, 1 << 20)], [lambda: os.truncate(a[3], 1)])]\n\
+        [x.start() for x in w]; say('tried'); [x.join() for x in w + t]; assert all(e in (2, 16) for e in errors), errors; say(len(errors))";
+    let mut attack = Attack::start(script, &[&stuck.file(), &file, &twin]);
+    attack.hear("ready");
+    wait_until("the readers wait", END_SECONDS, || stuck.waiting() > 1);
+    attack.child.stdin.as_mut().expect("piped").write_all(b"\n").expect("it listens");
+    attack.hear("tried");
+    let made: Vec<bool> = (0..3).map(|_| checkpoint(&rig, "theirs/")).collect();
+    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10), "the past can be read meanwhile");
+    stuck.release();
+    attack.ends();
+    assert_short(other.longest_wait());
+    assert_eq!(made[0], v.io == crate::common::Io::Daemon, "where the kernel reads a checkpoint cannot be had");
+    rig.mount.checkpoint();
+    assert_eq!(get(rig.view(id).join("theirs/F")), "1".repeat(32 << 10));
+    assert_eq!(get(rig.view(id).join("theirs/G")), "2".repeat(32 << 10));
+}
+
+fn a_hundred_that_wait_starve_nobody(v: Variant) {
+    const FILES: usize = 100;
+    let rig = start(v);
+    (0..FILES).for_each(|n| drop(theirs(rig.path(), &format!("f{n}"), b'1')));
+    let id = rig.mount.checkpoint();
+    let stuck = Stuck::start();
+    let other = Other::start(rig.path());
+    let script = "m = mmap.mmap(os.open(a[1], os.O_RDONLY), 64 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)\n\
+        f = [f'{a[2]}/f{i}' for i in range(100)]; r = [os.open(p, os.O_RDONLY) for p in f]; k = 640 << 10\n\
+        t = [threading.Thread(target=lambda i=i: os.preadv(r[i], [memoryview(m)[i * k:i * k + 4096]], 0)) for i in range(100)]\n\
+        [x.start() for x in t]; say('ready'); sys.stdin.readline()\n\
+        t += [threading.Thread(target=lambda i=i: os.close(os.open(f[i], os.O_WRONLY))) for i in range(100) for _ in range(2)]\n\
+        [x.start() for x in t[100:]]; say('tried'); [x.join() for x in t]";
+    let mut attack = Attack::start(script, &[&stuck.file(), &rig.path().join("theirs")]);
+    attack.hear("ready");
+    wait_until("the readers wait", END_SECONDS, || stuck.waiting() > FILES / 2);
+    attack.child.stdin.as_mut().expect("piped").write_all(b"\n").expect("it listens");
+    attack.hear("tried");
+    thread::sleep(Duration::from_millis(500));
+    assert!(checkpoint(&rig, "theirs/"), "none of them is open for writing yet");
+    let began = Instant::now();
+    let file = File::create(rig.path().join("synced")).expect("create");
+    file.sync_all().expect("sync");
+    assert_short(began.elapsed());
+    stuck.release();
+    attack.ends();
+    assert_short(other.longest_wait());
+    assert_eq!(get(rig.view(id).join("theirs/f7")), "1".repeat(32 << 10));
+}
+
+fn arm(rig: &Rig, plan: Option<Plan>) -> u64 {
+    let store = File::open(rig.path().join(".ckptfs")).expect("the store");
+    Client::connect(store).expect("the daemon listens").ask(Fault { plan }).expect("a debug build").1
+}
+
+/// A file of 3 MiB, whose next capture takes three seconds; what `during` returns, when the first byte has been written over.
+fn captured_slowly<T>(rig: &Rig, v: Variant, during: impl FnOnce() -> T) -> (u64, T) {
+    let file = rig.path().join("large");
+    put(&file, vec![b'1'; 3 << 20]);
+    let id = rig.mount.checkpoint();
+    let call = if matches!(v.fs, Fs::Xfs | Fs::Btrfs) { Call::Clone } else { Call::Copy };
+    arm(rig, Some(Plan { errno: 0, pause_ms: 3_000, ..Plan::nth(1, ckptfs::sys::Errno::EIO).only(call) }));
+    let writer = thread::spawn(move || OpenOptions::new().write(true).open(file).expect("open").write_all_at(b"2", 0).expect("write"));
+    thread::sleep(Duration::from_millis(300));
+    let got = during();
+    writer.join().expect("the writer");
+    assert_eq!(arm(rig, None), 1, "nothing was held up");
+    (id, got)
+}
+
+/// ext4: a file of 1 GB was copied with the names of the whole tree locked: 3.5 s.
+fn a_large_capture_stops_nobody(v: Variant) {
+    let rig = start(v);
+    let other = Other::start(rig.path());
+    let (id, ()) = captured_slowly(&rig, v, || thread::sleep(Duration::from_secs(1)));
+    let longest = other.longest_wait();
+    assert!(longest < Duration::from_millis(1_500), "somebody waited {longest:?}");
+    assert_eq!(get(rig.view(id).join("large")), "1".repeat(3 << 20));
+}
+
+/// The file is not changed before it is captured, so it is in both checkpoints as it was; the capture is of the later one.
+fn a_checkpoint_during_a_capture_is_exact(v: Variant) {
+    let mut rig = start(v);
+    let began = Instant::now();
+    let (first, (second, meanwhile)) = captured_slowly(&rig, v, || (rig.mount.checkpoint(), began.elapsed() < Duration::from_secs(3)));
+    assert!(meanwhile, "it waited for the capture");
+    let third = rig.mount.checkpoint();
+    for pass in 0..2 {
+        for (id, byte) in [(first, "1"), (second, "1"), (third, "2")] {
+            assert_eq!(get(rig.view(id).join("large"))[..1], *byte, "checkpoint {id}, pass {pass}");
+            assert_eq!(get(rig.view(id).join("large"))[1..], "1".repeat((3 << 20) - 1), "checkpoint {id}, pass {pass}");
+        }
+        rig.mount.ok(&["verify", "--deep"]);
+        rig.mount.umount();
+        rig.mount.remount();
+    }
+}

@@ -1,0 +1,20 @@
+//! Input that means harm: names, links that are swapped, stores from strangers, clients that speak nonsense, other users. Nothing panics, hangs,
+//! leads out of the backing directory, or takes the mount away from those who use it.
+
+mod deep;
+mod flood;
+mod forged;
+mod freeze;
+mod names;
+mod owners;
+mod setid;
+mod slow;
+mod socket;
+mod store;
+mod strangers;
+mod stuck;
+mod swaps;
+mod trust;
+mod users;
+
+use crate::mounted::support;

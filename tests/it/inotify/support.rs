@@ -1,0 +1,122 @@
+//! A watcher, and small things that the tests of this target share.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::fs;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+
+pub use crate::common::command::sh;
+use crate::common::command::try_run_limited;
+use crate::common::tree::NodeKind;
+use crate::common::{NodeInfo, TreeOpts, tool};
+
+/// How long an event may take that must come.
+pub const EVENT_SECONDS: u64 = 30;
+
+/// What changes: no opens and reads.
+pub const CHANGES: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::MOVE)
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF);
+
+/// An inotify instance, and what it has said so far: lines such as `CREATE,ISDIR d/new`, with paths from the root.
+pub struct Watcher {
+    inotify: OwnedFd,
+    root: PathBuf,
+    places: HashMap<i32, PathBuf>,
+    pub said: Vec<String>,
+}
+
+impl Watcher {
+    /// Watches nothing yet.
+    pub fn new(root: &Path) -> Watcher {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).expect("inotify");
+        Watcher { inotify, root: root.to_owned(), places: HashMap::new(), said: Vec::new() }
+    }
+
+    /// Watches the root and all directories below.
+    pub fn all_below(root: &Path) -> Watcher {
+        let mut watcher = Watcher::new(root);
+        watcher.add("", CHANGES);
+        for path in tree(root).iter().filter(|(path, node)| node.kind == NodeKind::Dir && !path.as_os_str().is_empty()).map(|(path, _)| path) {
+            watcher.add(path.to_str().expect("the tests' names are UTF-8"), CHANGES);
+        }
+        watcher
+    }
+
+    /// Watches one more path, as seen from the root.
+    pub fn add(&mut self, path: &str, events: WatchFlags) {
+        let place = self.root.join(path);
+        let wd = inotify::add_watch(&self.inotify, &place, events | WatchFlags::DONT_FOLLOW);
+        self.places.insert(wd.unwrap_or_else(|error| panic!("{}: {error}", place.display())), PathBuf::from(path));
+    }
+
+    /// Takes what has come since.
+    pub fn take(&mut self) {
+        let mut buffer = vec![MaybeUninit::uninit(); 1 << 16];
+        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        loop {
+            match reader.next() {
+                Ok(event) => {
+                    let place = self.places.get(&event.wd()).cloned().unwrap_or_default();
+                    let path = event.file_name().map_or(place.clone(), |name| place.join(OsStr::from_bytes(name.to_bytes())));
+                    self.said.push(format!("{} {}", words(event.events()), path.display()));
+                }
+                Err(rustix::io::Errno::AGAIN) => return,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => panic!("inotify: {error}"),
+            }
+        }
+    }
+
+    /// Waits until everything was said that is expected, in any order; panics with what is missing.
+    #[track_caller]
+    pub fn expect(&mut self, expected: &[&str]) {
+        let started = Instant::now();
+        loop {
+            self.take();
+            let missing: Vec<&&str> = expected.iter().filter(|line| !self.said.iter().any(|said| said == *line)).collect();
+            if missing.is_empty() {
+                return;
+            }
+            let late = started.elapsed() > Duration::from_secs(EVENT_SECONDS);
+            assert!(!late, "nobody said {missing:#?}; said was {:#?}", self.said);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn words(events: ReadFlags) -> String {
+    events.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(",")
+}
+
+/// Everything that a tree shows, to compare with later.
+pub type Tree = BTreeMap<PathBuf, NodeInfo>;
+
+/// The whole tree, without our own names.
+pub fn tree(root: &Path) -> Tree {
+    crate::common::tree::tree_without(root, &TreeOpts::default().ignore)
+}
+
+/// Names of a directory, sorted.
+pub fn names(dir: &Path) -> Vec<String> {
+    let list = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let mut names: Vec<String> = list.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Whether a program is installed.
+pub fn has(program: &str) -> bool {
+    try_run_limited(&mut tool("bash", &["-c", &format!("command -v {program}")]), 10).is_ok_and(|output| output.status.success())
+}

@@ -1,0 +1,15 @@
+//! Integrity: the sealer, `verify`, `fsck` and `audit`. Whatever bit is changed in a store is found and named, and the index follows from the journal.
+
+mod absence;
+mod ahead;
+mod apart;
+mod audit;
+mod behind;
+mod flips;
+mod fsck;
+mod numbers;
+mod reads;
+mod released;
+mod sealer;
+mod story;
+mod untold;

@@ -1,0 +1,185 @@
+//! A random history with a plain copy of every state, and what the tests ask of a store.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use ckptfs::engine::api::{Damage, StateName};
+use ckptfs::engine::check::{CheckOptions, StoreCheck};
+use serde_json::Value;
+
+use crate::common::mount::wait_until;
+use crate::common::{Mount, Rig, Variant, copy_tree, run_limited};
+
+/// Changes before each checkpoint.
+const CHANGES: usize = 25;
+
+/// Random numbers that a seed repeats (xorshift64*).
+pub struct Random(u64);
+
+impl Random {
+    /// From `CKPTFS_SEED`, or always the same; the seed is printed.
+    pub fn new(what: &str) -> Random {
+        let seed = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121);
+        println!("{what}: CKPTFS_SEED={seed}");
+        Random(seed | 1)
+    }
+
+    /// The next number below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
+    }
+}
+
+/// A tree with a history, and what it was.
+pub struct Story {
+    pub rig: Rig,
+    /// Plain copies of the states of checkpoints 1, 2, 3 ...
+    pub copies: Vec<PathBuf>,
+    written: u64,
+    random: Random,
+}
+
+impl Story {
+    /// So many checkpoints, each after random changes, and more changes after the last.
+    pub fn tell(v: Variant, checkpoints: usize) -> Story {
+        let rig = v.start();
+        let mut story = Story { rig, copies: Vec::new(), written: 0, random: Random::new("story") };
+        fs::create_dir_all(story.rig.path().join("dir/deeper")).unwrap();
+        for _ in 0..checkpoints {
+            story.change();
+            story.checkpoint();
+        }
+        story.change();
+        story
+    }
+
+    /// Makes a checkpoint and keeps a copy.
+    pub fn checkpoint(&mut self) -> u64 {
+        let id = self.rig.mount.checkpoint();
+        let copy = self.rig.image.path().join(format!("copy-{id}"));
+        copy_tree(self.rig.path(), &copy);
+        self.copies.push(copy);
+        id
+    }
+
+    /// Changes the tree, in every way there is.
+    pub fn change(&mut self) {
+        let root = self.rig.path().to_owned();
+        for _ in 0..CHANGES {
+            let dir = root.join(["", "dir", "dir/deeper"][self.random.below(3)]);
+            let name = |random: &mut Random| dir.join(format!("f{}", random.below(12)));
+            let (path, other) = (name(&mut self.random), name(&mut self.random));
+            self.written += 1;
+            // No two versions have the same bytes; sizes go over a page and over a block of the hash.
+            let size = [10, 5000, 300_000][self.random.below(3)];
+            let mut content = format!("version {}\n", self.written).into_bytes();
+            content.resize(size, b'.');
+            // What cannot be done now is not done.
+            let _ = match self.random.below(9) {
+                0..=4 => fs::write(&path, &content),
+                5 => fs::remove_file(&path),
+                6 => fs::rename(&path, &other),
+                7 => fs::set_permissions(&path, PermissionsExt::from_mode(0o600 | self.random.below(0o100) as u32)),
+                _ => symlink("nowhere", &path).or_else(|_| fs::hard_link(&path, &other)),
+            };
+        }
+    }
+
+    /// The mount.
+    pub fn mount(&mut self) -> &mut Mount {
+        &mut self.rig.mount
+    }
+
+    /// The directory that is served.
+    pub fn dir(&self) -> PathBuf {
+        self.rig.path().to_owned()
+    }
+
+    /// Unmounts once the sealer has nothing left to do and the index has every closed epoch.
+    pub fn rest(&mut self) -> PathBuf {
+        caught_up(&self.rig.mount);
+        let dir = self.dir();
+        let mut tries = 0;
+        loop {
+            self.rig.mount.umount();
+            if index_is_whole(&dir) {
+                return dir;
+            }
+            tries += 1;
+            assert!(tries < 60, "the indexer does not come to its end");
+            self.rig.mount.remount();
+            std::thread::sleep(std::time::Duration::from_millis(500));
+        }
+    }
+}
+
+/// Waits until the sealer says that nothing is left to do.
+pub fn caught_up(mount: &Mount) {
+    wait_until("the sealer has caught up", 120, || mount.json(&["stats"])["sealer"]["caught_up"] == true);
+}
+
+/// Whether the index of a store that nobody serves has every closed epoch.
+fn index_is_whole(dir: &Path) -> bool {
+    let (store, _) = ckptfs::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
+    let last = store.journal.scan(store.journal.start(), None).map(Result::unwrap);
+    let end = last.filter(|(_, record)| matches!(record, ckptfs::store::record::Record::Checkpoint(_))).last();
+    end.is_none_or(|(at, record)| store.index.applied().unwrap() >= at.after(&record).unwrap())
+}
+
+/// Every entry of the index of a store that nobody serves.
+pub fn index_of(dir: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let (store, opened) = ckptfs::store::Store::open(fs::File::open(dir).unwrap(), false).unwrap();
+    assert_eq!(opened.rebuilt, None);
+    store.index.dump().unwrap().into_iter().collect()
+}
+
+/// What a verb that checks says: its status, and its JSON.
+pub fn check(dir: &Path, arguments: &[&str]) -> (i32, Value) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ckptfs"));
+    command.arg("-C").arg(dir).args(arguments).arg("--json").env("NO_COLOR", "1").current_dir("/");
+    let output = run_limited(&mut command, 60);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let value =
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}{}", String::from_utf8_lossy(&output.stderr)));
+    (output.status.code().expect("it ended by itself"), value)
+}
+
+/// The same check within this process, for tests that make many; its findings.
+pub fn look(dir: &Path, deep: bool, of: Option<u64>) -> Vec<Damage> {
+    let state = of.map(|id| StateName(id.to_string()));
+    let mut check = StoreCheck::begin(fs::File::open(dir).unwrap(), &CheckOptions { state, deep, strays: false }).unwrap();
+    let mut findings = Vec::new();
+    loop {
+        let part = check.step();
+        findings.extend(part.findings);
+        if part.finished {
+            return findings;
+        }
+    }
+}
+
+/// The kinds of damage in a report, sorted, each once.
+pub fn kinds(report: &Value) -> Vec<String> {
+    let findings = report["findings"].as_array().expect("a list");
+    let mut kinds: Vec<String> = findings.iter().map(|finding| finding["kind"].as_str().expect("a kind").to_owned()).collect();
+    kinds.sort();
+    kinds.dedup();
+    kinds
+}
+
+/// The objects of a store that nobody serves.
+pub fn objects(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for epoch in fs::read_dir(dir.join(".ckptfs/layers")).unwrap() {
+        for object in fs::read_dir(epoch.unwrap().path().join("objects")).unwrap() {
+            found.push(object.unwrap().path());
+        }
+    }
+    found.sort();
+    found
+}

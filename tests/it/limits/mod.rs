@@ -1,0 +1,25 @@
+//! Much of everything: each limit works, or fails with the errno that docs/semantics.md names, in bounded memory. `CKPTFS_LONG=1` takes the full sizes.
+
+mod descriptors;
+mod files;
+mod many;
+mod paths;
+
+use crate::mounted::support;
+
+/// Whether this is the long form (`make test-crash`, `make soak`).
+fn is_long() -> bool {
+    std::env::var_os("CKPTFS_LONG").is_some_and(|long| long == "1")
+}
+
+/// A size in the short form, and in the long one.
+fn size(short: usize, long: usize) -> usize {
+    if is_long() { long } else { short }
+}
+
+/// Resident memory of the daemon in bytes; printed.
+fn rss(mount: &crate::common::Mount, when: &str) -> u64 {
+    let rss = mount.json(&["stats"])["rss_bytes"].as_u64().expect("rss_bytes");
+    eprintln!("{when}: the daemon has {} MiB", rss >> 20);
+    rss
+}

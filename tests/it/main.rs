@@ -1,0 +1,34 @@
+//! The integration tests: one program, a module for each subject. `cargo test --test it cli::` runs one of them; `make test` runs each as a stage of its own,
+//! with its own limits (tests/run.sh).
+
+mod common;
+
+mod apps;
+mod bounds;
+mod checkpoint;
+mod cli;
+mod concurrent;
+mod counts;
+mod crash;
+#[cfg(feature = "csi")]
+mod csi;
+mod cut;
+mod dedup;
+mod endurance;
+mod engine;
+mod export;
+mod faults;
+mod gc;
+mod harness;
+mod hostile;
+mod import;
+mod inotify;
+mod integrity;
+mod limits;
+mod model;
+mod mounted;
+mod posix;
+mod runs;
+mod takeover;
+mod volumes;
+mod who;

@@ -1,0 +1,296 @@
+//! Random operations from one seed, drawn with an eye on the model so that most of them succeed.
+
+use super::ops::{Op, Verb};
+use super::tree::{Body, Id};
+use super::world::{HANDLES, MAPS, VIEWS, World};
+
+const NAMES: &[&str] = &["a", "b", "c", "d", "e", "f", "odd"];
+const NODES_MAX: usize = 50;
+const SNAPS_MAX: usize = 6;
+const MODES: &[u64] = &[0o644, 0o600, 0o755, 0o700, 0o444, 0o4755, 0o2755, 0o1777, 0o2711];
+
+/// splitmix64.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+        let index = self.below(from.len() as u64) as usize;
+        from.get(index)
+    }
+}
+
+/// Draws operations for a world.
+pub struct Generator {
+    random: Random,
+    /// Each seed likes some operations and leaves others out: so rare ones meet often.
+    weights: Vec<(u64, Verb)>,
+    /// How many of the names are used.
+    names: usize,
+    /// Checks that belong after what was drawn last.
+    pending: Vec<Op>,
+}
+
+/// What a path should lead to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Want {
+    File,
+    Dir,
+    Any,
+}
+
+const WEIGHTS: &[(u64, Verb)] = &[
+    (5, Verb::Create),
+    (14, Verb::Put),
+    (10, Verb::Write),
+    (5, Verb::Append),
+    (5, Verb::Truncate),
+    (9, Verb::Unlink),
+    (9, Verb::Mkdir),
+    (4, Verb::Rmdir),
+    (16, Verb::Rename),
+    (2, Verb::RenameNoReplace),
+    (4, Verb::Exchange),
+    (6, Verb::Link),
+    (3, Verb::Symlink),
+    (2, Verb::Mkfifo),
+    (1, Verb::Mksock),
+    (4, Verb::Chmod),
+    (3, Verb::Chown),
+    (4, Verb::Utimens),
+    (4, Verb::SetXattr),
+    (2, Verb::RemoveXattr),
+    (2, Verb::Punch),
+    (3, Verb::Copy),
+    (7, Verb::Open),
+    (8, Verb::HandleWrite),
+    (2, Verb::HandleTruncate),
+    (2, Verb::HandleRead),
+    (1, Verb::HandleChmod),
+    (1, Verb::HandleUtimens),
+    (4, Verb::OpenView),
+    (4, Verb::ReadView),
+    (1, Verb::Fsync),
+    (4, Verb::Close),
+    (2, Verb::Map),
+    (5, Verb::Store),
+    (1, Verb::Unmap),
+    (12, Verb::Checkpoint),
+    (1, Verb::NamedCheckpoint),
+    (4, Verb::Restore),
+    (3, Verb::RestorePaths),
+    (2, Verb::Delete),
+    (2, Verb::Remount),
+    (3, Verb::Leave),
+    (2, Verb::Kill),
+    (4, Verb::KillWorker),
+    (1, Verb::Idle),
+    (2, Verb::ListSnapshots),
+    (2, Verb::DryRestore),
+    (6, Verb::CheckLive),
+    (6, Verb::CheckStatus),
+    (3, Verb::CheckDiff),
+];
+
+impl Generator {
+    pub fn new(seed: u64) -> Generator {
+        let mut random = Random::new(seed);
+        let names = 3 + random.below(NAMES.len() as u64 - 2) as usize;
+        let needed = |verb| matches!(verb, Verb::Put | Verb::Mkdir | Verb::Checkpoint | Verb::CheckLive | Verb::CheckStatus);
+        let factor = |random: &mut Random, verb| if needed(verb) { 2 } else { [0, 1, 2, 2, 2, 5][random.below(6) as usize] };
+        let weights = WEIGHTS.iter().map(|(weight, verb)| (weight * factor(&mut random, *verb), *verb)).collect();
+        Generator { random, weights, names, pending: Vec::new() }
+    }
+
+    pub fn next(&mut self, world: &World) -> Op {
+        if let Some(op) = self.pending.pop() {
+            return op;
+        }
+        let mut verb = self.verb();
+        if world.snaps.len() > SNAPS_MAX && matches!(verb, Verb::Checkpoint | Verb::Restore | Verb::RestorePaths) {
+            verb = Verb::Delete;
+        }
+        if world.model.tree.nodes.len() > NODES_MAX && matches!(verb, Verb::Create | Verb::Mkdir | Verb::Mkfifo | Verb::Mksock | Verb::Symlink) {
+            verb = Verb::Unlink;
+        }
+        let op = self.draw(verb, world);
+        self.checks_after(verb);
+        if verb == Verb::Leave {
+            let changes = 1 + self.random.below(6);
+            for _ in 0..changes {
+                let verb = self.verb();
+                if verb.is_by_path() {
+                    let op = self.draw(verb, world);
+                    self.pending.push(op);
+                }
+            }
+        }
+        op
+    }
+
+    fn verb(&mut self) -> Verb {
+        let total = self.weights.iter().map(|(weight, _)| weight).sum();
+        let mut left = self.random.below(total);
+        for (weight, verb) in &self.weights {
+            if left < *weight {
+                return *verb;
+            }
+            left -= weight;
+        }
+        Verb::CheckLive
+    }
+
+    /// Every view after most checkpoints. Not always: a look tells the daemon where things are, and what it knows hides mistakes.
+    fn checks_after(&mut self, verb: Verb) {
+        let views = match verb {
+            Verb::Checkpoint | Verb::NamedCheckpoint => !self.random.one_in(4),
+            Verb::Restore | Verb::RestorePaths | Verb::Delete => self.random.one_in(2),
+            Verb::Remount | Verb::Kill | Verb::KillWorker => self.random.one_in(3),
+            // Once it is mounted again.
+            Verb::Leave => true,
+            _ => false,
+        };
+        let live = matches!(verb, Verb::Restore | Verb::RestorePaths) && self.random.one_in(2);
+        if live {
+            self.pending.push(Op::new(Verb::CheckLive, &[], &[]));
+        }
+        if views {
+            self.pending.push(Op::new(Verb::CheckViews, &[], &[]));
+        }
+    }
+
+    fn draw(&mut self, verb: Verb, world: &World) -> Op {
+        let size = [0, 1, 100, 4096, 5000, 20_000, 70_000][self.random.below(7) as usize];
+        let (offset, seed, length) = (self.random.below(size + 2), self.random.below(1000), self.random.below(9000) + 1);
+        let mode = MODES[self.random.below(MODES.len() as u64) as usize];
+        // Set-id bits that a file gets while it is open go with a write in a passthrough mount (docs/semantics.md); tests/it/posix/setid.rs has the whole table.
+        let open = world.handles.iter().any(Option::is_some) || world.maps.iter().any(Option::is_some);
+        let mode = if open && world.mounted.as_ref().is_some_and(|mounted| mounted.passthrough) { mode & !0o6000 } else { mode };
+        let handle = self.random.below(HANDLES as u64);
+        match verb {
+            Verb::Create | Verb::Mkfifo | Verb::Mksock => {
+                Op::new(verb, &[&self.fresh(world)], &[[0o644, 0o600, 0o755][self.random.below(3) as usize]])
+            }
+            Verb::Mkdir => Op::new(verb, &[&self.fresh(world)], &[[0o755, 0o700, 0o500][self.random.below(3) as usize]]),
+            Verb::Symlink => Op::new(verb, &[&self.fresh(world)], &[seed]),
+            Verb::Put if self.random.one_in(2) => Op::new(verb, &[&self.fresh(world)], &[size, seed]),
+            Verb::Put => Op::new(verb, &[&self.existing(world, Want::File)], &[size, seed]),
+            Verb::Write => Op::new(verb, &[&self.existing(world, Want::File)], &[offset, length, seed]),
+            Verb::Append => Op::new(verb, &[&self.existing(world, Want::File)], &[length, seed]),
+            Verb::Punch => Op::new(verb, &[&self.existing(world, Want::File)], &[offset, length]),
+            Verb::Truncate => Op::new(verb, &[&self.existing(world, Want::File)], &[size]),
+            Verb::Unlink => Op::new(verb, &[&self.existing(world, Want::Any)], &[]),
+            Verb::Rmdir => Op::new(verb, &[&self.existing(world, Want::Dir)], &[]),
+            Verb::Rename | Verb::RenameNoReplace => {
+                let to = if self.random.one_in(3) { self.existing(world, Want::Any) } else { self.fresh(world) };
+                Op::new(verb, &[&self.existing(world, Want::Any), &to], &[])
+            }
+            Verb::Exchange => Op::new(verb, &[&self.existing(world, Want::Any), &self.existing(world, Want::Any)], &[]),
+            Verb::Link => Op::new(verb, &[&self.existing(world, Want::File), &self.fresh(world)], &[]),
+            Verb::Chmod => Op::new(verb, &[&self.anything(world)], &[mode]),
+            Verb::Chown => Op::new(verb, &[&self.anything(world)], &[self.random.below(3) * 1000, self.random.below(3) * 500]),
+            Verb::Utimens => Op::new(verb, &[&self.anything(world)], &[self.random.below(2_000_000_000), self.random.below(1_000_000_000)]),
+            Verb::SetXattr => Op::new(verb, &[&self.anything(world)], &[seed, self.random.below(60) + 1, seed]),
+            Verb::RemoveXattr => Op::new(verb, &[&self.anything(world)], &[seed]),
+            Verb::Copy => {
+                Op::new(verb, &[&self.existing(world, Want::File), &self.existing(world, Want::File)], &[self.random.below(5000), offset, length])
+            }
+            Verb::Open => Op::new(verb, &[&self.existing(world, Want::File)], &[handle, self.random.below(4)]),
+            Verb::HandleWrite => Op::new(verb, &[], &[handle, offset, length, seed]),
+            Verb::HandleTruncate => Op::new(verb, &[], &[handle, size]),
+            Verb::Map => Op::new(verb, &[&self.existing(world, Want::File)], &[self.random.below(MAPS as u64)]),
+            Verb::Store => Op::new(verb, &[], &[self.random.below(MAPS as u64), self.random.below(5000), self.random.below(50) + 1, seed]),
+            Verb::RestorePaths => {
+                let paths: Vec<String> = (0..=self.random.below(2)).map(|_| self.past(world)).collect();
+                let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+                Op::new(verb, &paths, &[self.random.below(20)])
+            }
+            Verb::HandleChmod => Op::new(verb, &[], &[handle, mode]),
+            Verb::HandleUtimens => Op::new(verb, &[], &[handle, self.random.below(2_000_000_000), self.random.below(1_000_000_000)]),
+            Verb::OpenView => Op::new(verb, &[&self.past(world)], &[self.random.below(VIEWS as u64), self.random.below(20)]),
+            Verb::ReadView => Op::new(verb, &[], &[self.random.below(VIEWS as u64)]),
+            Verb::HandleRead | Verb::Fsync | Verb::Close => Op::new(verb, &[], &[handle]),
+            Verb::Unmap => Op::new(verb, &[], &[self.random.below(MAPS as u64)]),
+            _ => Op::new(verb, &[], &[self.random.below(20), self.random.below(20)]),
+        }
+    }
+
+    fn name(&mut self) -> &'static str {
+        match self.random.below(120) {
+            0 => "long",
+            1 => "toolong",
+            _ => NAMES[NAMES.len() - self.names..][self.random.below(self.names as u64) as usize],
+        }
+    }
+
+    /// A path in a directory that exists; its name may.
+    fn fresh(&mut self, world: &World) -> String {
+        if self.random.one_in(15) {
+            return format!("{}/{}", self.name(), self.name());
+        }
+        let dir = if self.random.one_in(3) { String::new() } else { self.existing(world, Want::Dir) };
+        let name = self.name();
+        if dir.is_empty() || dir.matches('/').count() > 2 { name.to_owned() } else { format!("{dir}/{name}") }
+    }
+
+    /// A path that exists, mostly, and is of the kind.
+    fn existing(&mut self, world: &World, want: Want) -> String {
+        let want = if self.random.one_in(20) { Want::Any } else { want };
+        let fits = |id: Id| {
+            let body = &world.model.tree.node(id).body;
+            want == Want::Any || matches!((body, want), (Body::File(_), Want::File) | (Body::Dir(_), Want::Dir))
+        };
+        let paths: Vec<String> =
+            world.model.tree.paths().into_iter().filter(|(path, id)| !path.is_empty() && fits(*id)).map(|(path, _)| token(&path)).collect();
+        match self.random.pick(&paths) {
+            Some(path) if !self.random.one_in(25) => path.clone(),
+            _ => self.name().to_owned(),
+        }
+    }
+
+    fn anything(&mut self, world: &World) -> String {
+        if self.random.one_in(12) { ".".to_owned() } else { self.existing(world, Want::Any) }
+    }
+
+    /// A path of a checkpoint, or of now.
+    fn past(&mut self, world: &World) -> String {
+        let from = match self.random.pick(&world.snaps) {
+            Some(snap) if !self.random.one_in(3) => snap.tree.paths(),
+            _ => world.model.tree.paths(),
+        };
+        let paths: Vec<String> = from.keys().filter(|path| !path.is_empty()).map(|path| token(path)).collect();
+        self.random.pick(&paths).cloned().unwrap_or_else(|| "a".to_owned())
+    }
+}
+
+/// The path as a list writes it.
+fn token(path: &[u8]) -> String {
+    let names: Vec<String> = path
+        .split(|byte| *byte == b'/')
+        .map(|name| match name {
+            _ if name.len() == 255 => "long".to_owned(),
+            _ if name[0] == b'o' => "odd".to_owned(),
+            _ => String::from_utf8_lossy(name).into_owned(),
+        })
+        .collect();
+    names.join("/")
+}

@@ -1,0 +1,520 @@
+//! Carries operations out, on a real directory and on the model, and compares what they answer.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ckptfs::control::Client;
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
+
+use super::map::Mapping;
+use super::observe::{Times, absolute};
+use super::ops::{Op, Verb, bytes};
+use super::tree::{Answer, Body, Id, Model, Tree};
+use crate::common::{Io, Mount, MountOpts};
+
+/// Handles that can be open at once.
+pub const HANDLES: usize = 5;
+/// Mappings that can be kept at once.
+pub const MAPS: usize = 3;
+/// Files of views that can be open at once.
+pub const VIEWS: usize = 3;
+
+/// An open file.
+pub struct Handle {
+    pub id: Id,
+    pub ino: u64,
+    pub file: OwnedFd,
+    pub read: bool,
+    pub write: bool,
+    pub append: bool,
+}
+
+/// A shared mapping whose file was closed.
+pub struct Mapped {
+    pub id: Id,
+    pub mapping: Mapping,
+    /// The daemon may be the one who serves it, for its set-id bits, or because such a handle was open already: then it dies with the daemon.
+    pub served: bool,
+    pub ino: u64,
+}
+
+/// An open file of a view. Its content never changes.
+pub struct ViewFile {
+    pub file: OwnedFd,
+    pub content: Arc<Vec<u8>>,
+}
+
+/// A checkpoint and what the tree was then.
+pub struct Snap {
+    pub id: u64,
+    /// It is no guard, nor made by the daemon: it can be the latest.
+    pub asked: bool,
+    /// The daemon made it around an absence.
+    pub auto: bool,
+    pub tree: Tree,
+    pub tag: Option<String>,
+    /// The inode numbers that its view had when it was first seen.
+    pub inos: HashMap<Vec<u8>, u64>,
+}
+
+/// What operations need to know about the mount they run on.
+pub struct Mounted {
+    pub client: Option<Client>,
+    pub mount: Mount,
+    pub passthrough: bool,
+}
+
+/// A directory, its model, and everything that is open. Without a mount it is an ordinary directory: so the model itself is tested.
+pub struct World {
+    // What is open is dropped first: it keeps the mount busy.
+    pub handles: [Option<Handle>; HANDLES],
+    pub maps: [Option<Mapped>; MAPS],
+    pub views: [Option<ViewFile>; VIEWS],
+    pub mounted: Option<Mounted>,
+    pub root: PathBuf,
+    pub model: Model,
+    pub times: Times,
+    pub snaps: Vec<Snap>,
+    pub tags: u64,
+    pub view_inos: HashSet<u64>,
+    /// Nothing is mounted just now: the tree as it was left.
+    left: Option<Tree>,
+}
+
+/// The bytes that a seed stands for.
+pub fn data(seed: u64, length: u64) -> Vec<u8> {
+    (0..length).map(|at| (seed.wrapping_mul(31).wrapping_add(at.wrapping_mul(7)) % 251) as u8 + 1).collect()
+}
+
+impl World {
+    pub fn new(root: &Path, opts: Option<&MountOpts>) -> World {
+        rustix::fs::chmod(root, Mode::from_raw_mode(0o755)).expect("the directory is ours");
+        let passthrough = opts.is_some_and(|opts| opts.io == Io::Passthrough);
+        let mounted = opts.map(|opts| Mounted { client: None, mount: Mount::start(root, opts), passthrough });
+        World {
+            root: root.to_owned(),
+            mounted,
+            model: Model::new(),
+            times: Times::default(),
+            snaps: Vec::new(),
+            handles: Default::default(),
+            maps: Default::default(),
+            views: Default::default(),
+            tags: 0,
+            view_inos: HashSet::new(),
+            left: None,
+        }
+    }
+
+    /// Takes the mount away until something needs it.
+    fn leave(&mut self) -> Result<(), String> {
+        if self.mounted.is_some() && self.left.is_none() {
+            self.close_all();
+            let Some(mounted) = &mut self.mounted else { return Ok(()) };
+            mounted.client = None;
+            mounted.mount.umount();
+            self.left = Some(self.model.tree.reachable());
+            mounted.mount.compared_baseline()?;
+        }
+        Ok(())
+    }
+
+    /// Mounts it again, if it was left.
+    pub fn come_back(&mut self) -> Result<(), String> {
+        let (Some(left), Some(mounted)) = (self.left.take(), &mut self.mounted) else { return Ok(()) };
+        mounted.mount.remount();
+        self.take_in_absence(left)
+    }
+
+    /// Nodes whose times are not known: a store may come at any time.
+    pub fn loose(&self) -> BTreeSet<Id> {
+        self.maps.iter().flatten().map(|mapped| mapped.id).collect()
+    }
+
+    fn refresh_held(&mut self) {
+        let held: BTreeSet<Id> = self.handles.iter().flatten().map(|handle| handle.id).chain(self.loose()).collect();
+        for id in std::mem::replace(&mut self.model.held, held.clone()) {
+            if !held.contains(&id) {
+                self.model.let_go(id);
+            }
+        }
+    }
+
+    /// Carries out one operation.
+    pub fn run(&mut self, op: &Op) -> Result<(), String> {
+        if !op.verb.is_by_path() {
+            self.come_back()?;
+        }
+        match op.verb {
+            Verb::Leave => self.leave(),
+            Verb::Open
+            | Verb::Close
+            | Verb::HandleWrite
+            | Verb::HandleTruncate
+            | Verb::HandleRead
+            | Verb::HandleChmod
+            | Verb::HandleUtimens
+            | Verb::Fsync => self.handle_op(op),
+            Verb::OpenView | Verb::ReadView => self.view_op(op),
+            Verb::Map | Verb::Store | Verb::Unmap => self.map_op(op),
+            Verb::CheckLive => self.check_live(),
+            Verb::Checkpoint
+            | Verb::NamedCheckpoint
+            | Verb::Restore
+            | Verb::RestorePaths
+            | Verb::Delete
+            | Verb::Remount
+            | Verb::Idle
+            | Verb::ListSnapshots
+            | Verb::DryRestore
+            | Verb::Kill
+            | Verb::KillWorker
+            | Verb::CheckViews
+            | Verb::CheckStatus
+            | Verb::CheckDiff => {
+                if self.mounted.is_some() {
+                    self.control_op(op)
+                } else {
+                    Ok(())
+                }
+            }
+            _ => {
+                let paths: Vec<Vec<u8>> = op.paths.iter().map(|path| bytes(path)).collect();
+                let empty = Vec::new();
+                let first = paths.first().unwrap_or(&empty);
+                let second = paths.get(1).unwrap_or(&empty);
+                let expected = self.expected(op, first, second);
+                let actual = self.actual(op, first, second);
+                same(expected, actual)
+            }
+        }
+    }
+
+    /// What the model answers; it changes.
+    fn expected(&mut self, op: &Op, path: &[u8], second: &[u8]) -> Answer<()> {
+        let (n, model) = (|index| op.number(index), &mut self.model);
+        match op.verb {
+            Verb::Create => model.make(path, Body::File(Vec::new().into()), n(0) as u32).map(drop),
+            Verb::Mkdir => model.make(path, Body::Dir(BTreeMap::new()), n(0) as u32).map(drop),
+            Verb::Mkfifo => model.make(path, Body::Fifo, n(0) as u32).map(drop),
+            Verb::Mksock => model.make(path, Body::Socket, n(0) as u32).map(drop),
+            Verb::Symlink => model.make(path, Body::Symlink(target(n(0))), 0o777).map(drop),
+            Verb::Put => {
+                let id = match model.file(path, true)? {
+                    Some(id) => id,
+                    None => model.make(path, Body::File(Vec::new().into()), 0o644)?,
+                };
+                model.truncate(id, 0);
+                model.write(id, 0, &data(n(1), n(0)));
+                Ok(())
+            }
+            Verb::Write | Verb::Append | Verb::Punch => {
+                let id = model.file(path, false)?.ok_or(Errno::NOENT)?;
+                match op.verb {
+                    Verb::Write => model.write(id, n(0) as usize, &data(n(2), n(1))),
+                    Verb::Append => model.append(id, &data(n(1), n(0))),
+                    _ => model.punch(id, n(0) as usize, n(1) as usize),
+                }
+                Ok(())
+            }
+            Verb::Truncate => {
+                let id = model.tree.lookup(path)?;
+                match model.tree.node(id).body {
+                    Body::File(_) => model.truncate(id, n(0) as usize),
+                    Body::Dir(_) => return Err(Errno::ISDIR),
+                    Body::Symlink(_) => return Err(Errno::NOENT),
+                    Body::Fifo | Body::Socket => return Err(Errno::INVAL),
+                }
+                Ok(())
+            }
+            Verb::Unlink => model.remove(path, false),
+            Verb::Rmdir => model.remove(path, true),
+            Verb::Rename => model.rename(path, second, false, false),
+            Verb::RenameNoReplace => model.rename(path, second, true, false),
+            Verb::Exchange => model.rename(path, second, false, true),
+            Verb::Link => model.link(path, second),
+            Verb::Copy => self.expected_copy(op, path, second),
+            _ => self.expected_attributes(op, path),
+        }
+    }
+
+    fn expected_copy(&mut self, op: &Op, path: &[u8], second: &[u8]) -> Answer<()> {
+        let from = self.model.tree.lookup(path)?;
+        let source = match &self.model.tree.node(from).body {
+            Body::File(content) => content.clone(),
+            // Opened for reading it is no error yet; the test does not go on.
+            Body::Dir(_) | Body::Fifo => return Ok(()),
+            Body::Socket => return Err(Errno::NXIO),
+            Body::Symlink(_) => return Err(Errno::LOOP),
+        };
+        let to = self.model.file(second, false)?.ok_or(Errno::NOENT)?;
+        let (offset, target) = (op.number(0) as usize, op.number(1) as usize);
+        let end = source.len().min(offset + op.number(2) as usize);
+        if from != to && offset < end {
+            self.model.write(to, target, &source[offset..end]);
+        }
+        Ok(())
+    }
+
+    fn expected_attributes(&mut self, op: &Op, path: &[u8]) -> Answer<()> {
+        let id = self.model.tree.lookup(path)?;
+        let stamp = self.model.counter.next();
+        let node = self.model.node_mut(id);
+        let has_xattrs = matches!(node.body, Body::File(_) | Body::Dir(_));
+        match op.verb {
+            Verb::Chmod if matches!(node.body, Body::Symlink(_)) => return Err(Errno::NOENT),
+            Verb::Chmod => node.mode = op.number(0) as u32,
+            Verb::Chown => {
+                (node.uid, node.gid) = (op.number(0) as u32, op.number(1) as u32);
+                if !node.is_dir() {
+                    node.mode &= !0o4000;
+                    node.mode &= if node.mode & 0o010 != 0 { !0o2000 } else { !0 };
+                }
+            }
+            Verb::Utimens => {
+                node.mtime = stamp;
+                self.times.set(stamp, (op.number(0) as i64, op.number(1) as i64));
+            }
+            Verb::SetXattr | Verb::RemoveXattr if !has_xattrs => return Err(Errno::PERM),
+            Verb::SetXattr => drop(node.xattrs.insert(xattr(op.number(0)), data(op.number(2), op.number(1)))),
+            Verb::RemoveXattr => drop(node.xattrs.remove(&xattr(op.number(0))).ok_or(Errno::NODATA)?),
+            _ => panic!("{op} is none of these"),
+        }
+        Ok(())
+    }
+
+    /// What the filesystem answers.
+    fn actual(&self, op: &Op, path: &[u8], second: &[u8]) -> Answer<()> {
+        let (path, second) = (absolute(&self.root, path), absolute(&self.root, second));
+        let (path, second) = (path.as_path(), second.as_path());
+        let n = |index| op.number(index);
+        let mode = Mode::from_raw_mode(n(0) as u32);
+        match op.verb {
+            Verb::Create => open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode).map(drop),
+            Verb::Mkdir => rustix::fs::mkdir(path, mode),
+            Verb::Mkfifo => rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0),
+            Verb::Mksock => rustix::fs::mknodat(CWD, path, FileType::Socket, mode, 0),
+            Verb::Symlink => rustix::fs::symlink(&target(n(0))[..], path),
+            Verb::Put => {
+                let file = open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, Mode::from_raw_mode(0o644))?;
+                write_all(&file, &data(n(1), n(0)), 0)
+            }
+            Verb::Write => write_all(&open(path, OFlags::WRONLY, Mode::empty())?, &data(n(2), n(1)), n(0)),
+            Verb::Append => write_all(&open(path, OFlags::WRONLY | OFlags::APPEND, Mode::empty())?, &data(n(1), n(0)), 0),
+            Verb::Punch => {
+                let file = open(path, OFlags::WRONLY, Mode::empty())?;
+                rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, n(0), n(1))
+            }
+            Verb::Truncate => super::map::truncate(path, n(0)),
+            Verb::Unlink => rustix::fs::unlink(path),
+            Verb::Rmdir => rustix::fs::rmdir(path),
+            Verb::Rename => rustix::fs::rename(path, second),
+            Verb::RenameNoReplace => rustix::fs::renameat_with(CWD, path, CWD, second, RenameFlags::NOREPLACE),
+            Verb::Exchange => rustix::fs::renameat_with(CWD, path, CWD, second, RenameFlags::EXCHANGE),
+            Verb::Link => rustix::fs::linkat(CWD, path, CWD, second, AtFlags::empty()),
+            Verb::Copy => copy(path, second, op),
+            Verb::Chmod => rustix::fs::chmod(path, mode),
+            Verb::Chown => {
+                let ids = (Uid::from_raw(n(0) as u32), Gid::from_raw(n(1) as u32));
+                rustix::fs::chownat(CWD, path, Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW)
+            }
+            Verb::Utimens => {
+                let time = Timespec { tv_sec: n(0) as i64, tv_nsec: n(1) as _ };
+                let times = Timestamps { last_access: time, last_modification: time };
+                rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
+            }
+            Verb::SetXattr => rustix::fs::lsetxattr(path, &xattr(n(0))[..], &data(n(2), n(1)), XattrFlags::empty()),
+            Verb::RemoveXattr => rustix::fs::lremovexattr(path, &xattr(n(0))[..]),
+            _ => panic!("{op} is none of these"),
+        }
+    }
+
+    fn handle_op(&mut self, op: &Op) -> Result<(), String> {
+        let slot = op.number(0) as usize % HANDLES;
+        if op.verb == Verb::Open {
+            return self.open_handle(op, slot);
+        }
+        let Some(handle) = &self.handles[slot] else { return Ok(()) };
+        let (id, refused) = (handle.id, if handle.write { Ok(()) } else { Err(Errno::BADF) });
+        match op.verb {
+            Verb::Close => {
+                self.handles[slot] = None;
+                self.refresh_held();
+                Ok(())
+            }
+            Verb::HandleWrite => {
+                let content = data(op.number(3), op.number(2));
+                same(refused, write_all(&handle.file, &content, op.number(1)))?;
+                match (refused, handle.append) {
+                    (Ok(()), true) => self.model.append(id, &content),
+                    (Ok(()), false) => self.model.write(id, op.number(1) as usize, &content),
+                    _ => {}
+                }
+                Ok(())
+            }
+            Verb::HandleTruncate => {
+                same(refused.map_err(|_| Errno::INVAL), rustix::fs::ftruncate(&handle.file, op.number(1)))?;
+                if refused.is_ok() {
+                    self.model.truncate(id, op.number(1) as usize);
+                }
+                Ok(())
+            }
+            Verb::Fsync => same(Ok(()), rustix::fs::fsync(&handle.file)),
+            Verb::HandleChmod => {
+                same(Ok(()), rustix::fs::fchmod(&handle.file, Mode::from_raw_mode(op.number(1) as u32)))?;
+                self.model.node_mut(id).mode = op.number(1) as u32;
+                Ok(())
+            }
+            Verb::HandleUtimens => {
+                let time = Timespec { tv_sec: op.number(1) as i64, tv_nsec: op.number(2) as _ };
+                same(Ok(()), rustix::fs::futimens(&handle.file, &Timestamps { last_access: time, last_modification: time }))?;
+                self.model.touch(id);
+                self.times.set(self.model.tree.node(id).mtime, (op.number(1) as i64, op.number(2) as i64));
+                Ok(())
+            }
+            _ => self.check_handle(handle),
+        }
+    }
+
+    fn open_handle(&mut self, op: &Op, slot: usize) -> Result<(), String> {
+        let path = bytes(op.path(0));
+        let id = self.model.tree.lookup(&path).ok().filter(|id| self.model.tree.node(*id).content().is_some());
+        let Some(id) = id else { return Ok(()) };
+        let (read, write, append) = [(true, false, false), (true, true, false), (false, true, true), (false, true, false)][op.number(1) as usize % 4];
+        let access = match (read, write) {
+            (true, true) => OFlags::RDWR,
+            (false, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        };
+        let flags = if append { access | OFlags::APPEND } else { access };
+        self.handles[slot] = None;
+        let file = open(&absolute(&self.root, &path), flags, Mode::empty()).map_err(|errno| format!("cannot open {}: {errno}", op.path(0)))?;
+        let ino = ino(&file)?;
+        self.handles[slot] = Some(Handle { id, ino, file, read, write, append });
+        self.refresh_held();
+        Ok(())
+    }
+
+    fn map_op(&mut self, op: &Op) -> Result<(), String> {
+        let slot = op.number(0) as usize % MAPS;
+        match op.verb {
+            Verb::Map => {
+                let path = bytes(op.path(0));
+                let id = self.model.tree.lookup(&path).ok().filter(|id| self.model.size(*id) > 0);
+                let Some(id) = id else { return Ok(()) };
+                self.unmap(slot);
+                let path = absolute(&self.root, &path);
+                let cannot = |errno: Errno| format!("cannot map {}: {errno}", op.path(0));
+                let file = open(&path, OFlags::RDWR, Mode::empty()).map_err(cannot)?;
+                let mapping = Mapping::new(file.as_fd(), self.model.size(id)).map_err(cannot)?;
+                let open = self.handles.iter().flatten().any(|handle| handle.id == id) || self.loose().contains(&id);
+                let served = open || self.model.tree.node(id).mode & 0o6000 != 0;
+                self.maps[slot] = Some(Mapped { id, mapping, served, ino: ino(&file)? });
+                self.refresh_held();
+            }
+            Verb::Unmap => self.unmap(slot),
+            _ => {
+                let Some(mapped) = &mut self.maps[slot] else { return Ok(()) };
+                let (offset, bytes) = (op.number(1) as usize, data(op.number(3), op.number(2)));
+                let end = self.model.size(mapped.id).min(mapped.mapping.len());
+                if offset + bytes.len() <= end {
+                    mapped.mapping.store(offset, &bytes)?;
+                    let id = mapped.id;
+                    self.model.write(id, offset, &bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self, slot: usize) {
+        if let Some(mapped) = self.maps[slot].take() {
+            self.model.touch(mapped.id);
+            self.refresh_held();
+        }
+    }
+
+    /// Closes everything, as it must be before the mount goes.
+    pub fn close_all(&mut self) {
+        self.flush_maps();
+        self.unmap_all();
+        self.close_handles();
+    }
+
+    pub fn unmap_all(&mut self) {
+        (0..MAPS).for_each(|slot| self.unmap(slot));
+    }
+
+    pub fn unmap_served(&mut self) {
+        let served = |slot: &usize| self.maps[*slot].as_ref().is_some_and(|mapped| mapped.served);
+        let slots: Vec<usize> = (0..MAPS).filter(served).collect();
+        slots.into_iter().for_each(|slot| self.unmap(slot));
+    }
+
+    pub fn flush_maps(&self) {
+        self.maps.iter().flatten().for_each(|mapped| mapped.mapping.flush());
+    }
+
+    pub fn close_handles(&mut self) {
+        self.handles = Default::default();
+        self.views = Default::default();
+        self.refresh_held();
+    }
+}
+
+/// Both answered the same.
+pub fn same(expected: Answer<()>, actual: Answer<()>) -> Result<(), String> {
+    let shown = |answer: Answer<()>| answer.map_or_else(|errno| errno.to_string(), |()| "success".to_owned());
+    // For a directory that is not empty POSIX allows both; XFS takes the one, btrfs the other.
+    let full = expected == Err(Errno::NOTEMPTY) && actual == Err(Errno::EXIST);
+    if expected == actual || full { Ok(()) } else { Err(format!("answered {}, expected {}", shown(actual), shown(expected))) }
+}
+
+fn ino(file: &OwnedFd) -> Result<u64, String> {
+    rustix::fs::fstat(file).map(|stat| stat.st_ino).map_err(|errno| format!("fstat: {errno}"))
+}
+
+fn target(number: u64) -> Vec<u8> {
+    format!("nowhere-{}/{}", number % 5, "x".repeat((number % 40) as usize)).into_bytes()
+}
+
+fn xattr(number: u64) -> Vec<u8> {
+    format!("user.a{}", number % 4).into_bytes()
+}
+
+pub fn open(path: &Path, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
+    rustix::fs::open(path, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, mode)
+}
+
+fn write_all(file: &OwnedFd, content: &[u8], offset: u64) -> Answer<()> {
+    let mut done = 0;
+    loop {
+        done += rustix::io::pwrite(file, &content[done..], offset + done as u64)?;
+        if done >= content.len() {
+            return Ok(());
+        }
+    }
+}
+
+fn copy(path: &Path, second: &Path, op: &Op) -> Answer<()> {
+    let from = open(path, OFlags::RDONLY, Mode::empty())?;
+    let stat = rustix::fs::fstat(&from)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Ok(());
+    }
+    let to = open(second, OFlags::WRONLY, Mode::empty())?;
+    if rustix::fs::fstat(&to)?.st_ino == stat.st_ino {
+        return Ok(());
+    }
+    let (mut offset, mut target, mut left) = (op.number(0), op.number(1), op.number(2) as usize);
+    while left > 0 {
+        match rustix::fs::copy_file_range(&from, Some(&mut offset), &to, Some(&mut target), left)? {
+            0 => break,
+            got => left -= got,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,287 @@
+//! `fsx`: one process that changes one file in every way it knows, and knows what must be in it, while checkpoints are made all the time.
+//!
+//! A checkpoint is made every 50 ms, unless the machine is so busy that this takes most of the time. At every other one fsx is stopped first, and the live file is copied aside: the view must be that copy, bit for
+//! bit. At the others fsx runs on; what they show must never change.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ckptfs::control::Client;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::support::{Slot, checkpoint, connect, is_long, suite};
+use crate::common::mount::wait_until;
+use crate::common::{Image, Mount, MountOpts, Rig, Variant, for_each_variant};
+
+/// Operations of one run: now, and in the long form.
+const OPERATIONS: u64 = 20_000;
+const OPERATIONS_LONG: u64 = 200_000;
+/// Operations on the plain filesystem, which show that the suite asks for nothing that it does not have.
+const OPERATIONS_PLAIN: u64 = 2_000;
+/// From one checkpoint to the next.
+const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
+/// Seconds that one operation may take, on a machine that has much else to do.
+const OPERATION_SECONDS_MAX: f64 = 0.02;
+/// Room for every version of the file: thousands of checkpoints, each with all of its 256 KiB changed.
+const IMAGE_BYTES: u64 = 8 << 30;
+/// One view in so many is read at once as well.
+const READ_AT_ONCE_EVERY: u64 = 5;
+/// After so many checkpoints they are made more slowly, so that a machine with much else to do does not fill the image.
+const QUICK_CHECKPOINTS_MAX: u64 = 8_000;
+const SLOW_CHECKPOINT_PAUSE: Duration = Duration::from_secs(1);
+/// Bytes of what a difference is narrowed down to.
+const PAGE_BYTES: usize = 4096;
+
+/// What a run of fsx does.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    config: &'static str,
+    seed: u64,
+    operations: u64,
+}
+
+impl Plan {
+    fn limit(self) -> Duration {
+        Duration::from_secs(120) + Duration::from_secs_f64(self.operations as f64 * OPERATION_SECONDS_MAX)
+    }
+}
+
+/// A running fsx. It is killed when dropped, stopped or not.
+struct Fsx {
+    child: Child,
+    pid: Pid,
+    said: PathBuf,
+    plan: Plan,
+}
+
+impl Fsx {
+    /// Starts on `file`; what it says, and its own picture of the file should it fail, goes to `artifacts`.
+    fn start(plan: Plan, file: &Path, artifacts: &Path) -> Fsx {
+        let said = artifacts.join("said");
+        let out = File::create(&said).expect("the run directory is writable");
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/posix").join(plan.config);
+        let mut command = Command::new(suite("fsx"));
+        command.arg("-f").arg(config).arg("-P").arg(artifacts).args(["-N", &plan.operations.to_string(), "-S", &plan.seed.to_string()]).arg(file);
+        command.stdin(Stdio::null()).stdout(out.try_clone().expect("a descriptor can be duplicated")).stderr(out);
+        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let pid = Pid::from_child(&child);
+        Fsx { child, pid, said, plan }
+    }
+
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+
+    /// Stops it and waits until each of its threads stands still; `false` if it has ended.
+    fn stop(&mut self) -> bool {
+        kill_process(self.pid, Signal::STOP).expect("it is not waited for yet, so its id is its own");
+        wait_until("fsx stands still", 120, || self.ended().is_some() || self.stands_still());
+        self.ended().is_none()
+    }
+
+    /// Every thread is in state T, on its way back from the kernel: no call of it is under way.
+    fn stands_still(&self) -> bool {
+        let tasks = format!("/proc/{}/task", self.pid.as_raw_nonzero());
+        let Ok(tasks) = fs::read_dir(tasks) else { return false };
+        let mut states = tasks.flatten().map(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        });
+        states.all(|stopped| stopped)
+    }
+
+    fn go_on(&self) {
+        kill_process(self.pid, Signal::CONT).expect("it is not waited for yet, so its id is its own");
+    }
+
+    /// Panics with what it said unless it came to its end and found no difference.
+    fn assert_right(&mut self) {
+        let status = self.ended().expect("it has ended");
+        let said = fs::read_to_string(&self.said).unwrap_or_default();
+        let right = status.success() && said.contains("All operations completed A-OK!");
+        assert!(right, "fsx {:?} ended with {status}:\n{said}", self.plan);
+    }
+}
+
+impl Drop for Fsx {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The content of a file by its hashes: thousands of copies would not fit.
+#[derive(PartialEq, Eq)]
+struct Content {
+    length: usize,
+    pages: Vec<blake3::Hash>,
+}
+
+impl Content {
+    fn of(bytes: &[u8]) -> Content {
+        Content { length: bytes.len(), pages: bytes.chunks(PAGE_BYTES).map(blake3::hash).collect() }
+    }
+
+    /// Where another content differs.
+    fn difference(&self, other: &Content) -> String {
+        let differ: Vec<usize> = (0..self.pages.len().min(other.pages.len())).filter(|page| self.pages[*page] != other.pages[*page]).collect();
+        format!("{} bytes against {}, different pages {differ:?}", self.length, other.length)
+    }
+}
+
+/// What the view of a checkpoint must show.
+enum Expected {
+    /// The live file as it was while fsx stood still.
+    Copy(Content),
+    /// What it showed when it was read first.
+    First(Content),
+}
+
+/// The checkpoints of one run.
+#[derive(Default)]
+struct Kept {
+    by_id: BTreeMap<u64, Expected>,
+    not_atomic: u64,
+}
+
+impl Kept {
+    /// A checkpoint while fsx stands still, and a copy of the live file.
+    fn stopped(&mut self, rig: &Rig, client: &mut Client) {
+        let info = checkpoint(client);
+        let id = info.id.0;
+        // In the daemon path a page may still be on its way to the kernel's cache, which could have been left by a store.
+        assert!(info.atomic || rig.mount.status_json()["io"] == "daemon", "checkpoint {id} is not atomic although nothing was written");
+        self.not_atomic += u64::from(!info.atomic);
+        let copy = fs::read(rig.path().join("f")).expect("the live file can be read");
+        self.by_id.insert(id, Expected::Copy(Content::of(&copy)));
+        if id.is_multiple_of(READ_AT_ONCE_EVERY) {
+            self.check(rig, id, "at once");
+        }
+    }
+
+    /// A checkpoint while fsx runs, and what it shows.
+    fn running(&mut self, rig: &Rig, client: &mut Client) {
+        let info = checkpoint(client);
+        let id = info.id.0;
+        self.not_atomic += u64::from(!info.atomic);
+        self.by_id.insert(id, Expected::First(Content::of(&shown(rig, id))));
+        self.check(rig, id, "at once");
+    }
+
+    fn check(&self, rig: &Rig, id: u64, when: &str) {
+        let shown = Content::of(&shown(rig, id));
+        let (expected, what) = match &self.by_id[&id] {
+            Expected::Copy(copy) => (copy, "is not its copy"),
+            Expected::First(first) => (first, "has changed"),
+        };
+        assert!(shown == *expected, "checkpoint {id}, read {when}, {what}: {}", shown.difference(expected));
+    }
+
+    fn check_all(&self, rig: &Rig, when: &str) {
+        self.by_id.keys().for_each(|id| self.check(rig, *id, when));
+    }
+
+    fn count(&self, wanted: fn(&Expected) -> bool) -> usize {
+        self.by_id.values().filter(|expected| wanted(expected)).count()
+    }
+}
+
+fn shown(rig: &Rig, id: u64) -> Vec<u8> {
+    fs::read(rig.view(id).join("f")).unwrap_or_else(|error| panic!("checkpoint {id}: {error}"))
+}
+
+fn start(v: Variant, plan: Plan) -> Rig {
+    let image = Image::new(v.fs, IMAGE_BYTES);
+    let mut opts = MountOpts::new(v.io);
+    opts.limit = plan.limit() * 2;
+    let mount = Mount::start(&image.dir("project"), &opts);
+    // The first checkpoints are older than what fsx does first.
+    fs::write(mount.path().join("f"), "").expect("the mount is writable");
+    Rig { mount, image }
+}
+
+/// Runs fsx to its end, with a checkpoint every 50 ms, every other one with fsx stopped.
+fn run(rig: &Rig, plan: Plan) -> Kept {
+    let artifacts = Slot::new("fsx");
+    let mut client = connect(rig.path());
+    let mut kept = Kept::default();
+    let mut fsx = Fsx::start(plan, &rig.path().join("f"), artifacts.path());
+    let (began, mut turn) = (Instant::now(), 0u64);
+    while fsx.ended().is_none() {
+        assert!(began.elapsed() < plan.limit(), "fsx {plan:?} is not at its end after {} s", plan.limit().as_secs());
+        turn += 1;
+        let began_turn = Instant::now();
+        if turn.is_multiple_of(2) {
+            kept.running(rig, &mut client);
+        } else if fsx.stop() {
+            kept.stopped(rig, &mut client);
+            fsx.go_on();
+        }
+        // On a machine that is busy a turn takes long, and fsx, which stands still in it, must get on nevertheless.
+        let took = began_turn.elapsed();
+        let pause = if turn <= QUICK_CHECKPOINTS_MAX { CHECKPOINT_PAUSE } else { SLOW_CHECKPOINT_PAUSE };
+        thread::sleep(pause.saturating_sub(took).max(took));
+    }
+    fsx.assert_right();
+    let (copied, free) =
+        (kept.count(|expected| matches!(expected, Expected::Copy(_))), kept.count(|expected| matches!(expected, Expected::First(_))));
+    eprintln!(
+        "{plan:?}: {:.0} s, {copied} checkpoints with fsx stopped, {free} with it running; {} not atomic",
+        began.elapsed().as_secs_f64(),
+        kept.not_atomic
+    );
+    assert!(copied > 2 && free > 2, "fsx was too quick for checkpoints");
+    kept
+}
+
+fn views_of_a_file_that_fsx_changes(v: Variant) {
+    let seed = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok());
+    let operations = if is_long() { OPERATIONS_LONG } else { OPERATIONS };
+    let mut plans: Vec<Plan> = (1..=3).map(|seed| Plan { config: "fsx.toml", seed, operations }).collect();
+    plans.push(Plan { config: "fsx-small.toml", seed: 4, operations });
+    if let Some(seed) = seed {
+        plans = ["fsx.toml", "fsx-small.toml"].map(|config| Plan { config, seed, operations }).to_vec();
+    } else if !is_long() {
+        // One of each kind, half as long.
+        plans = vec![Plan { operations: operations / 2, ..plans[0] }, Plan { operations: operations / 2, ..plans[3] }];
+    }
+    for plan in plans {
+        let mut rig = start(v, plan);
+        let kept = run(&rig, plan);
+        kept.check_all(&rig, "at the end");
+        rig.mount.umount();
+        rig.mount.remount();
+        kept.check_all(&rig, "after a new mount");
+    }
+}
+
+fn the_plain_filesystem_passes(v: Variant) {
+    let (image, artifacts) = (Image::of(v.fs), Slot::new("fsx"));
+    for config in ["fsx.toml", "fsx-small.toml"] {
+        let plan = Plan { config, seed: 1, operations: OPERATIONS_PLAIN };
+        let mut fsx = Fsx::start(plan, &image.path().join("f"), artifacts.path());
+        wait_until("fsx is at its end", plan.limit().as_secs(), || fsx.ended().is_some());
+        fsx.assert_right();
+    }
+}
+
+for_each_variant! { reflink => views_of_a_file_that_fsx_changes }
+
+mod plain {
+    use crate::common::{Fs, Io, Variant, skip};
+
+    #[test]
+    fn fsx_passes_on_xfs_and_btrfs() {
+        for fs in [Fs::Xfs, Fs::Btrfs] {
+            let variant = Variant { fs, io: Io::Daemon };
+            match variant.unavailable() {
+                Some(reason) => return skip(&reason),
+                None => super::the_plain_filesystem_passes(variant),
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What the suites share: where they are installed, how to ask the daemon, and checkpoints made in the background.
+
+use std::fs::{self, Permissions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ckptfs::control::Client;
+use ckptfs::engine::api::{CheckpointInfo, CheckpointOptions};
+use rustix::fs::{Mode, OFlags};
+
+use crate::common::{RunDir, process};
+
+/// Whether this is the long form (`make test-posix`).
+pub fn is_long() -> bool {
+    std::env::var_os("CKPTFS_LONG").is_some_and(|long| long == "1")
+}
+
+/// The program of an installed suite. One that is not installed is a failure, not a reason to skip.
+pub fn suite(name: &str) -> PathBuf {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin").join(name);
+    assert!(program.is_file(), "the suite {name} is not installed. Hint: tests/tools.sh");
+    program
+}
+
+/// A connection to the daemon of a mount.
+pub fn connect(mount: &Path) -> Client {
+    let store: OwnedFd = rustix::fs::open(mount.join(".ckptfs"), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("the store is there");
+    Client::connect(&store).expect("the daemon listens")
+}
+
+/// Makes a checkpoint.
+pub fn checkpoint(client: &mut Client) -> CheckpointInfo {
+    client.ask(CheckpointOptions::default()).expect("a checkpoint can be made")
+}
+
+/// A directory that goes with the value, or with the run directory should this process be killed.
+pub struct Slot {
+    path: PathBuf,
+    _run: Arc<RunDir>,
+}
+
+impl Slot {
+    /// In the run directory, on a disk.
+    pub fn new(kind: &str) -> Slot {
+        let run = RunDir::get();
+        Slot { path: run.slot(kind), _run: run }
+    }
+
+    /// In `/tmp`, for what must have a short path. What a killed process leaves there is found by the note of its owner.
+    pub fn short() -> Slot {
+        let path = tempfile::Builder::new().prefix("ckptfs-test-").tempdir_in("/tmp").expect("a directory can be made in /tmp").keep();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("the directory is ours");
+        let pid = std::process::id();
+        let start = process::start_of(pid).expect("this process lives");
+        fs::write(path.join("owner"), format!("{pid} {start}\n")).expect("the directory is ours");
+        Slot { path, _run: RunDir::get() }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            eprintln!("{} stays: {error}", self.path.display());
+        }
+    }
+}
+
+/// Sets its flag when dropped, so that a thread that waits for it ends even when the test panics.
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Runs `body` while a checkpoint is made every `pause`; returns what it returned and how many were made.
+pub fn between_checkpoints<T>(mount: &Path, pause: Duration, body: impl FnOnce() -> T) -> (T, u64) {
+    let stop = AtomicBool::new(false);
+    let mut client = connect(mount);
+    thread::scope(|scope| {
+        let maker = scope.spawn(|| {
+            let mut made = 0;
+            while !stop.load(Ordering::SeqCst) {
+                let next = Instant::now() + pause;
+                checkpoint(&mut client);
+                made += 1;
+                thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+            made
+        });
+        let result = {
+            let _stop = StopOnDrop(&stop);
+            body()
+        };
+        (result, maker.join().expect("checkpoints can be made"))
+    })
+}

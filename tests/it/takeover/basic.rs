@@ -1,0 +1,228 @@
+//! What a takeover leaves as it was, one thing at a time.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use crate::common::mount::wait_until;
+use crate::common::{MountOpts, Variant, for_each_variant, process};
+
+for_each_variant! { reflink =>
+    open_files_go_on, an_unlinked_open_file_keeps_its_bytes, views_stay_readable, without_a_holder_the_mount_dies,
+    a_file_that_was_written_before_is_captured_after, the_holder_may_die, a_second_name_leads_to_the_same_file,
+    a_mapping_without_a_handle_is_captured, what_the_kernel_was_told_before_is_not_stale_after
+}
+
+for_each_variant! { one => five_brief_workers_are_the_last }
+
+/// Reads and writes through handles that a worker gave out which is dead.
+fn open_files_go_on(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("dir/file");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    fs::write(&path, "0123456789").unwrap();
+    let id = rig.mount.checkpoint();
+    let mut both = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut appended = OpenOptions::new().append(true).open(&path).unwrap();
+    let mut reader = File::open(&path).unwrap();
+    let ino = reader.metadata().unwrap().ino();
+    rig.mount.replace_worker();
+    both.write_all(b"ab").unwrap();
+    appended.write_all(b"xyz").unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "ab23456789xyz");
+    assert_eq!((reader.metadata().unwrap().ino(), fs::metadata(&path).unwrap().ino()), (ino, ino));
+    both.set_len(4).unwrap();
+    both.sync_all().unwrap();
+    // A new handle of the same inode must get the backing id of the old ones.
+    assert_eq!(fs::read(&path).unwrap(), b"ab23");
+    rig.mount.replace_worker();
+    both.write_all_at(b"Z", 0).unwrap();
+    drop((both, appended, reader));
+    assert_eq!(fs::read(&path).unwrap(), b"Zb23");
+    assert_eq!(fs::read(rig.view(id).join("dir/file")).unwrap(), b"0123456789");
+    assert_eq!(rig.mount.dirty(), ["dir/file"]);
+    let after = rig.mount.checkpoint();
+    fs::write(&path, "later").unwrap();
+    assert_eq!(fs::read(rig.view(after).join("dir/file")).unwrap(), b"Zb23");
+    let status = rig.mount.status_json();
+    assert_eq!(status["daemon"]["takeovers"], 2);
+    assert!(status["daemon"]["taken_over"].is_string(), "{status}");
+}
+
+/// It has no name by which the next worker could find it.
+fn an_unlinked_open_file_keeps_its_bytes(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("f");
+    fs::write(&path, "past").unwrap();
+    let id = rig.mount.checkpoint();
+    let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut fresh = OpenOptions::new().read(true).write(true).create_new(true).open(rig.path().join("g")).unwrap();
+    fresh.write_all(b"young").unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::remove_file(rig.path().join("g")).unwrap();
+    for round in 0..2 {
+        rig.mount.replace_worker();
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        file.write_all(b"+").unwrap();
+        file.sync_all().unwrap();
+        let mut text = String::new();
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, if round == 0 { "+ast" } else { "+ast+" });
+        let mut young = [0; 5];
+        fresh.read_exact_at(&mut young, 0).unwrap();
+        assert_eq!(&young, b"young");
+        fresh.set_len(5).unwrap();
+    }
+    drop((file, fresh));
+    assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"past");
+    assert!(fs::read_dir(rig.path()).unwrap().next().is_none());
+}
+
+/// Files and directories of a view that are open, and paths into it.
+fn views_stay_readable(v: Variant) {
+    let mut rig = v.start();
+    fs::create_dir_all(rig.path().join("a/b")).unwrap();
+    fs::write(rig.path().join("a/b/f"), "then").unwrap();
+    fs::write(rig.path().join("a/b/kept"), "kept").unwrap();
+    let id = rig.mount.checkpoint();
+    fs::write(rig.path().join("a/b/f"), "now").unwrap();
+    fs::remove_file(rig.path().join("a/b/kept")).unwrap();
+    let view = rig.view(id);
+    let mut open = File::open(view.join("a/b/f")).unwrap();
+    let dir = File::open(view.join("a/b")).unwrap();
+    let below = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir));
+    rig.mount.replace_worker();
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "then");
+    assert_eq!(fs::read_to_string(format!("{below}/kept")).unwrap(), "kept");
+    let mut names: Vec<_> = fs::read_dir(&below).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["f", "kept"]);
+    assert_eq!(fs::read_to_string(view.join("a/b/f")).unwrap(), "then");
+}
+
+/// The control of all the others.
+fn without_a_holder_the_mount_dies(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io).arg("--no-holder"), |_| {});
+    let path = rig.path().join("f");
+    fs::write(&path, "x").unwrap();
+    assert!(rig.mount.status_json()["daemon"]["holder"].is_null());
+    rig.mount.kill();
+    let error = fs::write(&path, "y").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()), "{error}");
+    rig.mount.remount();
+    assert_eq!(fs::read(&path).unwrap(), b"x");
+}
+
+/// What a handle of the dead worker writes is a change like any other: a checkpoint made after it has the content of its moment.
+fn a_file_that_was_written_before_is_captured_after(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("log");
+    let file = File::create(&path).unwrap();
+    let mut views = Vec::new();
+    for round in 0..3_u8 {
+        file.write_all_at(&[round; 8], u64::from(round) * 8).unwrap();
+        rig.mount.replace_worker();
+        views.push((rig.mount.checkpoint(), fs::read(&path).unwrap()));
+    }
+    file.write_all_at(b"later", 0).unwrap();
+    drop(file);
+    for (id, content) in views {
+        assert_eq!(fs::read(rig.view(id).join("log")).unwrap(), content, "checkpoint {id}");
+    }
+}
+
+/// Nobody needs it while the daemon lives.
+fn the_holder_may_die(v: Variant) {
+    let mut rig = v.start();
+    fs::write(rig.path().join("f"), "x").unwrap();
+    rig.mount.kill_holder();
+    assert_eq!(fs::read(rig.path().join("f")).unwrap(), b"x");
+    wait_until("status says that nobody would take over", 20, || {
+        let status = rig.mount.status_json();
+        status["daemon"]["holder"].is_null() && status["warnings"].to_string().contains("holder")
+    });
+    let id = rig.mount.checkpoint();
+    rig.mount.kill();
+    assert!(fs::write(rig.path().join("g"), "y").is_err());
+    rig.mount.remount();
+    assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
+}
+
+/// A worker that cannot live must not be followed by others for ever: after five that made no difference the mount is dead, and requests fail instead of
+/// waiting. `mount` repairs it.
+fn five_brief_workers_are_the_last(v: Variant) {
+    let mut rig = v.start();
+    fs::write(rig.path().join("f"), "x").unwrap();
+    let id = rig.mount.checkpoint();
+    let holder = rig.mount.holder_pid().unwrap();
+    let (mut killed, children) = (std::collections::BTreeSet::new(), format!("/proc/{holder}/task/{holder}/children"));
+    wait_until("the holder has given up", 60, || {
+        let found = fs::read_to_string(&children).unwrap_or_default();
+        let workers: Vec<u32> = found.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        workers.iter().filter(|pid| killed.insert(**pid)).for_each(|pid| process::kill(*pid));
+        fs::read_to_string(format!("/proc/{holder}/comm")).is_err()
+    });
+    assert!((5..=7).contains(&killed.len()), "{killed:?}");
+    assert_eq!(fs::metadata(rig.path().join("nobody")).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+    rig.mount.kill();
+    rig.mount.remount();
+    assert_eq!(fs::read(rig.view(id).join("f")).unwrap(), b"x");
+}
+
+/// Every worker tells the kernel the same generation of an inode, or the kernel takes the one it has for dead: EIO through every handle.
+fn a_second_name_leads_to_the_same_file(v: Variant) {
+    let mut rig = v.start_with(MountOpts::new(v.io), |dir| {
+        fs::write(dir.join("first"), "one").unwrap();
+        fs::hard_link(dir.join("first"), dir.join("second")).unwrap();
+    });
+    let mut file = OpenOptions::new().read(true).write(true).open(rig.path().join("first")).unwrap();
+    rig.mount.replace_worker();
+    // Nobody has looked this name up before.
+    assert_eq!(fs::metadata(rig.path().join("second")).unwrap().ino(), file.metadata().unwrap().ino());
+    file.write_all(b"ONE").unwrap();
+    assert_eq!(fs::read(rig.path().join("second")).unwrap(), b"ONE");
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "ONE");
+}
+
+/// A mapping lives on without a handle; the next worker must know that stores may come, also to a file that has no past yet.
+fn a_mapping_without_a_handle_is_captured(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("map");
+    fs::write(&path, [b'a'; 4096]).unwrap();
+    let map = crate::takeover::map::Map::new(OpenOptions::new().read(true).write(true).open(&path).unwrap(), 4096);
+    map.store(0, 1);
+    rig.mount.replace_worker();
+    let first = rig.mount.checkpoint();
+    map.store(0, 2);
+    rig.mount.replace_worker();
+    let second = rig.mount.checkpoint();
+    map.store(0, 3);
+    let stored = |id| u64::from_ne_bytes(fs::read(rig.view(id).join("map")).unwrap()[..8].try_into().unwrap());
+    assert_eq!((stored(first), stored(second)), (1, 2));
+    assert_eq!(rig.mount.dirty(), ["map"]);
+}
+
+/// The kernel believes what a dead worker told it of an open file, and knows of each write itself.
+fn what_the_kernel_was_told_before_is_not_stale_after(v: Variant) {
+    let mut rig = v.start();
+    let path = rig.path().join("f");
+    fs::write(&path, [b'a'; 100]).unwrap();
+    let [mut file, writer] = [(); 2].map(|()| OpenOptions::new().read(true).write(true).open(&path).unwrap());
+    for round in 0..3_u64 {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        assert_eq!(file.metadata().unwrap().len(), 100 + 20 * round);
+        writer.write_all_at(&[b'b'; 10], 100 + 20 * round).unwrap();
+        rig.mount.replace_worker();
+        assert_eq!((file.seek(SeekFrom::End(0)).unwrap(), fs::metadata(&path).unwrap().len()), (110 + 20 * round, 110 + 20 * round));
+        writer.write_all_at(&[b'c'; 10], 110 + 20 * round).unwrap();
+        assert_eq!((file.seek(SeekFrom::End(0)).unwrap(), fs::metadata(&path).unwrap().len()), (120 + 20 * round, 120 + 20 * round));
+    }
+}

@@ -1,0 +1,8 @@
+//! The mount outlives its daemon: programs go on while it is killed, and nothing is lost or done twice.
+
+mod basic;
+mod others;
+mod programs;
+mod verbs;
+
+use crate::cut::map;

@@ -1,0 +1,10 @@
+//! Container volumes without a container engine: the calls as engines send them, what is mounted by them, and what survives kills.
+
+mod support;
+
+mod cli;
+mod names;
+mod options;
+mod survival;
+mod transcript;
+mod uses;

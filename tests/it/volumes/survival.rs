@@ -1,0 +1,310 @@
+//! What is killed, and what goes on.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::common::mount::wait_until;
+use crate::common::{process, tool};
+use crate::volumes::support::{Container, Rig, SECONDS, unavailable};
+
+fn kill(pid: u32) {
+    let start = process::start_of(pid).expect("it lives");
+    process::kill(pid);
+    assert!(process::wait_dead(pid, start, Duration::from_secs(SECONDS)));
+}
+
+/// Makes what is recorded older than the driver lets be.
+fn age_uses(rig: &Rig, name: &str) {
+    let mut record = rig.record(name);
+    for one in record["mounts"].as_array_mut().expect("a list") {
+        one["since"] = json!(1_000_000);
+    }
+    fs::write(rig.record_path(name), record.to_string()).expect("it is ours");
+}
+
+#[test]
+fn a_killed_driver_is_followed_by_another_and_containers_go_on() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    rig.create("used", json!({}));
+    rig.create("left", json!({}));
+    let container = Container::start(&rig.mount("used", "a"));
+    rig.mount("left", "b");
+    let daemons = rig.daemons("used");
+    rig.kill();
+    container.writes_on();
+    age_uses(&rig, "used");
+    age_uses(&rig, "left");
+    rig.serve(&[]);
+    // What nobody has any more is unmounted, what a container has is not.
+    wait_until("the left use is dropped", SECONDS, || !rig.is_mounted("left"));
+    assert_eq!(rig.record("left")["mounts"], json!([]));
+    assert_eq!(rig.record("used")["mounts"].as_array().map(Vec::len), Some(1));
+    container.writes_on();
+    assert_eq!(rig.daemons("used"), daemons);
+    rig.ok(&["--volume", "used", "checkpoint"]);
+    container.end();
+    rig.unmount("used", "a");
+    assert!(!rig.is_mounted("used"));
+    for name in ["used", "left"] {
+        rig.done("Remove", &json!({"Name": name}));
+    }
+}
+
+#[test]
+fn a_use_that_is_young_is_not_taken_for_a_dead_one() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    rig.create("v", json!({}));
+    let point = rig.mount("v", "a");
+    rig.create("w", json!({}));
+    rig.mount("w", "a");
+    rig.kill();
+    age_uses(&rig, "w");
+    rig.serve(&[]);
+    // The engine is just about to start the container: what it was told must hold.
+    wait_until("the pool was put in order", SECONDS, || !rig.is_mounted("w"));
+    assert!(rig.is_mounted("v"));
+    Container::start(&point).end();
+    rig.unmount("v", "a");
+}
+
+#[test]
+fn a_killed_daemon_is_followed_by_another_under_a_running_container() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v", json!({}));
+    let container = Container::start(&rig.mount("v", "a"));
+    for _ in 0..2 {
+        let (daemon, holder) = rig.daemons("v");
+        kill(daemon);
+        container.writes_on();
+        assert_eq!(rig.daemons("v").1, holder);
+        // One that died sooner would count as one that cannot live.
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    container.end();
+    rig.unmount("v", "a");
+    assert!(!rig.is_mounted("v"));
+}
+
+#[test]
+fn a_dead_mount_is_made_anew_for_the_next_container() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v", json!({}));
+    let point = rig.mount("v", "a");
+    fs::write(point.join("f"), "x").unwrap();
+    let (daemon, holder) = rig.daemons("v");
+    kill(holder);
+    kill(daemon);
+    assert!(fs::read(point.join("f")).is_err(), "that mount is dead");
+    let point = rig.mount("v", "b");
+    assert_eq!(fs::read(point.join("f")).unwrap(), b"x");
+    let (daemon, holder) = rig.daemons("v");
+    kill(holder);
+    kill(daemon);
+    rig.unmount("v", "a");
+    rig.unmount("v", "b");
+    assert!(!rig.is_mounted("v"));
+    rig.done("Remove", &json!({"Name": "v"}));
+}
+
+#[test]
+fn the_socket_is_put_in_place_whole_and_goes_with_the_driver() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    let socket = rig.socket.to_str().unwrap().to_owned();
+    let second = rig.refused(&["volumes", "serve", "--socket", &socket]);
+    assert!(second.contains("another driver serves the pool"), "{second}");
+    rig.done("List", &json!({}));
+    rig.kill();
+    assert!(UnixStream::connect(&rig.socket).is_err() && rig.socket.exists(), "a dead driver has left its socket");
+    rig.serve(&[]);
+    rig.create("v", json!({}));
+    rig.mount("v", "a");
+    assert_eq!(rig.end(), 0);
+    assert!(!rig.socket.exists(), "a socket without a driver makes every call of an engine wait for 15 seconds");
+    assert_eq!(fs::read_dir(rig.socket.parent().unwrap()).unwrap().count(), 0);
+    assert!(rig.is_mounted("v"), "an engine that is restarted with its driver finds its containers running");
+    fs::write(&rig.socket, "mine").unwrap();
+    let file = rig.refused(&["volumes", "serve", "--socket", &socket]);
+    assert!(file.contains("and no socket") && fs::read(&rig.socket).unwrap() == b"mine", "{file}");
+    fs::remove_file(&rig.socket).unwrap();
+    rig.serve(&[]);
+    rig.unmount("v", "a");
+    assert!(!rig.is_mounted("v"));
+}
+
+#[test]
+fn a_socket_of_the_service_manager_is_used_and_left() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    assert_eq!(rig.end(), 0);
+    let listener = UnixListener::bind(&rig.socket).unwrap();
+    // Somebody asks before there is a driver: the question waits in the socket.
+    let mut early = UnixStream::connect(&rig.socket).unwrap();
+    early.write_all(b"POST /Plugin.Activate HTTP/1.1\r\nHost: \r\nConnection: close\r\n\r\n").unwrap();
+    let program = env!("CARGO_BIN_EXE_ckptfs");
+    let mut command =
+        tool("sh", &["-c", "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" volumes serve --socket /nowhere/at.all", program]);
+    command.env("CKPTFS_VOLUMES", &rig.root).stdin(Stdio::from(OwnedFd::from(listener))).stderr(Stdio::null());
+    let mut driver = command.spawn().unwrap();
+    early.set_read_timeout(Some(Duration::from_secs(SECONDS))).unwrap();
+    let mut said = String::new();
+    early.read_to_string(&mut said).unwrap();
+    assert!(said.ends_with("{\"Implements\":[\"VolumeDriver\"]}\n"), "{said}");
+    rig.create("v", json!({}));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&driver), rustix::process::Signal::TERM).unwrap();
+    assert!(driver.wait().unwrap().success());
+    assert!(fs::symlink_metadata(&rig.socket).unwrap().file_type().is_socket());
+}
+
+#[test]
+fn what_was_cut_short_is_finished_or_taken_back() {
+    if unavailable() {
+        return;
+    }
+    let mut rig = Rig::start();
+    rig.create("v", json!({}));
+    rig.create("w", json!({}));
+    rig.mount("w", "a");
+    rig.kill();
+    // A removal that had begun, trees without a record, one that was being made, and one that was being deleted.
+    let mut record = rig.record("v");
+    record["removing"] = json!(true);
+    fs::write(rig.record_path("v"), record.to_string()).unwrap();
+    for tree in ["volumes/x/d", "staging/y/d", "gone/z/d"] {
+        fs::create_dir_all(rig.root.join(tree)).unwrap();
+    }
+    fs::write(rig.record_path("damaged"), "{").unwrap();
+    rig.serve(&[]);
+    wait_until("the removal is finished", SECONDS, || !rig.record_path("v").exists() && !rig.root.join("gone/z").exists());
+    wait_until("the rest too", SECONDS, || !rig.root.join("staging/y").exists() && !rig.root.join("volumes/v").exists());
+    assert!(rig.error("Get", &json!({"Name": "v"})).starts_with("no such volume"));
+    assert!(rig.error("Get", &json!({"Name": "damaged"})).contains("damaged.json"));
+    assert_eq!(rig.done("List", &json!({}))["Volumes"].as_array().map(Vec::len), Some(1), "one damaged record does not hide the others");
+    // Nobody was told that x is there: it is made anew. But nothing is deleted that may be somebody's.
+    rig.create("x", json!({}));
+    assert!(!rig.mount("x", "a").join("d").exists());
+    let trash = fs::read_dir(rig.root.join("trash")).unwrap().next().expect("it was set aside").unwrap().path();
+    assert!(trash.join("tree/d").exists());
+    rig.unmount("x", "a");
+    rig.unmount("w", "a");
+}
+
+#[test]
+fn a_mount_that_takes_long_is_answered_in_time_and_goes_on() {
+    if unavailable() {
+        return;
+    }
+    let rig = Rig::start();
+    rig.create("v", json!({}));
+    let lock = fs::File::create(rig.root.join("locks/v")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    // Podman waits for five seconds and no longer.
+    let said = rig.error("Mount", &json!({"Name": "v", "ID": "a"}));
+    assert!(said.starts_with("the volume is still being mounted"), "{said}");
+    assert!(!rig.is_mounted("v"));
+    drop(lock);
+    wait_until("it is mounted in the end", SECONDS, || rig.is_mounted("v"));
+    rig.mount("v", "a");
+    rig.unmount("v", "a");
+    assert!(!rig.is_mounted("v"));
+}
+
+/// Makes, uses and removes volumes until the driver is gone; those that are there for certain, and the one of which it is not known.
+fn work_until_killed(rig: &Rig, round: usize) -> (Vec<String>, Option<String>) {
+    let mut there = Vec::new();
+    for number in 0.. {
+        let name = format!("r{round}n{number}");
+        let unknown = Some(name.clone());
+        let done = |call: &str, body: serde_json::Value| match rig.try_call(call, &body) {
+            Some((200, value)) => Some(value),
+            Some(other) => panic!("{call} {body}: {other:?}"),
+            None => None,
+        };
+        if done("Create", json!({"Name": name})).is_none() {
+            return (there, unknown);
+        }
+        let used = done("Mount", json!({"Name": name, "ID": "a"})).map(|value| value["Mountpoint"].as_str().expect("a path").to_owned());
+        let Some(point) = used else { return (there, unknown) };
+        fs::write(format!("{point}/f"), &name).expect("what was acknowledged is mounted");
+        there.push(name.clone());
+        if done("Unmount", json!({"Name": name, "ID": "a"})).is_none() {
+            return (there, None);
+        }
+        if number % 2 == 1 {
+            there.pop();
+            if done("Remove", json!({"Name": name})).is_none() {
+                return (there, unknown);
+            }
+        }
+    }
+    unreachable!("the driver is killed")
+}
+
+#[test]
+fn what_was_acknowledged_survives_kills_at_any_moment_and_nothing_is_left_over() {
+    if unavailable() {
+        return;
+    }
+    let seed: u64 = std::env::var("CKPTFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| u64::from(std::process::id()));
+    println!("CKPTFS_SEED={seed}");
+    let mut rig = Rig::start();
+    let (mut there, mut unknown) = (Vec::new(), Vec::new());
+    for round in 0..5_usize {
+        let pause = Duration::from_millis(20 + seed.wrapping_mul(6_364_136_223_846_793_005).rotate_left(7 * round as u32) % 700);
+        let rig_now = &rig;
+        let (more, one) = std::thread::scope(|scope| {
+            let work = scope.spawn(move || work_until_killed(rig_now, round));
+            std::thread::sleep(pause);
+            rig_now.kill_under();
+            work.join().expect("it saw the end")
+        });
+        there.extend(more);
+        unknown.extend(one);
+        rig.kill();
+        rig.serve(&[]);
+    }
+    for name in &there {
+        let point = rig.mount(name, "b");
+        assert_eq!(fs::read_to_string(point.join("f")).unwrap(), *name);
+        rig.unmount(name, "b");
+        rig.unmount(name, "a");
+        rig.done("Remove", &json!({"Name": name}));
+    }
+    for name in unknown {
+        // Either way it can be made, used and removed.
+        rig.create(&name, json!({}));
+        rig.mount(&name, "b");
+        rig.unmount(&name, "b");
+        rig.unmount(&name, "a");
+        rig.done("Remove", &json!({"Name": name}));
+    }
+    // The next driver looks at once, and not half a minute later.
+    rig.kill();
+    rig.serve(&[]);
+    for dir in ["volumes", "meta", "mnt", "images", "gone", "staging"] {
+        wait_until(&format!("{dir} is empty"), SECONDS, || fs::read_dir(rig.root.join(dir)).unwrap().next().is_none());
+    }
+}
