@@ -55,7 +55,7 @@ fn written(number: u64) -> Vec<Undo> {
 fn seal(timeline: &Timeline, id: u64) -> CheckpointId {
     let (id, reason) = (CheckpointId(id), Reason::Asked);
     let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns: 1, atomic: true, dirty: 1, reason };
-    timeline.seal(None, checkpoint, Vec::new(), &[]).expect("there is space");
+    timeline.close_epoch(None, checkpoint, Vec::new(), &[]).expect("there is space");
     id
 }
 

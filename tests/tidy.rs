@@ -492,25 +492,42 @@ fn a_name_in_a_command_that_is_shown_is_one_word() {
     expect_none("what is not ours in a command that is shown is quoted with `engine::word`", &offences);
 }
 
-/// The tests that a page names between backticks, as `tests/FILE::FUNCTION`.
-fn named_tests(page: &str) -> Vec<(PathBuf, String)> {
+/// The functions in `dir` that a page names between backticks, as `DIR/FILE::FUNCTION`.
+fn named_functions(page: &str, dir: &str) -> Vec<(PathBuf, String)> {
     let code = page.split('`').skip(1).step_by(2);
-    code.filter(|text| text.starts_with("tests/")).filter_map(|text| text.split_once("::")).map(|(file, name)| (file.into(), name.into())).collect()
+    code.filter(|text| text.starts_with(dir)).filter_map(|text| text.split_once("::")).map(|(file, name)| (file.into(), name.into())).collect()
 }
 
 #[test]
 fn tests_that_the_documentation_names_exist() {
     let mut offences = Vec::new();
     for page in files("docs", "md") {
-        for (file, name) in named_tests(&read(&page)) {
+        let page_text = read(&page);
+        for (file, name) in [named_functions(&page_text, "tests/"), named_functions(&page_text, "src/")].concat() {
             let found = root().join(&file).is_file() && functions(&code_of(&read(&file))).iter().any(|(_, known, _)| *known == name);
             if !found {
                 offences.push(format!("{}: {}::{name}", page.display(), file.display()));
             }
         }
     }
-    assert!(!named_tests(&read(Path::new("docs/semantics.md"))).is_empty(), "each promise names its test");
-    expect_none("a test named in the documentation exists", &offences);
+    assert!(!named_functions(&read(Path::new("docs/semantics.md")), "tests/").is_empty(), "each promise names its test");
+    expect_none("a function named in the documentation exists", &offences);
+}
+
+/// Files that one of the paths through the code that design.md tells may lead through.
+const PATH_FILES_MAX: usize = 12;
+
+#[test]
+fn a_newcomer_follows_each_path_through_few_files() {
+    let page = read(Path::new("docs/design.md"));
+    let section = page.split("\n## ").find(|section| section.starts_with("Four paths")).expect("design.md tells of four paths");
+    let paths: Vec<&str> = section.split("\n**").skip(1).collect();
+    assert_eq!(paths.len(), 4, "a write, a checkpoint, a read of a view, a restore");
+    for path in paths {
+        let files: BTreeSet<PathBuf> = named_functions(path, "src/").into_iter().map(|(file, _)| file).collect();
+        let title = path.split("**").next().unwrap_or_default();
+        assert!((3..=PATH_FILES_MAX).contains(&files.len()), "{title} leads through {} files", files.len());
+    }
 }
 
 /// What git keeps; without git, what is there.
@@ -566,8 +583,8 @@ mod scanner {
     }
 
     #[test]
-    fn named_tests_are_found_between_backticks() {
-        assert_eq!(named_tests("| a | `tests/b.rs::c` | `d::e`, tests/f.rs::g"), [(PathBuf::from("tests/b.rs"), "c".to_owned())]);
+    fn named_functions_are_found_between_backticks() {
+        assert_eq!(named_functions("| a | `tests/b.rs::c` | `d::e`, tests/f.rs::g", "tests/"), [(PathBuf::from("tests/b.rs"), "c".to_owned())]);
     }
 
     #[test]

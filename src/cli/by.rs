@@ -6,7 +6,7 @@ use super::changes;
 use super::error::Outcome;
 use super::output::{Out, Role};
 use crate::engine::api::Change;
-use crate::engine::api::who::{ByProcess, OpenAtCut, ProcessInfo, RestoredOnly};
+use crate::engine::api::attribution::{ByProcess, OpenAtCut, ProcessInfo, RestoredOnly};
 
 /// By what changes can be told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

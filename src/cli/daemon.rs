@@ -28,7 +28,7 @@ use crate::engine::request::Service;
 use crate::engine::takeover::Succession;
 use crate::engine::verb::Answerer;
 use crate::engine::word::word;
-use crate::engine::{Config, Engine, IoChoice, SealMode};
+use crate::engine::{Config, Engine, HashMode, IoChoice};
 use crate::fuse::{MountConfig, Session, Xattrs};
 use crate::sys::host;
 use crate::sys::{self, Errno};
@@ -231,9 +231,9 @@ fn config(args: &Args, link: Option<&Arc<holder::Link>>, before: Option<holder::
         snapdir_visible: args.serving.snapdir == Some(Snapdir::Visible),
         succession,
         seal: match args.serving.seal.unwrap_or_default() {
-            Seal::Off => SealMode::Off,
-            Seal::Hash => SealMode::Hash,
-            Seal::Full => SealMode::Full,
+            Seal::Off => HashMode::Off,
+            Seal::Hash => HashMode::Hash,
+            Seal::Full => HashMode::Full,
         },
         snapdir_mode: args.serving.snapdir_mode,
         auto: args.serving.auto(),

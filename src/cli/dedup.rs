@@ -15,7 +15,7 @@ use crate::control::{Client, STORE_NAME};
 use crate::engine::api::{DedupOptions, DedupReport, VerbResult, host_path};
 use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy, drop_kept};
 use crate::sys::{self, Errno, SysResult};
-use crate::transfer::same::{self, Got, Holder, Plain};
+use crate::transfer::dedup::{self, Got, Holder, Plain};
 
 /// Make versions with the same content share their space; no byte, time or checkpoint changes
 ///
@@ -159,7 +159,7 @@ fn across(mut asked: Vec<Asked<'_>>, mut plain: Vec<(PathBuf, Plain)>, projects:
     let bar = Bar::start(out, "sharing with others", false);
     let of_daemons = asked.iter_mut().map(|asked| asked as &mut dyn Holder);
     let holders = of_daemons.chain(plain.iter_mut().map(|(_, plain)| plain as &mut dyn Holder)).collect();
-    let mut got = same::share(holders, &alone, dry_run, |done, total| bar.at(done, total))?;
+    let mut got = dedup::share(holders, &alone, dry_run, |done, total| bar.at(done, total))?;
     bar.stop();
     for Asked { client, run, options, .. } in asked {
         // It need not stay any longer; should that fail, the next runs displace it.

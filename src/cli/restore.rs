@@ -12,7 +12,7 @@ use super::output::Out;
 use super::progress::Spinner;
 use super::tree_path::in_tree;
 use super::{Context, changes, holders, locate, time};
-use crate::engine::api::who::OnlyBy;
+use crate::engine::api::attribution::OnlyBy;
 use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times, TreePath, VerbResult};
 use crate::sys::Kind;
 

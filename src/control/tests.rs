@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::protocol::decode_answer;
 use super::*;
 use crate::engine::Keep;
-use crate::engine::api::who::{ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath};
+use crate::engine::api::attribution::{ByProcess, ChangeBy, OnlyBy, ProcessInfo, RestoredOnly, SharedPath};
 use crate::engine::api::*;
 use crate::engine::verb::{Answer, Answerer, Request, Requester};
 use crate::store::ids::CheckpointId;

@@ -139,7 +139,7 @@ impl Engine {
             dirty: timeline.dirty(),
             reason: Reason::Auto { trigger: Trigger::Unmount },
         };
-        timeline.seal_and(Some(&daemon()), checkpoint, Vec::new(), &[], goes_on)
+        timeline.close_epoch_and(Some(&daemon()), checkpoint, Vec::new(), &[], goes_on)
     }
 
     /// There is no baseline: what was changed while nothing was mounted is known by its ctime, until the next change of ours, which keeps that in its record. What
@@ -167,9 +167,9 @@ impl Engine {
         let paths = changes.len() as u64;
         // A power cut that left this checkpoint and not what was captured before would end the comparison, and with it what the clones are good for.
         self.live.make_captured_durable()?;
-        let (gate, flushed) = self.freeze()?;
-        let (made, _) = self.seal(Some(&daemon()), NOTE, Vec::new(), Reason::Auto { trigger: Trigger::Absence }, flushed)?;
-        drop(gate);
+        let (freeze, flushed) = self.freeze()?;
+        let (made, _) = self.close_epoch(Some(&daemon()), NOTE, Vec::new(), Reason::Auto { trigger: Trigger::Absence }, flushed)?;
+        drop(freeze);
         tracing::info!(paths, %before, after = %made.id, "changed while nothing was mounted");
         *self.absence.lock() = Some(AbsenceInfo { before, after: made.id, paths });
         Ok(true)

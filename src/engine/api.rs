@@ -24,8 +24,8 @@ pub use super::verbs::{
 };
 pub use crate::store::check::DamageKind;
 
-#[path = "api_who.rs"]
-pub mod who;
+#[path = "api_attribution.rs"]
+pub mod attribution;
 
 /// A path relative to the root of the tree, `/`-separated, any bytes; empty for the root. In JSON: a string if it is UTF-8, else
 /// `{"base64": "..."}`.
@@ -237,7 +237,7 @@ pub struct CheckpointInfo {
     pub unchanged: bool,
     /// What was open for writing when it was made; only in the answer to `show`, and absent if nothing was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub open_at_cut: Option<who::OpenAtCut>,
+    pub open_at_cut: Option<attribution::OpenAtCut>,
     /// Nothing was being changed when it was made; only in the answer to `checkpoint --quiesce`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quiesced: Option<bool>,

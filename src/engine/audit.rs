@@ -90,7 +90,7 @@ fn event(record: Record, at_ns: Option<i64>) -> Option<AuditEvent> {
         | Record::Moved { .. }
         | Record::Replacing { .. }
         | Record::By { .. }
-        | Record::Sealed { .. }
+        | Record::Hashes { .. }
         | Record::Operation(_)
         | Record::Touched { .. }
         | Record::OpenAt { .. }

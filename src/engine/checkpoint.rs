@@ -8,7 +8,7 @@ use super::api::{CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbErro
 use super::error;
 use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
-use crate::history::who::Numbered;
+use crate::history::attribution::Numbered;
 use crate::live::Freeze;
 use crate::store::ids::{CheckpointId, ObjectId, Slot};
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
@@ -48,12 +48,12 @@ impl Engine {
         let prepared = options.sync.then(|| self.live.prepare_sync());
         let (mut waits, quiesce) = (0, options.quiesce_ms.map(Duration::from_millis));
         let (checkpoint, opened, calm, frozen, _one_at_a_time) = loop {
-            let made = self.freeze_within(quiesce).and_then(|Frozen { gate, flushed, calm, _one_at_a_time }| {
-                let sealed = self.seal(Some(by), &options.note, tags.clone(), reason.clone(), flushed);
-                let frozen = gate.lasted();
-                drop(gate);
+            let made = self.freeze_within(quiesce).and_then(|Frozen { freeze, flushed, calm, _one_at_a_time }| {
+                let closed = self.close_epoch(Some(by), &options.note, tags.clone(), reason.clone(), flushed);
+                let frozen = freeze.lasted();
+                drop(freeze);
                 self.live.drop_unneeded();
-                sealed.map(|(checkpoint, opened)| (checkpoint, opened, calm, frozen, _one_at_a_time))
+                closed.map(|(checkpoint, opened)| (checkpoint, opened, calm, frozen, _one_at_a_time))
             });
             match made {
                 // Most who write much in one call do end.
@@ -100,11 +100,11 @@ impl Engine {
             if !last && !self.live.stores_are_flushed() {
                 continue;
             }
-            let gate = self.live.freeze()?;
+            let freeze = self.live.freeze()?;
             let flushed = self.live.stores_are_flushed();
             if last || flushed {
                 self.live.unwatch_stores();
-                return Ok((gate, flushed));
+                return Ok((freeze, flushed));
             }
         }
     }
@@ -124,8 +124,15 @@ impl Engine {
         }
     }
 
-    /// Closes the open epoch. The caller holds the gate for writing.
-    pub(super) fn seal(&self, by: Option<&Actor>, note: &str, tags: Vec<String>, reason: Reason, flushed: bool) -> SysResult<(Checkpoint, Opened)> {
+    /// Closes the open epoch. The caller holds the freeze lock for writing.
+    pub(super) fn close_epoch(
+        &self,
+        by: Option<&Actor>,
+        note: &str,
+        tags: Vec<String>,
+        reason: Reason,
+        flushed: bool,
+    ) -> SysResult<(Checkpoint, Opened)> {
         let epoch = self.timeline().epoch();
         let cut = self.live.cut(epoch.next())?;
         let now = sys::now();
@@ -139,7 +146,7 @@ impl Engine {
             reason,
         };
         let objects = cut.objects();
-        self.timeline().seal(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.drop_cut(&objects))?;
+        self.timeline().close_epoch(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.drop_cut(&objects))?;
         self.live.epoch_closed(&cut.stats);
         Ok((checkpoint, Opened { files: cut.files, open: cut.open, more: cut.open_more, slowest: cut.slowest }))
     }

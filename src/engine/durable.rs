@@ -45,7 +45,7 @@ impl Pace {
 /// Syncs the tree, and so every checkpoint made before.
 pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
     let prepared = live.prepare_sync();
-    // Whoever was capturing has done so when the gate is had.
+    // Whoever was capturing has done so when the freeze lock is had.
     drop(live.freeze()?);
     live.sync_tree(&prepared, nanoseconds(sys::now()))
 }

@@ -23,7 +23,7 @@ use crate::history::view::State;
 use crate::store::Store;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation};
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, Place, Reason, Record, Sealed, Touch, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, ObjectHash, Place, Reason, Record, Touch, Undo};
 use crate::sys::fuzz::{config, within};
 use crate::sys::{Kind, Stat, Time};
 
@@ -161,7 +161,7 @@ impl Forger<'_> {
             18 => Record::Ahead { epoch: Epoch(self.number(self.open)), undo: self.undos(), upto: Epoch(self.number(self.open)) },
             19 => {
                 let object = self.object();
-                Record::Sealed { epoch: object.epoch, objects: vec![Sealed { object, size: 9, hash: [7; 32] }], whole: self.next(2) == 0 }
+                Record::Hashes { epoch: object.epoch, objects: vec![ObjectHash { object, size: 9, hash: [7; 32] }], whole: self.next(2) == 0 }
             }
             20 => {
                 let object = self.object();

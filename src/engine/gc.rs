@@ -5,7 +5,7 @@
 //! run that was cut short has left is needed by nobody, and every run begins with looking for such.
 //!
 //! As a verification ([`super::check`]) it works for a moment and is asked again. Only the record of a deletion is made under the lock of checkpoints and restores,
-//! and nothing under the gate: nobody waits for a version to be removed. What was pinned, tagged or brought back since the plan was made stays, with what it needs.
+//! and nothing under the freeze lock: nobody waits for a version to be removed. What was pinned, tagged or brought back since the plan was made stays, with what it needs.
 
 mod tiers;
 

@@ -70,7 +70,7 @@ impl Engine {
 
     fn clear_stage(&self) -> SysResult<()> {
         // An import that was killed may have asked for something that is still being done.
-        let _gate = self.live.freeze()?;
+        let _changing = self.live.freeze()?;
         let staging = self.live.staging();
         for entry in sys::list_dir(&sys::open_dir_at(staging, b".")?)? {
             if entry.name.starts_with(STAGED_PREFIX.as_bytes()) {
@@ -86,14 +86,14 @@ impl Engine {
     fn put_staged(&self, by: &Actor, staged: &[(String, TreePath)]) -> Vec<Refused> {
         let mut refused = Vec::new();
         let (mut stale, mut steps) = (Stale::default(), Vec::new());
-        let gate = match self.live.freeze() {
-            Ok(gate) => gate,
+        let freeze = match self.live.freeze() {
+            Ok(freeze) => freeze,
             Err(errno) => return staged.iter().map(|(_, path)| Refused { path: path.clone(), errno: errno.0 }).collect(),
         };
         // A restore may have planned with what was there.
         self.live.count_change();
         let tree = self.live.tree.write();
-        let acting = Timeline::acting(Some(self.timeline().number(super::who::actor_process(by))));
+        let acting = Timeline::acting(Some(self.timeline().number(super::attribution::actor_process(by))));
         for (name, path) in staged {
             if let Err(errno) = self.put_one(name, &path.0, &mut stale, &mut steps) {
                 let _ = sys::unlink_at(self.live.staging(), name.as_bytes());
@@ -102,7 +102,7 @@ impl Engine {
         }
         drop(acting);
         drop(tree);
-        drop(gate);
+        drop(freeze);
         self.forget_stale(&stale);
         self.announcer.tell(steps);
         refused

@@ -7,6 +7,7 @@ mod absence;
 mod announce;
 pub mod api;
 pub mod asker;
+mod attribution;
 mod audit;
 pub mod auto;
 pub mod check;
@@ -48,7 +49,6 @@ pub mod unmount;
 mod unserved;
 pub mod verb;
 mod verbs;
-mod who;
 pub mod word;
 
 use std::collections::HashMap;
@@ -63,7 +63,7 @@ use request::Caches;
 
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
-pub use crate::live::{Keep, SealMode};
+pub use crate::live::{HashMode, Keep};
 use crate::store::ids::CheckpointId;
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::{Comparing, Record};
@@ -106,7 +106,7 @@ pub struct Config {
     /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
     pub succession: Option<takeover::Succession>,
     /// What is done ahead of need, when the machine is idle (`--seal`).
-    pub seal: SealMode,
+    pub seal: HashMode,
     /// Permission bits of `.snapshots`; those of the root directory if not given.
     pub snapdir_mode: Option<u32>,
     /// Checkpoints that the daemon makes by itself.
@@ -127,7 +127,7 @@ impl Config {
             strict_writes: false,
             snapdir_visible: false,
             succession: None,
-            seal: SealMode::Off,
+            seal: HashMode::Off,
             snapdir_mode: None,
             auto: auto::AutoConfig::default(),
             hooks: None,
@@ -196,7 +196,7 @@ struct Served {
     io_for_all: bool,
     strict_writes: bool,
     snapdir_visible: bool,
-    seal: SealMode,
+    seal: HashMode,
     snapdir_mode: Option<u32>,
     auto: auto::AutoConfig,
 }
@@ -280,7 +280,7 @@ impl Engine {
             hooks: config.hooks.map(hooks::Hooks::new),
             store_file: settings::StoreFile::default(),
         });
-        engine.bequeath();
+        engine.hand_over();
         engine.take_up(&aftermath).map_err(failed)?;
         Ok(engine)
     }
@@ -319,7 +319,7 @@ impl Engine {
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
         self.timeline().start_indexer()?;
         self.syncer.start(&self.live)?;
-        self.live.start_sealer(self.config.seal)?;
+        self.live.start_hasher(self.config.seal)?;
         auto::Auto::start(self)?;
         self.keeper.start(self)
     }
@@ -396,7 +396,7 @@ impl Engine {
         self.auto.stop();
         self.keeper.stop();
         self.syncer.stop();
-        self.live.stop_sealer();
+        self.live.stop_hasher();
         self.live.drop_prepared();
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::api::who::OpenAtCut;
+use super::api::attribution::OpenAtCut;
 use super::api::{CheckpointInfo, StateName, VerbError, VerbResult};
 use super::error;
 use crate::history::select::{Known, Unselected, select};
@@ -67,7 +67,7 @@ impl Offline {
             Record::OpenAt { id: of, open, more } if of == id => Some((open, more)),
             _ => None,
         });
-        found.map(|(open, more)| super::who::open_at_cut(open, more))
+        found.map(|(open, more)| super::attribution::open_at_cut(open, more))
     }
 }
 

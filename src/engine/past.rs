@@ -122,7 +122,7 @@ impl Past {
     }
 
     /// From now on nodes are entered into a ledger; those that a worker before us entered are known as left.
-    pub(super) fn bequeath(&self, ledger: &Arc<Ledger>) {
+    pub(super) fn hand_over(&self, ledger: &Arc<Ledger>) {
         let mut left = self.left.lock();
         for row in ledger.rows().into_iter().filter(|row| row.kind == LEFT_NODE) {
             let [id, checkpoint, named, slot, kind, up, _] = row.words;

@@ -15,7 +15,7 @@ const CALM_MAX: Duration = Duration::from_millis(250);
 
 /// A freeze, and what is known of the moment.
 pub(super) struct Frozen<'a> {
-    pub(super) gate: Freeze<'a>,
+    pub(super) freeze: Freeze<'a>,
     /// Every store that was made through a mapping is in the tree.
     pub(super) flushed: bool,
     /// If it was asked for: nothing was being changed.
@@ -34,10 +34,10 @@ impl Engine {
         loop {
             let calm = until.and_then(|(until, calm)| self.await_calm(until, calm));
             let one_at_a_time = self.checkpointing.lock();
-            let (gate, flushed) = self.freeze()?;
+            let (freeze, flushed) = self.freeze()?;
             let held = calm.is_some() && calm == self.stir().ok();
             if calm.is_none() || held {
-                return Ok(Frozen { gate, flushed, calm: limit.map(|_| held), _one_at_a_time: one_at_a_time });
+                return Ok(Frozen { freeze, flushed, calm: limit.map(|_| held), _one_at_a_time: one_at_a_time });
             }
         }
     }

@@ -48,7 +48,7 @@ pub(super) struct Stale {
     /// Names that led to an inode that the kernel knows and that is in the tree no longer, children before parents.
     pub(super) dead: Vec<(Slot, Name, Slot)>,
     /// Directories that got back attributes other than times.
-    pub(super) dressed: Vec<Slot>,
+    pub(super) attrs_changed: Vec<Slot>,
 }
 
 impl Stale {
@@ -152,7 +152,7 @@ impl Engine {
         let Asked { by, undoes, started, unknown, times } = asked;
         let _index_later = self.timeline().hold_indexer();
         let mut stage = Stage::new(self);
-        let (prepared, gate, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
+        let (prepared, freeze, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
         let Prepared { plan, changes, spared, .. } = prepared;
         let (changes, unknown) = told_apart(changes, unknown, &plan);
         // One that undoes another is an operation all the same.
@@ -170,11 +170,11 @@ impl Engine {
         }
         still_wanted()?;
         let note = format!("before restoring {target}");
-        let (guard, opened) = self.seal(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let (guard, opened) = self.close_epoch(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
         let applied = self.carry_out(Some((by, undoes)), (&plan, stage), guard.id, Which::Below(paths), paths);
         drop(tree);
-        drop(gate);
+        drop(freeze);
         self.tell_open(guard.id, opened);
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
@@ -207,7 +207,7 @@ impl Engine {
         Ok(self.changed_unserved(target)?.iter().map(|change| change.path.clone()).collect())
     }
 
-    /// Applies a plan between the records of its beginning and its end. The caller holds the gate and the tree for writing.
+    /// Applies a plan between the records of its beginning and its end. The caller holds the freeze lock and the tree for writing.
     ///
     /// A restore that failed is at its end too: it is not begun again at the next mount, and the guard has what was there.
     /// `named`: what the journal is told was restored; of the whole tree nothing.
@@ -219,7 +219,7 @@ impl Engine {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
-        let _acting = crate::history::timeline::Timeline::acting(by.map(|(by, _)| self.timeline().number(super::who::actor_process(by))));
+        let _acting = crate::history::timeline::Timeline::acting(by.map(|(by, _)| self.timeline().number(super::attribution::actor_process(by))));
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
                 self.timeline().append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
@@ -242,7 +242,7 @@ impl Engine {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
-        let _gate = self.live.freeze()?;
+        let _changing = self.live.freeze()?;
         let _tree = self.live.tree.write();
         let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
         let times = Times::or_default(None, !paths.is_empty());

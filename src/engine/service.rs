@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
-use super::announce::{self, is_ghost};
+use super::announce::{self, is_dummy};
 use super::control::{CONTROL, SNAPDIR};
 use super::counts::RequestCounts;
 use super::files::Open;
@@ -67,7 +67,7 @@ impl Engine {
     fn node(&self, node: NodeId) -> SysResult<Node> {
         if node.0 & PAST != 0 {
             self.past_node(node).map(Node::Past)
-        } else if is_ghost(node) {
+        } else if is_dummy(node) {
             Err(Errno::ESTALE)
         } else if node.0 & CONTROL != 0 {
             Ok(Node::Control(node))
@@ -212,7 +212,7 @@ impl Service for Engine {
     }
 
     fn getattr(&self, node: NodeId, fh: Option<Fh>) -> SysResult<Attr> {
-        if is_ghost(node) {
+        if is_dummy(node) {
             return Ok(announce::attr(node));
         }
         match self.node(node)? {
@@ -395,7 +395,7 @@ impl Service for Engine {
 
     fn create(&self, caller: Caller, parent: NodeId, name: &[u8], mode: u32, umask: u32, flags: i32) -> SysResult<(Entry, Opened)> {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
-            return answer.map(|ghost| (ghost, announce::opened()));
+            return answer.map(|dummy| (dummy, announce::opened()));
         }
         self.check_descriptors()?;
         let _acting = self.live.acting_for(caller.pid, caller.uid);

@@ -6,7 +6,7 @@ use super::Engine;
 use super::api::{DaemonInfo, SealerInfo, Stats, Status, VerbError, VerbResult};
 use super::error;
 use crate::history::view::State;
-use crate::live::SealMode;
+use crate::live::HashMode;
 use crate::sys;
 
 impl Engine {
@@ -126,11 +126,11 @@ impl Engine {
     }
 
     fn sealer_info(&self) -> SealerInfo {
-        let stats = self.live.seal_stats();
+        let stats = self.live.hash_stats();
         let mode = match self.config.seal {
-            SealMode::Off => "off",
-            SealMode::Hash => "hash",
-            SealMode::Full => "full",
+            HashMode::Off => "off",
+            HashMode::Hash => "hash",
+            HashMode::Full => "full",
         };
         SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes, read: stats.read }
     }

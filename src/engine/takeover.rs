@@ -50,10 +50,10 @@ impl Engine {
     }
 
     /// From now on everything that the next worker must know is left to it.
-    pub(super) fn bequeath(&self) {
+    pub(super) fn hand_over(&self) {
         if let Some(succession) = &self.succession {
-            self.live.bequeath(Legacy::new(Arc::clone(&succession.ledger), Arc::clone(&succession.keeper)));
-            self.past.bequeath(&succession.ledger);
+            self.live.hand_over(Legacy::new(Arc::clone(&succession.ledger), Arc::clone(&succession.keeper)));
+            self.past.hand_over(&succession.ledger);
         }
     }
 

@@ -280,12 +280,12 @@ impl Engine {
             self.live.preflush();
             let actor = caller.actor();
             let note = format!("before {} (pid {}) began to remove or empty files", actor.process, actor.pid);
-            let sealed = self.live.freeze().and_then(|_gate| {
+            let closed = self.live.freeze().and_then(|_changing| {
                 let flushed = self.live.mapped_through_daemon().is_empty();
                 edited = self.timeline().data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
-                self.seal(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)
+                self.close_epoch(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)
             });
-            match sealed {
+            match closed {
                 Ok((checkpoint, _)) => made = Some(checkpoint.id),
                 Err(errno) => {
                     // The operation itself may well go on: removing needs no room.

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::api::who::OnlyBy;
+use super::api::attribution::OnlyBy;
 use super::api::{
     Cancel, ChangeTags, CheckpointOptions, Compare, CompareByProcess, DedupOptions, Delete, DuOptions, GcOptions, GetStats, GetStatus, ListAudit,
     ListCheckpoints, ListOperations, ListVersions, PinCheckpoint, Query, RestoreOptions, ShowCheckpoint, UndoOptions, Unmount, VerbError, VerbResult,

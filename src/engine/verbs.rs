@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use super::api::who::{ByProcess, OnlyBy, RestoredOnly};
+use super::api::attribution::{ByProcess, OnlyBy, RestoredOnly};
 use super::api::{
     AuditEvent, Change, CheckpointInfo, CheckpointOptions, DuOptions, DuReport, GcOptions, GcReport, OperationInfo, Query, RestoreOptions, Restored,
     Retag, StateName, Stats, Status, TreePath, UndoOptions, Undone, VerbResult, Verified, VerifyOptions, VersionInfo,

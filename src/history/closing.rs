@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::attribution::{self, Numbered};
 use super::indexer::HURRY_EPOCHS;
 use super::timeline::{Timeline, UNDO_ITEMS_AT_ONCE, asked};
-use super::who::{self, Numbered};
 use crate::store::ids::Slot;
 use crate::store::operation::Deed;
 use crate::store::record::{Actor, Checkpoint, Kept, Record, Undo};
@@ -18,15 +18,15 @@ impl Timeline {
     /// ENOSPC or EIO of the journal; then the epoch stays open and no checkpoint was made.
     ///
     /// `open`: who has what open for writing; they may write in the next epoch without a request.
-    pub fn seal(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>, open: &[(Slot, Arc<Numbered>)]) -> SysResult<()> {
-        self.seal_and(by, checkpoint, ahead, open, None)
+    pub fn close_epoch(&self, by: Option<&Actor>, checkpoint: Checkpoint, ahead: Vec<Undo>, open: &[(Slot, Arc<Numbered>)]) -> SysResult<()> {
+        self.close_epoch_and(by, checkpoint, ahead, open, None)
     }
 
     /// As [`Timeline::seal`], with one record more behind the checkpoint.
     ///
     /// # Errors
     /// As [`Timeline::seal`].
-    pub fn seal_and(
+    pub fn close_epoch_and(
         &self,
         by: Option<&Actor>,
         checkpoint: Checkpoint,
@@ -44,11 +44,11 @@ impl Timeline {
         records.extend(operation.clone());
         records.extend(more);
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
-        let open = who::open_ones(open);
+        let open = attribution::open_ones(open);
         records.extend(open.clone());
         let addresses = self.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
-        inner.seal(checkpoint.id);
+        inner.close_epoch(checkpoint.id);
         for item in ahead {
             // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
             if matches!(item, Undo::Data { .. }) {
@@ -64,9 +64,9 @@ impl Timeline {
         if let (Some(Record::Operation(done)), Some(at)) = (operation, addresses.get(made + 1)) {
             inner.operations.note(done.number, *at, done.undoes);
         }
-        let many = inner.sealed.len() >= HURRY_EPOCHS;
+        let many = inner.closed.len() >= HURRY_EPOCHS;
         drop(inner);
-        self.wake.sealed();
+        self.wake.epoch_closed();
         if many {
             self.wake.hurry();
         }

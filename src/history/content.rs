@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::timeline::{Inner, Timeline, fault};
 use crate::store::Address;
 use crate::store::ids::{Epoch, ObjectId};
-use crate::store::record::Sealed;
+use crate::store::record::ObjectHash;
 use crate::sys::SysResult;
 
 /// Objects with the same content that a look-up gives at most, ...
@@ -21,7 +21,7 @@ const LOOKED_MAX: usize = 256;
 pub(super) struct Contents(HashMap<[u8; 32], Vec<(Address, ObjectId, u64)>>);
 
 impl Contents {
-    pub(super) fn note(&mut self, at: Address, objects: &[Sealed]) {
+    pub(super) fn note(&mut self, at: Address, objects: &[ObjectHash]) {
         for sealed in objects.iter().filter(|sealed| sealed.size > 0) {
             self.0.entry(sealed.hash).or_default().push((at, sealed.object, sealed.size));
         }
@@ -38,7 +38,7 @@ impl Contents {
 
 impl Inner {
     /// A record of hashes is at this place.
-    pub(super) fn note_sealed(&mut self, epoch: Epoch, at: Address, objects: &[Sealed], whole: bool) {
+    pub(super) fn note_hashes(&mut self, epoch: Epoch, at: Address, objects: &[ObjectHash], whole: bool) {
         self.seals.entry(epoch).or_default().push((at, whole));
         self.contents.note(at, objects);
     }
@@ -49,7 +49,7 @@ impl Timeline {
     ///
     /// # Errors
     /// EIO if the index cannot be read.
-    pub fn same_content(&self, sealed: &Sealed) -> SysResult<Vec<ObjectId>> {
+    pub fn same_content(&self, sealed: &ObjectHash) -> SysResult<Vec<ObjectId>> {
         let (mut objects, mut looked) = (Vec::new(), 0);
         let mut take = |object: ObjectId, size: u64| {
             let is_there = || matches!(self.store.layers.stat(object), Ok(Some(_)));

@@ -10,9 +10,9 @@ use super::dropped::DROPPED;
 use super::present::Trail;
 use super::touched::Touched;
 use super::view::{Source, State, View};
+pub use crate::store::extents::same_bytes;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child};
-pub use crate::store::share::same_bytes;
 use crate::sys::{self, Errno, Kind, SysResult};
 
 /// How a path differs.

@@ -129,7 +129,7 @@ impl Bench {
         let timeline = self.timeline();
         let id = timeline.epoch().checkpoint();
         let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns: now_ns(), atomic: true, dirty: 0, reason };
-        timeline.seal(Some(&by()), checkpoint, Vec::new(), &[]).unwrap();
+        timeline.close_epoch(Some(&by()), checkpoint, Vec::new(), &[]).unwrap();
         id
     }
 

@@ -35,7 +35,7 @@ const BACKLOG_MAX: usize = 256;
 
 #[derive(Default)]
 struct Signals {
-    sealed: bool,
+    epoch_closed: bool,
     /// Too much waits.
     hurry: bool,
     /// When it was asked to end.
@@ -84,8 +84,8 @@ pub struct Wake {
 
 impl Wake {
     /// An epoch was closed.
-    pub fn sealed(&self) {
-        self.signals.lock().sealed = true;
+    pub fn epoch_closed(&self) {
+        self.signals.lock().epoch_closed = true;
         self.changed.notify_all();
     }
 
@@ -167,7 +167,7 @@ impl Wake {
     pub fn rest(&self, limit: Duration) -> bool {
         let mut signals = self.signals.lock();
         let until = Instant::now() + limit;
-        while signals.stop.is_none() && !signals.sealed {
+        while signals.stop.is_none() && !signals.epoch_closed {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return true;
@@ -199,7 +199,7 @@ impl Wake {
         if let Some(errno) = signals.thread.take().and_then(|thread| sys::set_thread_normal(thread).err()) {
             tracing::debug!(%errno, "a thread stays idle");
         }
-        signals.sealed = true;
+        signals.epoch_closed = true;
         self.changed.notify_all();
     }
 
@@ -214,7 +214,7 @@ impl Wake {
     /// Waits for work; `false`: the thread shall end.
     pub fn wait(&self) -> bool {
         let mut signals = self.signals.lock();
-        while !signals.sealed && signals.stop.is_none() {
+        while !signals.epoch_closed && signals.stop.is_none() {
             self.changed.wait(&mut signals);
         }
         if signals.stop.is_none() && !signals.hurry {
@@ -223,7 +223,7 @@ impl Wake {
         while signals.held > 0 && signals.stop.is_none() && !signals.hurry {
             self.changed.wait(&mut signals);
         }
-        signals.sealed = false;
+        signals.epoch_closed = false;
         !signals.ends()
     }
 }
@@ -268,7 +268,7 @@ impl Wake {
     pub fn start<T: Send + Sync + 'static>(name: &str, holder: &Arc<T>, of: fn(&T) -> &Wake, work: fn(&T)) -> std::io::Result<()> {
         let wake = of(holder);
         wake.signals.lock().running = true;
-        wake.sealed();
+        wake.epoch_closed();
         let worker = Arc::clone(holder);
         let spawned = std::thread::Builder::new().name(name.into()).spawn(move || {
             let wake = of(&worker);
@@ -321,7 +321,7 @@ impl Timeline {
     pub fn takes_checkpoints(&self) -> bool {
         match self.wake.trouble(Instant::now()) {
             None => true,
-            Some(trouble) => trouble.full && self.inner.read().sealed.len() < BACKLOG_MAX,
+            Some(trouble) => trouble.full && self.inner.read().closed.len() < BACKLOG_MAX,
         }
     }
 
@@ -329,7 +329,7 @@ impl Timeline {
     pub(super) fn index_fault(&self, error: StoreError) {
         self.wake.fail(describe(&error), self.store.reserve.is_full());
         // If there is only no room for it, its thread makes another.
-        self.wake.sealed();
+        self.wake.epoch_closed();
     }
 
     /// Makes the index anew in memory, if it is for want of space that it failed; `false`: it is not, or that failed too.
@@ -346,7 +346,7 @@ impl Timeline {
             Ok(()) => {
                 self.wake.signals.lock().trouble = None;
                 // What is closed and not in it is taken over as ever.
-                self.wake.sealed();
+                self.wake.epoch_closed();
                 true
             }
             Err(error) => {
@@ -359,7 +359,7 @@ impl Timeline {
     /// Applies every closed epoch to the index and drops its table.
     pub(super) fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
-        while let Some((id, end)) = self.oldest_sealed() {
+        while let Some((id, end)) = self.oldest_closed() {
             let mut batch = Batch::after(index.last_checkpoint()?);
             self.wake.calls(Some(Instant::now()));
             for frame in self.store.journal.scan(index.applied()?, None) {
@@ -406,7 +406,7 @@ impl Timeline {
         if let Err(error) = self.store.layout.note_unpacked() {
             tracing::debug!(%error, "the next mount will not know of it");
         }
-        self.wake.sealed();
+        self.wake.epoch_closed();
     }
 
     /// What the last mount left of that is taken up. How far it came is not known: all is packed anew.
@@ -459,21 +459,21 @@ impl Timeline {
 
     /// What these epochs changed is noted before their tables go.
     fn track(&self, upto: Epoch) {
-        let tables: Vec<Arc<Table>> = self.inner.read().sealed.iter().take_while(|table| table.epoch <= upto).cloned().collect();
+        let tables: Vec<Arc<Table>> = self.inner.read().closed.iter().take_while(|table| table.epoch <= upto).cloned().collect();
         tables.iter().for_each(|table| self.tracked.lock().take(table));
     }
 
     /// Takes the tables of epochs up to this one out of memory.
     fn take_indexed(&self, upto: Epoch) -> Vec<Arc<Table>> {
         let mut inner = self.inner.write();
-        let count = inner.sealed.partition_point(|table| table.epoch <= upto);
-        inner.sealed.drain(..count).collect()
+        let count = inner.closed.partition_point(|table| table.epoch <= upto);
+        inner.closed.drain(..count).collect()
     }
 
     /// The checkpoint that closed the oldest epoch still in memory, and where its record is.
-    fn oldest_sealed(&self) -> Option<(CheckpointId, Address)> {
+    fn oldest_closed(&self) -> Option<(CheckpointId, Address)> {
         let inner = self.inner.read();
-        let epoch = inner.sealed.front()?.epoch;
+        let epoch = inner.closed.front()?.epoch;
         // A deleted checkpoint closed its epoch all the same; the next one that is there tells where to stop.
         let next =
             |known: &BTreeMap<CheckpointId, (Kept, Address)>| known.range(epoch.checkpoint()..).next().map(|(id, (_, address))| (*id, *address));

@@ -35,9 +35,9 @@ impl Timeline {
     /// What memory knows, and whether the index could know of an earlier record.
     fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> (Option<Recorded<T>>, bool) {
         let inner = self.inner.read();
-        let from = inner.sealed.partition_point(|table| table.epoch <= after.epoch());
+        let from = inner.closed.partition_point(|table| table.epoch <= after.epoch());
         let open = Some(&inner.open).filter(|table| table.epoch > after.epoch());
-        let mut tables = inner.sealed.iter().skip(from).map(|table| &**table).chain(open);
+        let mut tables = inner.closed.iter().skip(from).map(|table| &**table).chain(open);
         let found = tables.find_map(|table| pick(table).map(|before| Recorded { epoch: table.epoch, before }));
         (found, after.epoch().next() < inner.open.epoch)
     }
@@ -116,7 +116,7 @@ impl Timeline {
         let mut found = BTreeMap::new();
         {
             let inner = self.inner.read();
-            let sealed = inner.sealed.iter().rev().map(|table| &**table);
+            let sealed = inner.closed.iter().rev().map(|table| &**table);
             for table in std::iter::once(&inner.open).chain(sealed).take_while(|table| table.epoch > at.epoch()) {
                 for (name, before) in table.entries_of(dir) {
                     found.insert(name.clone(), Recorded { epoch: table.epoch, before });

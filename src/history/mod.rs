@@ -1,12 +1,13 @@
 //! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of them.
 
 pub mod absence;
-pub mod ahead;
+pub mod attribution;
 mod closing;
 mod collect;
 pub mod content;
 pub mod diff;
 pub mod dropped;
+pub mod eager;
 pub mod indexer;
 pub mod lookup;
 pub mod needed;
@@ -22,7 +23,6 @@ pub mod timeline;
 pub mod touched;
 pub mod versions;
 pub mod view;
-pub mod who;
 pub mod writers;
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl Timeline {
         }
         let Replay { inner, aftermath, .. } = replay;
         let wake = Wake::default();
-        if inner.sealed.len() >= indexer::HURRY_EPOCHS {
+        if inner.closed.len() >= indexer::HURRY_EPOCHS {
             wake.hurry();
         }
         let owed = Mutex::ranked(Rank::Owed, Vec::new());
@@ -102,7 +102,7 @@ impl Timeline {
             inner.open.void(slot);
             return Ok(());
         }
-        if let Some(table) = inner.sealed.iter_mut().find(|table| table.epoch == epoch) {
+        if let Some(table) = inner.closed.iter_mut().find(|table| table.epoch == epoch) {
             Arc::make_mut(table).void(slot);
         }
         inner.struck.insert((epoch, slot));
@@ -261,7 +261,7 @@ impl Replay {
             }
             Record::Checkpoint(checkpoint) => {
                 self.undone(beyond);
-                self.inner.seal(checkpoint.id);
+                self.inner.close_epoch(checkpoint.id);
                 self.inner.put_checkpoint(Kept::new(checkpoint, by), address);
             }
             Record::Tags { id, tags } => self.inner.retag(id, tags),
@@ -292,7 +292,7 @@ impl Replay {
                 self.note_dropped(&objects);
                 self.inner.note_dropped(epoch, address, &objects);
             }
-            Record::Sealed { epoch, objects, whole } => self.inner.note_sealed(epoch, address, &objects, whole),
+            Record::Hashes { epoch, objects, whole } => self.inner.note_hashes(epoch, address, &objects, whole),
             Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
@@ -343,7 +343,7 @@ impl Replay {
             self.inner.open.void(slot);
             return;
         }
-        if let Some(table) = self.inner.sealed.iter_mut().find(|table| table.epoch == epoch).and_then(Arc::get_mut) {
+        if let Some(table) = self.inner.closed.iter_mut().find(|table| table.epoch == epoch).and_then(Arc::get_mut) {
             table.void(slot);
         }
         self.inner.struck.insert((epoch, slot));

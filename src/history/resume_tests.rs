@@ -22,7 +22,7 @@ fn checkpoint(timeline: &Timeline, number: u64) -> CheckpointId {
     let id = CheckpointId(number);
     let created_ns = 4_000_000_000_000_000_000 + number as i64;
     let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns, atomic: true, dirty: 0, reason: Reason::Asked };
-    timeline.seal(None, checkpoint, Vec::new(), &[]).unwrap();
+    timeline.close_epoch(None, checkpoint, Vec::new(), &[]).unwrap();
     id
 }
 
@@ -99,7 +99,7 @@ fn short_mounts_do_not_pile_up_what_the_index_does_not_have() {
         }
         timeline.stop();
     }
-    let waiting = open(dir.path()).0.inner.read().sealed.len();
+    let waiting = open(dir.path()).0.inner.read().closed.len();
     assert!(waiting < indexer::HURRY_EPOCHS + OF_EACH as usize, "{waiting} closed epochs are not in the index");
 }
 

@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use super::attribution;
 use super::table::Table;
 use super::timeline::Timeline;
-use super::who;
 use crate::store::ids::{Epoch, Name, Slot};
 
 /// With more keys than this all of the tree is walked instead.
@@ -94,7 +94,7 @@ impl Timeline {
     pub fn set_born(&self, slot: Slot, born: bool) {
         let mut inner = self.inner.write();
         if born {
-            inner.born.insert(slot, who::acting_number());
+            inner.born.insert(slot, attribution::acting_number());
             drop(inner);
             self.tracked.lock().set_gone(slot, false);
         } else {
@@ -110,7 +110,7 @@ impl Timeline {
         let noted = {
             let inner = self.inner.read();
             // One that had the number before may have a record.
-            let mut tables = inner.sealed.iter().map(|table| &**table).chain([&inner.open]);
+            let mut tables = inner.closed.iter().map(|table| &**table).chain([&inner.open]);
             !inner.is_born(slot) || tables.any(|table| table.node(slot).is_some())
         };
         if noted {
@@ -206,7 +206,7 @@ impl Timeline {
         };
         let mut since = since.filter(|since| !since.lost && since.unrecorded == inner.unrecorded)?;
         since.gone = gone;
-        inner.sealed.iter().for_each(|table| since.take(table));
+        inner.closed.iter().for_each(|table| since.take(table));
         since.take(&inner.open);
         Some(since).filter(|since| !since.lost)
     }
@@ -214,7 +214,7 @@ impl Timeline {
     /// Inodes that have a record in the open epoch, or in a closed one that is not in the index yet, whatever became of them.
     pub fn recorded_now(&self) -> HashSet<Slot> {
         let inner = self.inner.read();
-        let tables = inner.sealed.iter().map(|table| &**table).chain([&inner.open]);
+        let tables = inner.closed.iter().map(|table| &**table).chain([&inner.open]);
         tables.flat_map(|table| table.nodes().map(|(slot, _)| slot)).collect()
     }
 
@@ -240,7 +240,7 @@ mod tests {
     fn close(timeline: &Timeline, id: u64) {
         let (tags, note) = (Vec::new(), String::new());
         let checkpoint = Checkpoint { id: CheckpointId(id), tags, note, created_ns: 1, atomic: true, dirty: 0, reason: Reason::Asked };
-        timeline.seal(None, checkpoint, Vec::new(), &[]).unwrap();
+        timeline.close_epoch(None, checkpoint, Vec::new(), &[]).unwrap();
     }
 
     fn change(timeline: &Timeline, slot: u64) {

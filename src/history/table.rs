@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::who::TouchTable;
+use super::attribution::TouchTable;
 use crate::store::ids::{Epoch, Name, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
 use crate::sys::Xattrs;

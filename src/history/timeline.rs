@@ -4,7 +4,7 @@
 //! that the indexer has not yet taken over are in memory; older ones are found through the index, which leads to the journal.
 //!
 //! **Locking.** One `RwLock` over the tables, a leaf: nothing else is locked while it is held, but for the journal's own mutex. Callers that record
-//! hold the engine's gate for reading, and whoever seals an epoch holds it for writing, so that no record comes after the checkpoint of its epoch.
+//! hold the engine's freeze lock for reading, and whoever closes an epoch holds it for writing, so that no record comes after the checkpoint of its epoch.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::absence::{Absence, Clock};
+use super::attribution;
 use super::content::Contents;
 use super::dropped::{DroppedList, Spans};
 use super::operations::Operations;
@@ -20,11 +21,10 @@ use super::since::Tracked;
 use super::table::{NodeUndo, Table};
 use super::tags::Tags;
 use super::view::State;
-use super::who;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use crate::store::lineage::Lineage;
 use crate::store::operation::Deed;
-use crate::store::record::{Actor, Comparing, DataState, Kept, Key, Place, ProcessNumber, Reason, Record, Sealed, Undo, is_tag};
+use crate::store::record::{Actor, Comparing, DataState, Kept, Key, ObjectHash, Place, ProcessNumber, Reason, Record, Undo, is_tag};
 use crate::store::{Address, Store, StoreError};
 use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{self, Errno, Kind, SysResult};
@@ -41,7 +41,7 @@ pub(super) struct Inner {
     /// Inodes made in the open epoch, and by whom: no checkpoint can see them.
     pub(super) born: HashMap<Slot, ProcessNumber>,
     /// Closed epochs not yet in the index, oldest first.
-    pub(super) sealed: VecDeque<Arc<Table>>,
+    pub(super) closed: VecDeque<Arc<Table>>,
     /// Every checkpoint kept, with where its record is in the journal.
     pub(super) checkpoints: BTreeMap<CheckpointId, (Kept, Address)>,
     /// Those that nobody sees and that need what they need all the same: they were deleted or undone.
@@ -76,7 +76,7 @@ impl Inner {
             open: Table::new(epoch),
             recordings: 0,
             born: HashMap::new(),
-            sealed: VecDeque::new(),
+            closed: VecDeque::new(),
             checkpoints: BTreeMap::new(),
             hidden: BTreeMap::new(),
             lineage: Lineage::default(),
@@ -161,12 +161,12 @@ impl Inner {
     }
 
     /// Closes the open epoch by the checkpoint `id`.
-    pub(super) fn seal(&mut self, id: CheckpointId) {
+    pub(super) fn close_epoch(&mut self, id: CheckpointId) {
         self.recordings += 1;
         let next = Table::new(id.epoch().next());
         let closed = std::mem::replace(&mut self.open, next);
         self.born.clear();
-        self.sealed.push_back(Arc::new(closed));
+        self.closed.push_back(Arc::new(closed));
     }
 }
 
@@ -224,7 +224,7 @@ pub struct Timeline {
     /// The checkpoints that the index may go down to, and up to where.
     pub(super) compact: Mutex<Option<super::indexer::Compaction>>,
     /// A leaf.
-    pub(super) numbers: Mutex<who::Numbers>,
+    pub(super) numbers: Mutex<attribution::Numbers>,
     /// Objects that were found to hold something else than was captured. A leaf.
     pub(super) distrusted: Mutex<HashSet<ObjectId>>,
     /// What was found to be changed behind our back since the mount, by checkpoint. A leaf.
@@ -455,7 +455,7 @@ impl Timeline {
     /// the tree on disk may be of that.
     pub fn touched_now(&self, closed: bool) -> (HashSet<Slot>, Vec<(Slot, Name)>) {
         let inner = self.inner.read();
-        let sealed = if closed { inner.sealed.as_slices() } else { Default::default() };
+        let sealed = if closed { inner.closed.as_slices() } else { Default::default() };
         let tables = || sealed.0.iter().chain(sealed.1).map(|table| &**table).chain(std::iter::once(&inner.open));
         let names = tables().flat_map(|table| table.entries().map(|(dir, name, _)| (dir, name.clone()))).collect();
         (tables().flat_map(|table| table.nodes().map(|(slot, _)| slot)).collect(), names)
@@ -631,11 +631,11 @@ impl Timeline {
     ///
     /// # Errors
     /// As [`Timeline::append`].
-    pub fn add_seal(&self, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> SysResult<()> {
-        let at = self.write(&[Record::Sealed { epoch, objects: objects.clone(), whole }])?;
+    pub fn add_hashes(&self, epoch: Epoch, objects: Vec<ObjectHash>, whole: bool) -> SysResult<()> {
+        let at = self.write(&[Record::Hashes { epoch, objects: objects.clone(), whole }])?;
         sys::awake(|| {
             let mut inner = self.inner.write();
-            at.into_iter().for_each(|at| inner.note_sealed(epoch, at, &objects, whole));
+            at.into_iter().for_each(|at| inner.note_hashes(epoch, at, &objects, whole));
         });
         Ok(())
     }
@@ -644,7 +644,7 @@ impl Timeline {
     ///
     /// # Errors
     /// EIO if a record cannot be read.
-    pub fn sealed(&self, epoch: Epoch) -> SysResult<(Vec<Sealed>, bool)> {
+    pub fn sealed(&self, epoch: Epoch) -> SysResult<(Vec<ObjectHash>, bool)> {
         let mut places = self.store.index.seals(epoch).map_err(fault)?;
         for place in self.inner.read().seals.get(&epoch).into_iter().flatten() {
             if !places.contains(place) {
@@ -654,7 +654,7 @@ impl Timeline {
         let mut found = Vec::new();
         for (at, _) in &places {
             // It may just have been left out, with all that it speaks of.
-            if let Some(Record::Sealed { objects, .. }) = self.store.journal.read_if_needed(*at).map_err(fault)? {
+            if let Some(Record::Hashes { objects, .. }) = self.store.journal.read_if_needed(*at).map_err(fault)? {
                 found.extend(objects);
             }
         }
@@ -665,7 +665,7 @@ impl Timeline {
     ///
     /// # Errors
     /// EIO if the index cannot be read.
-    pub fn is_sealed(&self, epoch: Epoch) -> SysResult<bool> {
+    pub fn is_hashed(&self, epoch: Epoch) -> SysResult<bool> {
         if self.inner.read().seals.get(&epoch).is_some_and(|seals| seals.iter().any(|(_, whole)| *whole)) {
             return Ok(true);
         }
@@ -684,7 +684,7 @@ impl Timeline {
     pub fn place_or_fault(&self, slot: Slot) -> SysResult<Option<Place>> {
         let memory = {
             let inner = self.inner.read();
-            let mut tables = std::iter::once(&inner.open).chain(inner.sealed.iter().rev().map(|table| &**table));
+            let mut tables = std::iter::once(&inner.open).chain(inner.closed.iter().rev().map(|table| &**table));
             tables.find_map(|table| table.place(slot).cloned())
         };
         match memory {

@@ -1,11 +1,11 @@
-//! Who changed what between two states, as the journal tells it: see [`who`](super::who).
+//! Who changed what between two states, as the journal tells it: see [`who`](super::attribution).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::attribution::OTHERS;
 use super::present::Trail;
 use super::timeline::{Timeline, fault};
-use super::who::OTHERS;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::record::{NameTouch, Place, Process, ProcessNumber, Record, Touch, Undo};
 use crate::sys::{Errno, SysResult};

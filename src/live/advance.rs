@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Live;
-use super::ahead::at_place;
 use super::baseline::{errno, names_of};
+use super::eager::at_place;
 use super::find::is_elsewhere;
 use super::kept::Keeper;
 use super::nodes::generation_of;

@@ -77,7 +77,7 @@ impl Live {
     pub fn set_attr<'a>(&self, at: impl Into<At<'a>>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
         let at = at.into();
         self.patiently(|| {
-            let _gate = self.enter();
+            let _changing = self.enter();
             let _tree = self.tree.read();
             let _stripe = self.stripe(at.slot);
             self.probe_first(at.slot)?;
@@ -224,7 +224,7 @@ impl Live {
     }
 
     fn change_xattrs_now(&self, at: At<'_>, change: impl Fn(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
-        let _gate = self.enter();
+        let _changing = self.enter();
         let _tree = self.tree.read();
         let _stripe = self.stripe(at.slot);
         self.probe_first(at.slot)?;

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
-use super::ahead::is_same;
+use super::eager::is_same;
 use super::find::is_elsewhere;
 use super::kept::{Keep, Keeper};
 use super::nodes::generation_of;
-use crate::history::ahead::AheadNode;
+use crate::history::eager::AheadNode;
 use crate::history::present::Trail;
 use crate::store::Address;
 use crate::store::baseline::{self, Baseline, Node, ROOT, Writer};

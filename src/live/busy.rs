@@ -3,7 +3,7 @@
 //! The kernel locks a file while a process writes to it, and on XFS while one reads it; and a process that is copying from or to its memory meanwhile may wait
 //! for as long as another likes that serves the memory (a mapping of a file of a FUSE filesystem). What else wants that lock then waits too: FICLONE,
 //! truncate(2), chmod(2), setxattr(2), and whatever changes a name of the file. Where the kernel does the I/O (passthrough) an ordinary user can do that
-//! to us, through a file that is open ([`Live::may_wait`]). So nothing of the kind is called under the gate, the tree, or a stripe without a look:
+//! to us, through a file that is open ([`Live::may_wait`]). So nothing of the kind is called under the freeze lock, the tree, or a stripe without a look:
 //!
 //! - **A capture** is made with no lock at all, under a **claim**: nobody changes the content of a claimed file, because whoever would must capture it first.
 //!   The file was open to nobody for writing, so what was captured is what is recorded when the locks are taken again. The same goes for any large file, which takes
@@ -36,7 +36,7 @@ use crate::sys::{self, Errno, Kind, Open, SysResult, wait};
 /// How long something waits for a process of somebody else before it fails.
 pub const WAIT_MAX: Duration = Duration::from_millis(700);
 /// How long changes that come may wait for those under way, before a freeze lets them pass and tries again.
-const GATE_WAIT: Duration = Duration::from_millis(250);
+const FREEZE_LOCK_WAIT: Duration = Duration::from_millis(250);
 /// How long a checkpoint waits for a process that is in its way, with nothing frozen.
 const WAY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Between two tries.
@@ -318,12 +318,12 @@ fn readers(node: &Node) -> u32 {
     node.handles().saturating_sub(node.writers()) + node.mappable()
 }
 
-/// The gate, held for writing.
+/// The freeze lock, held for writing.
 pub struct Freeze<'a> {
     live: &'a Live,
     /// When it was asked for: whoever came since waits.
     asked: Instant,
-    _gate: RwLockWriteGuard<'a, ()>,
+    _changing: RwLockWriteGuard<'a, ()>,
 }
 
 impl Freeze<'_> {
@@ -351,7 +351,7 @@ impl Live {
         is_held_through(&self.nodes.lock(), slot, readers)
     }
 
-    /// This thread, which holds the gate, is alone in the tree, and whoever wants to change something waits for it.
+    /// This thread, which holds the freeze lock, is alone in the tree, and whoever wants to change something waits for it.
     fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::SeqCst)
     }
@@ -389,7 +389,7 @@ impl Live {
         true
     }
 
-    /// The content of this file is to be changed: LATER, if it must be captured before, and that is done without any lock. The caller holds the gate and the
+    /// The content of this file is to be changed: LATER, if it must be captured before, and that is done without any lock. The caller holds the freeze lock and the
     /// file's stripe.
     pub(super) fn capture_first(&self, slot: Slot, provisional: bool, size: impl FnOnce() -> SysResult<u64>) -> SysResult<()> {
         if !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) || self.is_frozen() {
@@ -453,7 +453,7 @@ impl Live {
         loop {
             let claim = self.busy.await_claim(slot, None)?;
             let file = {
-                let _gate = self.gate.read();
+                let _changing = self.freeze_lock.read();
                 let _tree = self.tree.read();
                 let _stripe = self.stripe(slot);
                 if !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) {
@@ -463,7 +463,7 @@ impl Live {
             };
             let epoch = self.timeline.epoch();
             let kept = self.capture_object_in(epoch, slot, &file, sys::stat_fd(&file)?.size);
-            let _gate = self.gate.read();
+            let _changing = self.freeze_lock.read();
             let _tree = self.tree.read();
             let _stripe = self.stripe(slot);
             let object = match kept {
@@ -525,7 +525,7 @@ impl Live {
         }
     }
 
-    /// Takes the gate for writing: every change waits. Changes that come wait a moment at most for those under way that take long.
+    /// Takes the freeze lock for writing: every change waits. Changes that come wait a moment at most for those under way that take long.
     ///
     /// # Errors
     /// EBUSY: one did not end.
@@ -533,9 +533,9 @@ impl Live {
         *self.busy.in_the_way.lock() = None;
         for _ in 0..GATE_TRIES {
             let asked = Instant::now();
-            if let Some(gate) = self.gate.try_write_for(GATE_WAIT) {
+            if let Some(gate) = self.freeze_lock.try_write_for(FREEZE_LOCK_WAIT) {
                 self.frozen.store(true, Ordering::SeqCst);
-                return Ok(Freeze { live: self, asked, _gate: gate });
+                return Ok(Freeze { live: self, asked, _changing: gate });
             }
             thread::sleep(GATE_PAUSE);
         }

@@ -81,7 +81,7 @@ impl Live {
         if stat.kind == Kind::Symlink { sys::readlink_at(dir, name.as_bytes()).map(Some) } else { Ok(None) }
     }
 
-    /// Makes sure that the content of a file as it is now is kept, if a checkpoint can see it. The caller holds the gate, and the file's stripe.
+    /// Makes sure that the content of a file as it is now is kept, if a checkpoint can see it. The caller holds the freeze lock, and the file's stripe.
     ///
     /// When it returns the content survives `kill -9` whatever is done to the file.
     ///

@@ -20,7 +20,7 @@ use super::Live;
 use super::busy::{Pace, WAIT_MAX};
 use super::data::SET_ID;
 use super::hot::{Hot, OPEN_TOLD_MAX};
-use crate::history::who::Numbered;
+use crate::history::attribution::Numbered;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
 use crate::sys::{self, Errno, Open, Stat, SysResult, Time, Xattrs};
@@ -160,7 +160,7 @@ impl Live {
         hot.iter().map(file).collect()
     }
 
-    /// Captures all hot files for `epoch`, the one about to open. The caller holds the gate for writing.
+    /// Captures all hot files for `epoch`, the one about to open. The caller holds the freeze lock for writing.
     ///
     /// # Errors
     /// ENOSPC or EIO: nothing was kept, the epoch must not be closed. EBUSY: a process keeps one of the files ([`Live::in_the_way`]).
@@ -226,7 +226,7 @@ impl Live {
             }
         }
         drop(hot);
-        self.wake_sealer();
+        self.wake_hasher();
     }
 
     /// Captures until nothing has changed since it was captured. When the time is up it looks a last time: on a machine that is slow the first clones may

@@ -14,7 +14,7 @@ use super::attrs::Change;
 use super::find::At;
 use super::names::{Made, Make};
 use super::nodes::IoMode;
-use crate::history::who::{Numbered, acting_for};
+use crate::history::attribution::{Numbered, acting_for};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
 use crate::sys::lock::{RwLock, RwLockReadGuard};
@@ -175,7 +175,7 @@ impl Live {
             let io = self.io_mode(slot, flags, stat.mode);
             return self.opened(slot, file, flags, io, (stat.mode | mode, None));
         }
-        let _gate = self.enter();
+        let _changing = self.enter();
         let _tree = self.tree.read();
         // Before the open: while somebody settles the file it has a lease, and our open, which never waits, would be refused (EAGAIN).
         let _stripe = self.stripe(slot);
@@ -252,7 +252,7 @@ impl Live {
     /// # Errors
     /// As [`Live::make`].
     pub fn create(&self, parent: Slot, name: &Name, make: &Make<'_>, flags: OpenFlags) -> SysResult<(Made, HandleId, Arc<Handle>)> {
-        let _gate = self.enter();
+        let _changing = self.enter();
         let _tree = self.tree.write();
         let io = self.first_io_mode(flags, make.mode);
         let open = flags.backing();
@@ -269,7 +269,7 @@ impl Live {
         }
     }
 
-    /// Enters a new handle into the tables. The caller holds the gate if it writes. `mode`: the bits of the file; `found`: the file as it was, if it is
+    /// Enters a new handle into the tables. The caller holds the freeze lock if it writes. `mode`: the bits of the file; `found`: the file as it was, if it is
     /// news who may write to it.
     fn opened(&self, slot: Slot, file: File, flags: OpenFlags, io: IoMode, (mode, found): (u32, Option<Stat>)) -> SysResult<(HandleId, Arc<Handle>)> {
         let file = Arc::new(file);
@@ -318,7 +318,7 @@ impl Live {
         }
         self.drop_orphan(slot);
         if last_writer && passthrough {
-            let _gate = self.gate.read();
+            let _changing = self.freeze_lock.read();
             let _tree = self.tree.read();
             self.settle_released(slot);
         }
@@ -352,10 +352,10 @@ impl Live {
         }
     }
 
-    /// Holds the gate, captures, then changes the content of a file through one of its handles, for `asker` where that clears set-id bits. `fd` of
+    /// Holds the freeze lock, captures, then changes the content of a file through one of its handles, for `asker` where that clears set-id bits. `fd` of
     /// the handle itself cannot serve as the source of a capture: it may be open for writing only.
     pub fn change_content<T>(&self, handle: &Handle, asker: Option<Asker>, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
-        let _gate = self.patiently(|| self.keep_content_of(handle))?;
+        let _changing = self.patiently(|| self.keep_content_of(handle))?;
         self.timeline.tell_touches()?;
         if handle.flags.sync || handle.flags.dsync {
             self.note_synced();
@@ -364,7 +364,7 @@ impl Live {
         if handle.may_be_set_id() { sys::act_for(asker, || change(&handle.file)) } else { change(&handle.file) }
     }
 
-    /// Captures what is to be changed, and gives the gate.
+    /// Captures what is to be changed, and gives the freeze lock.
     fn keep_content_of(&self, handle: &Handle) -> SysResult<RwLockReadGuard<'_, ()>> {
         let gate = self.enter();
         let slot = handle.slot;

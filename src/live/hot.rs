@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Live;
+use super::attribution::{self, Opener};
 use super::capture::PARTLY_COPIED_MAX;
 use super::data::{Handle, SET_ID};
 use super::told::Told;
-use super::who::{self, Opener};
+use crate::history::attribution::Numbered;
 use crate::history::diff::same_bytes;
-use crate::history::who::Numbered;
 use crate::store::ids::Slot;
 use crate::store::record::DataState;
 use crate::sys::{self, Open, Stat, SysResult, Time};
@@ -61,7 +61,7 @@ impl Hot {
 }
 
 impl Live {
-    /// A file was opened for the kernel to write to. The caller holds the gate, so that no checkpoint misses it.
+    /// A file was opened for the kernel to write to. The caller holds the freeze lock, so that no checkpoint misses it.
     ///
     /// # Errors
     /// EMFILE: the file is not watched, and must not be written to.
@@ -70,13 +70,13 @@ impl Live {
         let mut openers = Vec::new();
         if let Some(known) = hot.get_mut(&slot) {
             known.opened = opened;
-            who::enter(&mut known.openers, by);
+            attribution::enter(&mut known.openers, by);
             openers = known.openers.clone();
             if known.mappable || !mappable {
                 return Ok(());
             }
         } else {
-            who::enter(&mut openers, by);
+            attribution::enter(&mut openers, by);
         }
         let file = if mappable { Arc::new(sys::reopen(file, Open::READ)?) } else { Arc::clone(file) };
         hot.insert(slot, Hot { file, mappable, past_mount: false, told: Told::nothing(opened), opened, settled: false, openers });
@@ -128,7 +128,7 @@ impl Live {
         hot.mappable.then(|| hot.told.tell(Instant::now(), (stat.mtime, stat.ctime)))
     }
 
-    /// The last handle for writing is closed: what that leaves to do. The caller holds the gate and the tree.
+    /// The last handle for writing is closed: what that leaves to do. The caller holds the freeze lock and the tree.
     ///
     /// The kernel sends RELEASE before the closing task lets go of the backing file (its fput is deferred to the way back from close(2)), so the
     /// lease of a file that nobody has mapped is often refused at first. Those wait in `unsettled`, and each release works off a few of them:
@@ -152,7 +152,7 @@ impl Live {
     }
 
     /// Unless the file is open for writing or mapped it is hot no longer, and a capture made ahead is taken back if nothing changed; `false`: it is
-    /// mapped, or seems so. The caller holds the gate and the tree.
+    /// mapped, or seems so. The caller holds the freeze lock and the tree.
     fn settle(&self, slot: Slot) -> bool {
         let _stripe = self.stripe(slot);
         let Some(hot) = self.hot.lock().get(&slot).cloned() else { return true };
@@ -241,7 +241,7 @@ impl Live {
         if idle.is_empty() {
             return;
         }
-        let _gate = self.gate.read();
+        let _changing = self.freeze_lock.read();
         let _tree = self.tree.read();
         for slot in idle {
             self.settle(slot);

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Live;
-use super::ahead::SPACE_KEPT_BYTES;
 use super::baseline::Walk;
+use super::eager::SPACE_KEPT_BYTES;
 use crate::history::indexer::Wake;
 use crate::store::baseline::Baseline;
 use crate::sys::lock::Mutex;

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Live;
-use super::ahead::{SPACE_KEPT_BYTES, is_same};
+use super::eager::{SPACE_KEPT_BYTES, is_same};
 use super::nodes::generation_of;
 use crate::store::baseline::Node;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
@@ -199,7 +199,7 @@ impl Live {
             Err(errno) => Err(errno),
             Ok(()) => {
                 if self.drop_rest(DROP_MAX)? {
-                    self.wake_sealer();
+                    self.wake_hasher();
                 }
                 Ok(())
             }

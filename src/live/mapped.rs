@@ -2,7 +2,7 @@
 //!
 //! Dirty pages of such mappings are in the kernel's cache. Before a freeze the kernel is told to forget the data of these files, which brings the
 //! dirty pages in as writes and leaves no page: a store after that must first ask for its page, and the daemon sees it (a **touch**). So, once all is
-//! flushed and the gate is held, the tree is of one instant if no change was made after the first touch since the **watch** began, and that instant
+//! flushed and the freeze lock is held, the tree is of one instant if no change was made after the first touch since the **watch** began, and that instant
 //! is the first touch, or the freeze. A pwrite into such a file is a touch as well, for it may leave a page; so is an open that makes one more file
 //! mappable.
 //!
@@ -35,19 +35,19 @@ impl Default for Watch {
 }
 
 impl Live {
-    /// Takes the gate for a change, which is counted.
+    /// Takes the freeze lock for a change, which is counted.
     pub(super) fn enter(&self) -> RwLockReadGuard<'_, ()> {
-        let gate = self.gate.read();
+        let gate = self.freeze_lock.read();
         self.watch.changes.fetch_add(1, Ordering::SeqCst);
         gate
     }
 
-    /// Counts a change that is made with the gate held for writing.
+    /// Counts a change that is made with the freeze lock held for writing.
     pub fn count_change(&self) {
         self.watch.changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many changes have begun. While the gate is held for writing none is under way.
+    /// How many changes have begun. While the freeze lock is held for writing none is under way.
     pub fn changes(&self) -> u64 {
         self.watch.changes.load(Ordering::SeqCst)
     }
@@ -69,7 +69,7 @@ impl Live {
     }
 
     /// Since the watch began nothing happened that could make the tree hold a later change and lack an earlier store. It stays so for as long as
-    /// the gate is held for writing; asked without it this is a guess.
+    /// the freeze lock is held for writing; asked without it this is a guess.
     pub fn stores_are_flushed(&self) -> bool {
         let touch = self.watch.first_touch.load(Ordering::SeqCst);
         touch == NONE || (touch == self.watch.changes.load(Ordering::SeqCst) && self.hot.lock().is_empty())

@@ -4,14 +4,14 @@
 //! number. No path is ever followed, so no link leads out of the tree.
 //!
 //! **Locking**, in this order, which [`crate::sys::lock`] enforces in debug builds:
-//! 1. `gate`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
+//! 1. `freeze_lock`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
 //! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
 //! 3. a stripe by slot: held while an inode is captured and changed;
 //!    under these three nothing is called that may wait for somebody else's process (module `busy`);
 //! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `undurable`.
 
 mod advance;
-mod ahead;
+mod attribution;
 mod attrs;
 mod baseline;
 mod busy;
@@ -19,34 +19,35 @@ mod capture;
 mod closer;
 mod cut;
 mod data;
+mod dedup;
 mod dirs;
 mod durable;
+mod eager;
 mod find;
 mod hot;
 mod idle;
 mod kept;
-mod lately;
 mod mapped;
 mod names;
 mod nodes;
 mod orphans;
 mod present;
+mod recent_unlinks;
 mod recover;
 mod remove;
 mod restore;
 mod sealer;
-mod share;
 mod staged;
 mod swaps;
 mod takeover;
 mod told;
-mod who;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+pub use attribution::opener_word;
 pub use attrs::Change;
 pub use busy::Freeze;
 pub use cut::Cut;
@@ -56,10 +57,9 @@ pub use find::At;
 pub use kept::{Keep, drop_kept};
 pub use names::{Made, Make};
 pub use nodes::IoMode;
-pub use sealer::{SealMode, SealStats};
+pub use sealer::{HashMode, HashStats};
 pub use staged::{STAGED_PREFIX, Staged, Swap, Wanted};
 pub use takeover::{Keeper, Legacy, Orphans, Turn};
-pub use who::opener_word;
 
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
@@ -79,7 +79,7 @@ pub struct Live {
     root_ino: u64,
     timeline: Arc<Timeline>,
     /// Lock 1: see the module.
-    gate: RwLock<()>,
+    freeze_lock: RwLock<()>,
     /// It is held for writing.
     frozen: AtomicBool,
     /// Lock 2: see the module.
@@ -97,13 +97,13 @@ pub struct Live {
     prepared: Mutex<cut::Prepared>,
     /// Hot files without a writer that were found in use all the same: to be tried again.
     unsettled: Mutex<VecDeque<Slot>>,
-    lately: lately::Lately,
+    recent_unlinks: recent_unlinks::RecentUnlinks,
     watch: mapped::Watch,
-    callers: who::Callers,
+    callers: attribution::Callers,
     undurable: durable::Undurable,
     sealer: sealer::Sealer,
     idle: idle::Idle,
-    shared: share::SharedCounts,
+    shared: dedup::SharedCounts,
     /// Objects that were captured ahead and may be superseded. A leaf.
     ahead_objects: Mutex<HashMap<Slot, Vec<crate::store::ids::ObjectId>>>,
     /// They have what an earlier daemon captured, too.
@@ -146,7 +146,7 @@ impl Live {
             device: stat.dev,
             root_ino: stat.ino,
             timeline,
-            gate: RwLock::ranked(Rank::Gate, ()),
+            freeze_lock: RwLock::ranked(Rank::Freeze, ()),
             frozen: AtomicBool::new(false),
             tree: RwLock::ranked(Rank::Tree, ()),
             rename_steps: AtomicU64::new(0),
@@ -159,13 +159,13 @@ impl Live {
             hot: Mutex::ranked(Rank::Hot, HashMap::new()),
             prepared: Mutex::default(),
             unsettled: Mutex::new(VecDeque::new()),
-            lately: lately::Lately::default(),
+            recent_unlinks: recent_unlinks::RecentUnlinks::default(),
             watch: mapped::Watch::default(),
-            callers: who::Callers::default(),
+            callers: attribution::Callers::default(),
             undurable: durable::Undurable::default(),
             sealer: sealer::Sealer::default(),
             idle: idle::Idle::default(),
-            shared: share::SharedCounts::default(),
+            shared: dedup::SharedCounts::default(),
             ahead_objects: Mutex::default(),
             knows_ahead: AtomicBool::default(),
             found_ahead: Mutex::default(),
@@ -269,7 +269,7 @@ impl Live {
 
     /// The inode lost one of several names a moment ago: what is said of it unasked may overtake the answer that told the kernel.
     pub fn lost_a_name_lately(&self, slot: Slot) -> bool {
-        self.lately.has(slot)
+        self.recent_unlinks.has(slot)
     }
 
     /// Number of nodes known to the kernel.

@@ -57,12 +57,12 @@ impl Live {
     /// # Errors
     /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn make(&self, parent: Slot, name: &Name, make: &Make<'_>) -> SysResult<Made> {
-        let _gate = self.enter();
+        let _changing = self.enter();
         let _tree = self.tree.write();
         self.make_in(parent.into(), name, make, 1)
     }
 
-    /// As [`Live::make`]; the caller holds the gate and the tree.
+    /// As [`Live::make`]; the caller holds the freeze lock and the tree.
     pub fn make_in(&self, parent: At<'_>, name: &Name, make: &Make<'_>, lookups: u64) -> SysResult<Made> {
         if self.is_dead(parent.slot) {
             return Err(Errno::ENOENT);
@@ -164,7 +164,7 @@ impl Live {
     }
 
     fn link_now(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
-        let _gate = self.enter();
+        let _changing = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(slot) || self.is_dead(parent) {
             return Err(Errno::ENOENT);
@@ -180,7 +180,7 @@ impl Live {
         self.link_found(slot, &found.dir, &found.name, &Live::place(parent, name), 1)
     }
 
-    /// Links an inode that was found at `from_name`. The caller holds the gate and the tree.
+    /// Links an inode that was found at `from_name`. The caller holds the freeze lock and the tree.
     pub(super) fn link_found(&self, slot: Slot, from: &OwnedFd, from_name: &Name, to: &Place, lookups: u64) -> SysResult<Made> {
         self.probe_first_for_name(slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
@@ -213,7 +213,7 @@ impl Live {
     }
 
     fn rename_now(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
-        let _gate = self.enter();
+        let _changing = self.enter();
         let _tree = self.tree.write();
         if self.is_dead(to.0) {
             return Err(Errno::ENOENT);
@@ -228,7 +228,7 @@ impl Live {
         self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how, turn)
     }
 
-    /// As [`Live::rename`]; the caller holds the gate and the tree.
+    /// As [`Live::rename`]; the caller holds the freeze lock and the tree.
     pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
         let _renaming = self.begin_rename();
         let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
@@ -393,7 +393,7 @@ impl Live {
         let _stripe = self.stripe(target.slot);
         let (there, here) = (target.place(), source.place());
         let mut more = self.moved(&[(source, there)]);
-        let fate = self.doom(target, &mut undo, &mut more)?;
+        let fate = self.plan_unlink(target, &mut undo, &mut more)?;
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: here, object });
         }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Live;
-use super::ahead::at_place;
+use super::eager::at_place;
 use super::find::{At, is_elsewhere};
 use crate::history::present::{Present, Trail};
 use crate::history::timeline::{Aftermath, Moved};
@@ -165,7 +165,7 @@ impl Live {
     /// # Errors
     /// Its own; ENOENT.
     pub fn watch_held(&self, path: &[u8], ino: Option<u64>) -> SysResult<bool> {
-        let _gate = self.gate.read();
+        let _changing = self.freeze_lock.read();
         let _tree = self.tree.read();
         let mut trail = Trail::root();
         for name in path.split(|byte| *byte == b'/') {
@@ -184,7 +184,7 @@ impl Live {
     }
 
     /// A file that somebody has open or mapped to be written, though the mount may know of nobody, is captured and hot from now on; `false`: it is not
-    /// held so. The caller holds the gate, the tree and the stripe, or nothing is served yet.
+    /// held so. The caller holds the freeze lock, the tree and the stripe, or nothing is served yet.
     ///
     /// # Errors
     /// Those of open(2); EACCES where the lease on a file of somebody else may not be asked for; ESTALE, EINVAL if it is no regular file there; EFBIG if

@@ -92,7 +92,7 @@ impl Live {
     }
 
     /// Collects what must be recorded before an inode loses this name, and decides what becomes of it. `more` gets the records that are no undo.
-    pub(super) fn doom(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
+    pub(super) fn plan_unlink(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
         let slot = target.slot;
         if self.timeline.is_born(slot) {
             return Ok(Fate::Free);
@@ -106,7 +106,7 @@ impl Live {
             self.keep_homes(target.parent, undo);
         }
         if !target.is_last() {
-            return self.doom_one_of_many(target, undo, more);
+            return self.plan_unlink_of_one_name(target, undo, more);
         }
         if !self.timeline.needs(&Key::Data(slot)) {
             self.timeline.confirm(slot);
@@ -122,7 +122,7 @@ impl Live {
     }
 
     /// One of several hard links goes: the others lead to the inode still, if we know one; if not, all of it is kept now.
-    fn doom_one_of_many(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
+    fn plan_unlink_of_one_name(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
         let gone = target.place();
         let other = self.nodes.lock().get(target.slot).and_then(|node| node.links().find(|link| **link != gone).cloned());
         match other {
@@ -221,11 +221,11 @@ impl Live {
             self.leave_cold(target.slot);
             self.timeline.set_gone(target.slot);
         } else {
-            self.lately.note(target.slot);
+            self.recent_unlinks.note(target.slot);
         }
     }
 
-    /// Removes a name: unlink(2) and rmdir(2). The caller holds the gate and the tree.
+    /// Removes a name: unlink(2) and rmdir(2). The caller holds the freeze lock and the tree.
     pub fn remove_in(&self, parent: At<'_>, name: &Name, want_dir: bool) -> SysResult<Slot> {
         let dir = self.dir(parent)?;
         let target = self.target(parent, &dir, name)?;
@@ -242,7 +242,7 @@ impl Live {
         }
         let (mut undo, mut more) = (Vec::new(), Vec::new());
         self.keep_dir(parent, &dir, &mut undo)?;
-        let fate = self.doom(&target, &mut undo, &mut more)?;
+        let fate = self.plan_unlink(&target, &mut undo, &mut more)?;
         self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
         if past {
             self.timeline.touch_name(parent.slot, name, NameTouch::Removed);
@@ -291,7 +291,7 @@ impl Live {
     /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn unlink(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
         self.patiently(|| {
-            let _gate = self.enter();
+            let _changing = self.enter();
             let _tree = self.tree.write();
             self.remove_in(parent.into(), name, false)
         })
@@ -302,7 +302,7 @@ impl Live {
     /// # Errors
     /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn rmdir(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
-        let _gate = self.enter();
+        let _changing = self.enter();
         let _tree = self.tree.write();
         self.remove_in(parent.into(), name, true)
     }

@@ -1,4 +1,4 @@
-//! What a restore needs beyond the operations of the kernel. Every method here expects the gate and the tree to be held for writing.
+//! What a restore needs beyond the operations of the kernel. Every method here expects the freeze lock and the tree to be held for writing.
 
 use std::fs::File;
 
@@ -67,7 +67,7 @@ impl Live {
     ///
     /// # Errors
     /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
-    pub fn dress_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs, times: bool) -> SysResult<bool> {
+    pub fn apply_attrs_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs, times: bool) -> SysResult<bool> {
         self.probe_first(at.slot)?;
         let fd = self.fd(at)?;
         let now = sys::stat_fd(&fd)?;

@@ -21,7 +21,7 @@ use super::Live;
 use crate::history::indexer::Wake;
 use crate::store::blocks::{Hashed, KnownBlocks};
 use crate::store::ids::{Epoch, ObjectId};
-use crate::store::record::Sealed;
+use crate::store::record::ObjectHash;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, SysResult};
 
@@ -43,7 +43,7 @@ const AHEAD_PAUSE: Duration = Duration::from_micros(200);
 
 /// What the sealer does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SealMode {
+pub enum HashMode {
     /// Nothing.
     Off,
     /// It hashes what was captured.
@@ -55,7 +55,7 @@ pub enum SealMode {
 
 /// What the sealer has done since the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SealStats {
+pub struct HashStats {
     /// Nothing is left to do.
     pub caught_up: bool,
     /// Objects hashed.
@@ -96,48 +96,48 @@ impl Pace {
 }
 
 impl Live {
-    /// Starts the sealer; it ends with [`Live::stop_sealer`].
+    /// Starts the sealer; it ends with [`Live::stop_hasher`].
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub fn start_sealer(self: &std::sync::Arc<Live>, mode: SealMode) -> std::io::Result<()> {
-        if mode == SealMode::Off {
+    pub fn start_hasher(self: &std::sync::Arc<Live>, mode: HashMode) -> std::io::Result<()> {
+        if mode == HashMode::Off {
             return Ok(());
         }
         self.sealer.running.store(true, Ordering::Relaxed);
-        self.sealer.full.store(mode == SealMode::Full && self.reflink, Ordering::Relaxed);
-        Wake::start("sealer", self, |live| &live.sealer.wake, Live::seal_until_stopped)
+        self.sealer.full.store(mode == HashMode::Full && self.reflink, Ordering::Relaxed);
+        Wake::start("sealer", self, |live| &live.sealer.wake, Live::hash_until_stopped)
     }
 
     /// Ends the sealer, and waits until it has ended.
-    pub fn stop_sealer(&self) {
+    pub fn stop_hasher(&self) {
         self.sealer.wake.stop();
     }
 
     /// An epoch was closed: there may be something to hash.
-    pub(super) fn wake_sealer(&self) {
+    pub(super) fn wake_hasher(&self) {
         if self.sealer.running.load(Ordering::Relaxed) {
-            self.sealer.wake.sealed();
+            self.sealer.wake.epoch_closed();
         }
     }
 
     /// What the sealer has done.
-    pub fn seal_stats(&self) -> SealStats {
+    pub fn hash_stats(&self) -> HashStats {
         let sealer = &self.sealer;
         let open = self.timeline.epoch();
         let caught_up = sealer.done_below.lock().is_some_and(|done| done >= open);
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        SealStats { caught_up, objects: count(&sealer.objects), bytes: count(&sealer.bytes), read: count(&sealer.read) }
+        HashStats { caught_up, objects: count(&sealer.objects), bytes: count(&sealer.bytes), read: count(&sealer.read) }
     }
 
-    fn seal_until_stopped(&self) {
+    fn hash_until_stopped(&self) {
         let (mut again, mut known) = (0, KnownBlocks::default());
         while self.sealer.wake.wait() {
-            match self.seal_closed(&mut known) {
+            match self.hash_closed(&mut known) {
                 Ok(false) if again < AGAIN_MAX => {
                     again += 1;
                     self.sealer.wake.pause(AGAIN_PAUSE);
-                    self.sealer.wake.sealed();
+                    self.sealer.wake.epoch_closed();
                 }
                 Ok(_) => {
                     again = 0;
@@ -151,7 +151,7 @@ impl Live {
     /// Hashes all that closed epochs have and that is not hashed yet.
     ///
     /// `false`: it is to be done again.
-    fn seal_closed(&self, known: &mut KnownBlocks) -> SysResult<bool> {
+    fn hash_closed(&self, known: &mut KnownBlocks) -> SysResult<bool> {
         let open = self.timeline.epoch();
         let captured = !self.sealer.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
         let from = *self.sealer.done_below.lock();
@@ -160,8 +160,8 @@ impl Live {
             None => self.timeline.store().layers.epochs().map_err(|error| error.errno())?,
         };
         for epoch in epochs.into_iter().filter(|epoch| *epoch < open) {
-            if !self.timeline.is_sealed(epoch)? {
-                self.seal_epoch(epoch, known)?;
+            if !self.timeline.is_hashed(epoch)? {
+                self.hash_epoch(epoch, known)?;
             }
             if self.sealer.wake.stopping() {
                 return Ok(true);
@@ -193,7 +193,7 @@ impl Live {
         captured
     }
 
-    fn seal_epoch(&self, epoch: Epoch, blocks: &mut KnownBlocks) -> SysResult<()> {
+    fn hash_epoch(&self, epoch: Epoch, blocks: &mut KnownBlocks) -> SysResult<()> {
         let layers = &self.timeline.store().layers;
         let objects = layers.list(epoch).map_err(|error| error.errno())?;
         if objects.is_empty() {
@@ -224,12 +224,12 @@ impl Live {
         Ok(())
     }
 
-    fn record_hashes(&self, epoch: Epoch, hashed: Vec<Sealed>, whole: bool, pace: &mut Pace) -> SysResult<()> {
+    fn record_hashes(&self, epoch: Epoch, hashed: Vec<ObjectHash>, whole: bool, pace: &mut Pace) -> SysResult<()> {
         if self.timeline.store().layers.free_bytes().map_err(|error| error.errno())? < SPACE_KEPT_BYTES {
             return Err(Errno::ENOSPC);
         }
         let (objects, bytes) = (hashed.len() as u64, hashed.iter().map(|sealed| sealed.size).sum::<u64>());
-        self.timeline.add_seal(epoch, hashed.clone(), whole)?;
+        self.timeline.add_hashes(epoch, hashed.clone(), whole)?;
         self.share_known(&hashed, |bytes| self.may_read(bytes, pace));
         self.sealer.objects.fetch_add(objects, Ordering::Relaxed);
         self.sealer.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -246,11 +246,11 @@ impl Live {
     }
 
     /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read, or the sealer shall end.
-    fn hash_object(&self, object: ObjectId, known: &mut KnownBlocks, pace: &mut Pace) -> Option<Sealed> {
+    fn hash_object(&self, object: ObjectId, known: &mut KnownBlocks, pace: &mut Pace) -> Option<ObjectHash> {
         match known.hash(&self.timeline.store().layers, object, |bytes| self.may_read(bytes, pace)) {
             Ok(Some(Hashed { size, hash, read })) => {
                 self.sealer.read.fetch_add(read, Ordering::Relaxed);
-                Some(Sealed { object, size, hash })
+                Some(ObjectHash { object, size, hash })
             }
             Ok(None) => None,
             Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::EINVAL | Errno::EACCES) => None,

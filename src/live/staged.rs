@@ -1,6 +1,6 @@
 //! Inodes that are made in the staging directory before anybody sees them, and how they take the places of others: what an applier of a plan does in bulk.
 //!
-//! Making them needs no lock and any number of threads may do it: nobody knows them before they are adopted. To put them in place (`swaps`) the gate and the tree
+//! Making them needs no lock and any number of threads may do it: nobody knows them before they are adopted. To put them in place (`swaps`) the freeze lock and the tree
 //! are held for writing.
 
 use std::fs::File;
@@ -84,14 +84,14 @@ impl Live {
                 Some(source) => self.duplicate(source, dir, name, then.size, wanted.still)?.0,
                 None => sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?,
             };
-            return dress_new(&file, wanted, |mode| sys::set_file_mode(&file, mode));
+            return apply_attrs_to_new(&file, wanted, |mode| sys::set_file_mode(&file, mode));
         }
         match then.kind {
             Kind::Symlink => sys::symlink_at(wanted.attr.target.as_deref().ok_or(Errno::EIO)?, dir, name)?,
             kind => sys::mknod_at(dir, name, kind, 0o600, then.rdev)?,
         }
         let fd = sys::open_path_at(dir, name)?;
-        dress_new(&fd, wanted, |mode| sys::chmod_fd(&fd, mode))
+        apply_attrs_to_new(&fd, wanted, |mode| sys::chmod_fd(&fd, mode))
     }
 
     fn unstage_name(&self, name: &Name) {
@@ -130,7 +130,7 @@ impl Live {
         Ok(())
     }
 
-    /// Takes a staged inode into the tables: it is new, no checkpoint can see it. The caller holds the gate.
+    /// Takes a staged inode into the tables: it is new, no checkpoint can see it. The caller holds the freeze lock.
     ///
     /// # Errors
     /// EXDEV.
@@ -143,7 +143,7 @@ impl Live {
 }
 
 /// Gives a new inode its attributes: nothing of it need be compared or kept. Says what it was made as.
-fn dress_new(fd: impl AsFd + Copy, wanted: &Wanted<'_>, chmod: impl FnOnce(u32) -> SysResult<()>) -> SysResult<Stat> {
+fn apply_attrs_to_new(fd: impl AsFd + Copy, wanted: &Wanted<'_>, chmod: impl FnOnce(u32) -> SysResult<()>) -> SysResult<Stat> {
     let (made, then) = (sys::stat_fd(fd)?, &wanted.attr.stat);
     let owner = made.uid != then.uid || made.gid != then.gid;
     // The owner first: a change of it takes set-id bits and file capabilities away.

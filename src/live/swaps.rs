@@ -173,7 +173,7 @@ impl Live {
         self.timeline.touch_name(to.parent, &to.name, NameTouch::Moved);
         let Some(target) = target else { return Ok(Some(Ready { source, target: None, held: None, to })) };
         self.timeline.touch_gone(target.slot);
-        let fate = self.doom(&target, undo, more)?;
+        let fate = self.plan_unlink(&target, undo, more)?;
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: source.place(), object });
         }

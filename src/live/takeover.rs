@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::Live;
 use super::data::{Handle, HandleId, OpenFlags};
 use super::nodes::{IoMode, generation_of};
-use crate::history::who::acting_for;
+use crate::history::attribution::acting_for;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
@@ -71,7 +71,7 @@ fn words<const N: usize>(some: [u64; N]) -> [u64; ROW_WORDS] {
 
 impl Live {
     /// From now on there is somebody to take over.
-    pub fn bequeath(&self, legacy: Legacy) {
+    pub fn hand_over(&self, legacy: Legacy) {
         let _ = self.legacy.set(legacy);
     }
 

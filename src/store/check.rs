@@ -20,7 +20,7 @@ use super::index::{Difference, Index};
 use super::journal::Journal;
 use super::layers::{self, Layers};
 use super::layout::Layout;
-use super::record::{Checkpoint, DataState, Place, Record, Sealed, Undo, in_a_circle};
+use super::record::{Checkpoint, DataState, ObjectHash, Place, Record, Undo, in_a_circle};
 use crate::sys::{Errno, Kind};
 
 /// Most bytes of paths, and names in them, that are told of all versions together: a deep tree has long ones, as many as it has versions.
@@ -137,7 +137,7 @@ pub struct Version {
     pub path: Option<Vec<u8>>,
     /// The kept checkpoints that show it, oldest first.
     pub checkpoints: Vec<CheckpointId>,
-    sealed: Option<Sealed>,
+    sealed: Option<ObjectHash>,
 }
 
 /// What a check has looked at.
@@ -184,7 +184,7 @@ struct Reading {
     last_data: HashMap<Slot, Epoch>,
     versions: Vec<(Version, Epoch, Option<i64>)>,
     checkpoints: BTreeMap<CheckpointId, Checkpoint>,
-    sealed: HashMap<ObjectId, Sealed>,
+    sealed: HashMap<ObjectId, ObjectHash>,
     recorded: HashSet<ObjectId>,
     unfinished: HashSet<ObjectId>,
     /// What is not kept any more because of where it was: nothing is missing.
@@ -281,7 +281,7 @@ impl Reading {
                 Undo::Data { before, .. } => before.object,
                 _ => None,
             })),
-            Record::Sealed { objects, .. } => self.sealed.extend(objects.into_iter().map(|sealed| (sealed.object, sealed))),
+            Record::Hashes { objects, .. } => self.sealed.extend(objects.into_iter().map(|sealed| (sealed.object, sealed))),
             Record::Dropped { objects, .. } => self.dropped.extend(objects.into_iter().map(|dropped| dropped.object)),
             Record::Unmounted { .. } => self.unfinished.clear(),
             Record::Moved { .. }

@@ -119,7 +119,7 @@ impl Catalogue {
                 self.dropped.push((*epoch, at, first, last));
             }
             Record::Undo { .. } | Record::Void { .. } | Record::Moved { .. } | Record::Replacing { .. } => {}
-            Record::Touched { .. } | Record::Ahead { .. } | Record::Sealed { .. } | Record::Comparing(_) => {}
+            Record::Touched { .. } | Record::Ahead { .. } | Record::Hashes { .. } | Record::Comparing(_) => {}
         }
     }
 

@@ -5,9 +5,9 @@
 //! `tmp/` goes at the next opening.
 
 use super::Store;
+use super::extents::same_bytes;
 use super::ids::{ObjectId, ObjectOrigin};
 use super::layers::file_name;
-use super::share::same_bytes;
 use crate::sys::{self, Errno, RenameMode, SysResult};
 
 impl Store {

@@ -13,7 +13,9 @@ mod at;
 pub mod baseline;
 pub mod blocks;
 pub mod check;
+pub mod dedup;
 pub mod error;
+pub mod extents;
 pub mod forget;
 pub mod hash;
 pub mod ids;
@@ -27,8 +29,6 @@ pub mod operation;
 mod packing;
 pub mod record;
 pub mod reserve;
-pub mod same;
-pub mod share;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;

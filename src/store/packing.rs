@@ -10,7 +10,7 @@ use super::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use super::index::{Batch, Index, Needs};
 use super::journal::{Address, Journal, Verdict};
 use super::layers::Layers;
-use super::record::{Record, Sealed, Undo};
+use super::record::{ObjectHash, Record, Undo};
 use crate::sys;
 
 /// With more bytes than this in it the segment that is written is closed, to be packed after a deletion.
@@ -57,7 +57,7 @@ impl Store {
             let gone = std::mem::take(&mut judge.gone);
             if let Some(packed) = packed {
                 // Before: what is in the index is in the journal.
-                self.index.apply(&mut Batch::forget_seals(&gone))?;
+                self.index.apply(&mut Batch::forget_hashes(&gone))?;
                 self.journal.put_packed(&packed)?;
             }
         }
@@ -162,7 +162,7 @@ impl<'a> Judge<'a> {
             }
             Record::Moved { places } => less(places, |number, (slot, _)| self.needs_place((at, number), *slot), |places| Record::Moved { places })?,
             Record::Void { epoch, slot } => keep_if(self.told.voids.get(&(epoch, slot)).is_some_and(|stays| *stays)),
-            Record::Sealed { epoch, objects, whole } => self.sealed(at, epoch, objects, whole)?,
+            Record::Hashes { epoch, objects, whole } => self.sealed(at, epoch, objects, whole)?,
             Record::Ahead { undo, upto, .. } => {
                 let mut stays = self.ahead.contains(&at) || upto == self.ahead_upto;
                 for (number, item) in undo.iter().enumerate() {
@@ -260,12 +260,12 @@ impl<'a> Judge<'a> {
     }
 
     /// The hashes of objects that are there.
-    fn sealed(&mut self, at: Address, epoch: Epoch, objects: Vec<Sealed>, whole: bool) -> StoreResult<Verdict> {
+    fn sealed(&mut self, at: Address, epoch: Epoch, objects: Vec<ObjectHash>, whole: bool) -> StoreResult<Verdict> {
         if self.left.0 != epoch {
             self.left = (epoch, self.layers.list(epoch)?);
         }
         let left = &self.left.1;
-        let verdict = less(objects, |_, sealed| Ok(left.binary_search(&sealed.object).is_ok()), |objects| Record::Sealed { epoch, objects, whole })?;
+        let verdict = less(objects, |_, sealed| Ok(left.binary_search(&sealed.object).is_ok()), |objects| Record::Hashes { epoch, objects, whole })?;
         if verdict == Verdict::LeaveOut {
             self.gone.push((epoch, at));
         }

@@ -310,7 +310,7 @@ impl std::ops::Deref for Kept {
 
 /// What an object held when it was hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sealed {
+pub struct ObjectHash {
     /// The object.
     pub object: ObjectId,
     /// Its size in bytes.
@@ -605,11 +605,11 @@ pub enum Record {
         objects: Vec<Dropped>,
     },
     /// Objects of a closed epoch were hashed.
-    Sealed {
+    Hashes {
         /// Their epoch.
         epoch: Epoch,
         /// Each once.
-        objects: Vec<Sealed>,
+        objects: Vec<ObjectHash>,
         /// With this record every object that the epoch had then is hashed.
         whole: bool,
     },

@@ -18,7 +18,7 @@ pub enum Rank {
     /// One operation on the history at a time (`engine`): checkpoint, restore, deletion, tags, pins, undo.
     Checkpointing,
     /// `live`: held for reading by every change, for writing by a freeze.
-    Gate,
+    Freeze,
     /// `live`: names.
     Tree,
     /// `live`: one inode's capture and change. Never two stripes: two inodes may share one.
@@ -31,7 +31,7 @@ pub enum Rank {
     Applying,
     /// `store::index`: the database, which a rebuild replaces while it reads the journal.
     Database,
-    /// `history`: the open epoch and the closed ones. An epoch is sealed under it, which appends to the journal.
+    /// `history`: the open epoch and the closed ones. An epoch is closed under it, which appends to the journal.
     Timeline,
     /// `history`: what the journal is owed, which goes before anything else that is appended.
     Owed,
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn locks_are_taken_in_their_order_and_given_back_in_any() {
-        let (gate, tree, leaf) = (RwLock::ranked(Rank::Gate, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(0));
+        let (gate, tree, leaf) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(0));
         for _ in 0..2 {
             let first = gate.read();
             let second = tree.write();
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     fn a_lock_out_of_order_panics_before_it_is_taken() {
-        let (gate, tree, leaf, other) = (RwLock::ranked(Rank::Gate, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(()), Mutex::new(()));
+        let (gate, tree, leaf, other) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(()), Mutex::new(()));
         let held = tree.read();
         assert!(refused(|| gate.read()), "a lock that comes before");
         assert!(refused(|| tree.read()), "the same lock again, although both only read");
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn each_thread_holds_its_own() {
-        let (gate, tree) = (RwLock::ranked(Rank::Gate, ()), RwLock::ranked(Rank::Tree, ()));
+        let (gate, tree) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()));
         let _tree = tree.read();
         std::thread::scope(|scope| scope.spawn(|| drop((gate.read(), tree.read()))).join()).expect("another thread holds nothing");
     }

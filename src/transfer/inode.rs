@@ -118,13 +118,13 @@ impl Inodes {
             Kind::File => {
                 let out = sys::create_file_at(dir, name, Open::WRITE, 0o600)?;
                 content.map_or(Ok(()), |from| self.fill(&out, from, &entry.path.0))?;
-                return self.dress_file(&out, entry);
+                return self.apply_attrs_to_file(&out, entry);
             }
             Kind::Symlink => sys::symlink_at(&entry.target.as_ref().ok_or(Errno::EIO)?.0, dir, name)?,
             Kind::Dir => return Err(Errno::EISDIR),
             kind => sys::mknod_at(dir, name, kind, 0o600, entry.rdev)?,
         }
-        self.dress(sys::open_path_at(dir, name)?, entry)
+        self.apply_attrs(sys::open_path_at(dir, name)?, entry)
     }
 
     /// Gives an open file new content and attributes, in place: it may have several names.
@@ -134,11 +134,11 @@ impl Inodes {
     pub fn make_again(&self, out: &File, entry: &ExportEntry, content: Option<&File>) -> SysResult<()> {
         sys::truncate(out, 0)?;
         content.map_or(Ok(()), |from| self.fill(out, from, &entry.path.0))?;
-        self.dress_file(out, entry)
+        self.apply_attrs_to_file(out, entry)
     }
 
     /// Gives an open file its attributes.
-    fn dress_file(&self, out: &File, entry: &ExportEntry) -> SysResult<()> {
+    fn apply_attrs_to_file(&self, out: &File, entry: &ExportEntry) -> SysResult<()> {
         let now = sys::stat_fd(out)?;
         let mut owner = (now.uid, now.gid);
         if owner != (entry.uid, entry.gid) {
@@ -156,7 +156,7 @@ impl Inodes {
     ///
     /// # Errors
     /// Those of chown(2), chmod(2), setxattr(2), utimensat(2), but for what only root may do.
-    pub fn dress(&self, fd: impl AsFd, entry: &ExportEntry) -> SysResult<()> {
+    pub fn apply_attrs(&self, fd: impl AsFd, entry: &ExportEntry) -> SysResult<()> {
         let now = sys::stat_fd(&fd)?;
         let mut owner = (now.uid, now.gid);
         if owner != (entry.uid, entry.gid) {

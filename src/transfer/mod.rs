@@ -9,12 +9,12 @@
 //! **Locking.** Several threads work on one destination. All locks are leaves.
 
 pub mod check;
+pub mod dedup;
 pub mod held;
 pub mod import;
 pub mod inode;
 pub mod mark;
 pub mod place;
-pub mod same;
 pub mod snapshots;
 pub mod tar;
 pub mod walk;

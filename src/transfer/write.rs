@@ -162,8 +162,8 @@ impl Writer {
             // One that was given again comes twice, in this order.
             let level_threads = if level.len() < DRESSED_ALONE { 1 } else { threads };
             by_several(level, level_threads, &|dir| {
-                let dressed = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.dress(fd, dir));
-                if let Err(errno) = dressed {
+                let attrs_applied = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.apply_attrs(fd, dir));
+                if let Err(errno) = attrs_applied {
                     undressed.lock().push(Refused { path: dir.path.clone(), errno: errno.0 });
                 }
             });
@@ -298,7 +298,7 @@ impl Writer {
         let (above, name) = split(&path).ok_or(Errno::EINVAL)?;
         let dir = parent.at(&self.root, above)?;
         if entry.kind != Kind::File {
-            return self.inodes.dress(sys::open_path_at(dir, name)?, entry);
+            return self.inodes.apply_attrs(sys::open_path_at(dir, name)?, entry);
         }
         let fd = match sys::open_path_at(dir, name) {
             Err(Errno::ENOENT) => return self.inodes.make(dir, name, entry, content),
@@ -387,7 +387,7 @@ impl Writer {
             }
             ExportData::Kept => {
                 self.count();
-                self.inodes.dress(sys::open_path_at(parent.at(&self.root, above)?, name)?, &entry)
+                self.inodes.apply_attrs(sys::open_path_at(parent.at(&self.root, above)?, name)?, &entry)
             }
             _ if entry.is_linked() && !self.is_first(&entry) => {
                 let first = self.first.lock().get(&entry.inode).cloned().ok_or(Errno::EIO)?;

@@ -1,4 +1,4 @@
-//! How the requests of the voice are answered.
+//! How the requests of the event thread are answered.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,20 +9,20 @@ use crate::engine::request::{Attr, Caller, Entry, Fh, Looked, NOTE_VOICE, NodeId
 use crate::store::ids::{Name, Slot};
 use crate::sys::{self, Errno, Kind, Stat, SysResult, Time};
 
-/// No voice: no request is one of its.
+/// No event thread: no request is one of its.
 pub(super) const NOBODY: u32 = 0;
-/// There is a voice, and it has not yet made itself known.
+/// There is an event thread, and it has not yet made itself known.
 pub(super) const UNKNOWN: u32 = u32::MAX;
 
-/// Set in the number of every ghost; with it all ghosts have the bit of control nodes, and no other of these has both.
-const GHOST: u64 = CONTROL | 1 << 59;
-/// Set in the number of a ghost that is a directory.
+/// Set in the number of every dummy inode; with it all dummy inodes have the bit of control nodes, and no other of these has both.
+const DUMMY: u64 = CONTROL | 1 << 59;
+/// Set in the number of a dummy inode that is a directory.
 const DIR: u64 = 1;
 
-/// The handle of every open ghost; no other has this bit.
-const GHOST_HANDLE: Fh = Fh(1 << 61);
+/// The handle of every open dummy inode; no other has this bit.
+const DUMMY_HANDLE: Fh = Fh(1 << 61);
 
-/// What the voice is about to do.
+/// What the event thread is about to do.
 #[derive(Debug)]
 pub(super) struct Expected {
     dir: Slot,
@@ -33,13 +33,13 @@ pub(super) struct Expected {
     asked: bool,
 }
 
-/// Whether a node is a ghost.
-pub(in super::super) fn is_ghost(node: NodeId) -> bool {
-    node.0 & GHOST == GHOST
+/// Whether a node is a dummy inode.
+pub(in super::super) fn is_dummy(node: NodeId) -> bool {
+    node.0 & DUMMY == DUMMY
 }
 
 impl Announcer {
-    /// The next requests of the voice are to be those of this step.
+    /// The next requests of the event thread are to be those of this step.
     pub(super) fn expect(&self, step: &Step) {
         *self.expected.lock() = Some(Expected { dir: step.dir, name: step.name.clone(), node: step.node, what: step.what, asked: false });
     }
@@ -49,17 +49,17 @@ impl Announcer {
         self.expected.lock().take().is_some_and(|expected| expected.asked)
     }
 
-    /// A request of the voice, or of that of a worker that has died: the kernel gives us what it had asked for, and it must not be done.
-    fn is_voice(&self, caller: Caller) -> bool {
-        let voice = self.voice.load(Ordering::Acquire);
-        (voice != NOBODY && voice != UNKNOWN && voice == caller.pid) || self.is_dead_voice(caller)
+    /// A request of the event thread, or of that of a worker that has died: the kernel gives us what it had asked for, and it must not be done.
+    fn is_event_thread(&self, caller: Caller) -> bool {
+        let event_thread = self.event_thread.load(Ordering::Acquire);
+        (event_thread != NOBODY && event_thread != UNKNOWN && event_thread == caller.pid) || self.is_dead_event_thread(caller)
     }
 
-    fn is_dead_voice(&self, caller: Caller) -> bool {
+    fn is_dead_event_thread(&self, caller: Caller) -> bool {
         caller.again && self.dead_voice != NOBODY && self.dead_voice == caller.pid
     }
 
-    /// What the voice is expected to do to a name.
+    /// What the event thread is expected to do to a name.
     fn expected(&self, dir: NodeId, name: &[u8]) -> Option<(What, Option<Slot>)> {
         let mut expected = self.expected.lock();
         let expected = expected.as_mut().filter(|expected| expected.dir.0 == dir.0 && expected.name.as_bytes() == name)?;
@@ -67,39 +67,39 @@ impl Announcer {
         Some((expected.what, expected.node))
     }
 
-    /// Answers a look-up, if it is one of a step of the voice.
+    /// Answers a look-up, if it is one of a step of the event thread.
     pub(in super::super) fn lookup(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<Looked>> {
-        let voice = self.voice.load(Ordering::Acquire);
-        if voice == NOBODY || (voice != UNKNOWN && voice != caller.pid) {
+        let event_thread = self.event_thread.load(Ordering::Acquire);
+        if event_thread == NOBODY || (event_thread != UNKNOWN && event_thread != caller.pid) {
             return None;
         }
         if self.is_alias(dir, name) {
-            return Some(Ok(if self.is_replaced() { Looked::Found(self.ghost(false)) } else { Looked::Absent(Duration::ZERO) }));
+            return Some(Ok(if self.is_replaced() { Looked::Found(self.dummy(false)) } else { Looked::Absent(Duration::ZERO) }));
         }
         let (what, node) = self.expected(dir, name)?;
-        if voice == UNKNOWN {
+        if event_thread == UNKNOWN {
             // Nobody else knows the name. A caller that the kernel does not tell stays unknown.
             if let Some(ledger) = &self.ledger {
                 ledger.note(NOTE_VOICE, caller.pid.into());
             }
-            self.voice.store(if caller.pid == 0 { UNKNOWN } else { caller.pid }, Ordering::Release);
+            self.event_thread.store(if caller.pid == 0 { UNKNOWN } else { caller.pid }, Ordering::Release);
             return Some(Ok(Looked::Absent(Duration::ZERO)));
         }
         let there = self.live.kind_at(Slot(dir.0), &Name::new(name));
-        let ghost = match what {
+        let dummy = match what {
             What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
             What::Written => (there == Ok(Kind::File)).then_some(false),
-            // What a ghost is renamed over must not be there: the kernel would count a link of it less.
+            // What a dummy inode is renamed over must not be there: the kernel would count a link of it less.
             What::Come(_) | What::Replaced | What::Hello => None,
             What::Dead => return Some(Ok(node.and_then(|node| self.dead(node)).map_or(Looked::Absent(Duration::ZERO), Looked::Found))),
             What::Content | What::Attributes => return None,
         };
-        Some(Ok(ghost.map_or(Looked::Absent(Duration::ZERO), |dir| Looked::Found(self.ghost(dir)))))
+        Some(Ok(dummy.map_or(Looked::Absent(Duration::ZERO), |dir| Looked::Found(self.dummy(dir)))))
     }
 
-    /// Answers the removal of a name, if the voice asks for it.
+    /// Answers the removal of a name, if the event thread asks for it.
     pub(in super::super) fn remove(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<()>> {
-        if !self.is_voice(caller) {
+        if !self.is_event_thread(caller) {
             return None;
         }
         let is_so = match self.expected(dir, name) {
@@ -109,9 +109,9 @@ impl Announcer {
         Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
     }
 
-    /// Answers a rename, if the voice asks for it.
+    /// Answers a rename, if the event thread asks for it.
     pub(in super::super) fn rename(&self, caller: Caller, from: (NodeId, &[u8]), to: (NodeId, &[u8])) -> Option<SysResult<()>> {
-        if !self.is_voice(caller) {
+        if !self.is_event_thread(caller) {
             return None;
         }
         let is_so = self.is_alias(from.0, from.1) && self.expected(to.0, to.1).is_some() && self.is_replaced();
@@ -129,33 +129,33 @@ impl Announcer {
         expected.is_some_and(|(dir, name)| self.live.kind_at(dir, &name).is_ok_and(|kind| kind != Kind::Dir))
     }
 
-    /// Answers the making of a name, if the voice asks for it.
+    /// Answers the making of a name, if the event thread asks for it.
     pub(in super::super) fn make(&self, caller: Caller, dir: NodeId, name: &[u8]) -> Option<SysResult<Entry>> {
-        if !self.is_voice(caller) {
+        if !self.is_event_thread(caller) {
             return None;
         }
         let Some((What::Come(kind), _)) = self.expected(dir, name) else { return Some(Err(Errno::EEXIST)) };
         let is_so = self.live.kind_at(Slot(dir.0), &Name::new(name)) == Ok(kind);
-        Some(if is_so { Ok(self.ghost(kind == Kind::Dir)) } else { Err(Errno::EEXIST) })
+        Some(if is_so { Ok(self.dummy(kind == Kind::Dir)) } else { Err(Errno::EEXIST) })
     }
 
-    /// Answers an open, if it is of a ghost or by the voice. ESTALE makes the kernel look the name up again, which is how the voice comes to its
-    /// ghost where the kernel remembers the file.
+    /// Answers an open, if it is of a dummy inode or by the event thread. ESTALE makes the kernel look the name up again, which is how the event thread comes to its
+    /// dummy inode where the kernel remembers the file.
     pub(in super::super) fn open(&self, caller: Caller, node: NodeId) -> Option<SysResult<Opened>> {
-        if self.is_dead_voice(caller) {
+        if self.is_dead_event_thread(caller) {
             // ESTALE would have it try once more.
             return Some(Err(Errno::EIO));
         }
-        match (is_ghost(node), self.is_voice(caller)) {
+        match (is_dummy(node), self.is_event_thread(caller)) {
             (true, true) => Some(Ok(opened())),
             (true, false) | (false, true) => Some(Err(Errno::ESTALE)),
             (false, false) => None,
         }
     }
 
-    /// Whether a request for new attributes comes from the voice: it is answered with those that the node has.
+    /// Whether a request for new attributes comes from the event thread: it is answered with those that the node has.
     pub(in super::super) fn sets_nothing(&self, caller: Caller, node: NodeId) -> bool {
-        is_ghost(node) || self.is_voice(caller)
+        is_dummy(node) || self.is_event_thread(caller)
     }
 
     /// An inode without a name that the kernel knows.
@@ -164,22 +164,22 @@ impl Announcer {
         Some(Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: Duration::ZERO })
     }
 
-    /// A new ghost. Nothing of it may be remembered.
-    fn ghost(&self, dir: bool) -> Entry {
-        let number = self.ghosts.fetch_add(1, Ordering::Relaxed) % (1 << 58);
-        let node = NodeId(GHOST | number << 1 | if dir { DIR } else { 0 });
+    /// A new dummy inode. Nothing of it may be remembered.
+    fn dummy(&self, dir: bool) -> Entry {
+        let number = self.dummies.fetch_add(1, Ordering::Relaxed) % (1 << 58);
+        let node = NodeId(DUMMY | number << 1 | if dir { DIR } else { 0 });
         Entry { node, generation: 0, stat: stat(node), ttl: Duration::ZERO }
     }
 }
 
-/// Attributes of a ghost.
+/// Attributes of a dummy inode.
 pub(in super::super) fn attr(node: NodeId) -> Attr {
     Attr { stat: stat(node), ttl: Duration::ZERO }
 }
 
-/// The handle of an open ghost: never passed through, never cached.
+/// The handle of an open dummy inode: never passed through, never cached.
 pub(in super::super) fn opened() -> Opened {
-    Opened { fh: GHOST_HANDLE, keep_cache: false, direct_io: true, no_flush: true, passthrough: None, by: 0 }
+    Opened { fh: DUMMY_HANDLE, keep_cache: false, direct_io: true, no_flush: true, passthrough: None, by: 0 }
 }
 
 fn stat(node: NodeId) -> Stat {
@@ -212,12 +212,12 @@ mod tests {
     use crate::engine::past::PAST;
 
     #[test]
-    fn ghosts_are_told_from_all_other_nodes() {
-        for node in [1, 2, (1 << 59) | 131, PAST, PAST | GHOST & !CONTROL, SNAPDIR.0, store_link().0, CONTROL | 1 << 60 | 0xff_ffff_ffff_ffff] {
-            assert!(!is_ghost(NodeId(node)), "{node:x}");
+    fn dummies_are_told_from_all_other_nodes() {
+        for node in [1, 2, (1 << 59) | 131, PAST, PAST | DUMMY & !CONTROL, SNAPDIR.0, store_link().0, CONTROL | 1 << 60 | 0xff_ffff_ffff_ffff] {
+            assert!(!is_dummy(NodeId(node)), "{node:x}");
         }
-        assert!(is_ghost(NodeId(GHOST)) && is_ghost(NodeId(GHOST | 7)));
-        assert_eq!(stat(NodeId(GHOST | 6)).kind, Kind::File);
-        assert_eq!(stat(NodeId(GHOST | 7)).kind, Kind::Dir);
+        assert!(is_dummy(NodeId(DUMMY)) && is_dummy(NodeId(DUMMY | 7)));
+        assert_eq!(stat(NodeId(DUMMY | 6)).kind, Kind::File);
+        assert_eq!(stat(NodeId(DUMMY | 7)).kind, Kind::Dir);
     }
 }

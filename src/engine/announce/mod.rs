@@ -2,23 +2,23 @@
 //!
 //! A restore changes the backing tree, and the kernel is told to forget; that makes no events but IN_DELETE_SELF
 //! ([`Caches::delete_entry`](super::request::Caches::delete_entry)). The kernel makes events for operations on the mount, so after a restore a thread of
-//! ours, the **voice**, makes such operations, and the requests that come of them are answered without doing anything (docs/adr/0006-announcing.md).
+//! ours, the **event thread**, makes such operations, and the requests that come of them are answered without doing anything (docs/adr/0006-announcing.md).
 //!
-//! **Ghosts.** What the voice creates, removes and writes to is a node that exists for that one operation, never the inode that was restored, so
-//! nothing that the kernel notes of it (link count, size, a dead directory) can be wrong of anything. Names and attributes of ghosts expire at
+//! **Dummy inodes.** What the event thread creates, removes and writes to is a node that exists for that one operation, never the inode that was restored, so
+//! nothing that the kernel notes of it (link count, size, a dead directory) can be wrong of anything. Names and attributes of dummy inodes expire at
 //! once: whoever else meets one asks again, and is told the truth. Only where the inode itself has changed and stayed is it touched, by a request
 //! for new times that is answered with the times it has.
 //!
-//! **Invariants.** No request of the voice ever changes the tree: those that are expected are answered here, all others of a kind that changes
+//! **Invariants.** No request of the event thread ever changes the tree: those that are expected are answered here, all others of a kind that changes
 //! something fail. An event is made only if it is still true when the request comes, while the kernel holds the directory's lock: a name is
 //! announced as gone only while it is gone, as come only while it is there.
 //!
-//! **Threads.** The *planner* finds out who watches what and prepares the steps; it uses descriptors of the daemon. The *voice* makes requests to our
+//! **Threads.** The *planner* finds out who watches what and prepares the steps; it uses descriptors of the daemon. The *event thread* makes requests to our
 //! own mount and so has a table of descriptors of its own ([`sys::leave_descriptors`]). Both end when there is nothing to tell. Nobody waits for them but
 //! [`Announcer::hush`], for a moment; they wait for session threads, and hold no lock meanwhile.
 
 mod answers;
-mod voice;
+mod event_thread;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -33,13 +33,13 @@ use crate::store::ids::{Name, Slot};
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::{self, Kind, Ledger, Watched};
 
-pub(super) use answers::{attr, is_ghost, opened};
+pub(super) use answers::{attr, is_dummy, opened};
 
 /// Events of one restore that are made one by one. The queue of a watcher has room for 16,384 (`max_queued_events`), and one change can be three
 /// of them; directories that are left get one for all that happened in them.
 const STEPS_MAX: usize = 5_000;
 
-/// How long [`Announcer::hush`] waits for the voice to let go of the mount.
+/// How long [`Announcer::hush`] waits for the event thread to let go of the mount.
 const HUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One thing to tell.
@@ -72,7 +72,7 @@ pub(super) enum What {
     /// The inode (`node`) lost its last name, and the kernel was told so but may have forgotten the name: it is given another, which nobody knows and
     /// which is taken away at once.
     Dead,
-    /// Nothing: this is how the voice makes itself known.
+    /// Nothing: this is how the event thread makes itself known.
     Hello,
 }
 
@@ -103,15 +103,15 @@ struct Queue {
 pub(super) struct Announcer {
     live: Arc<Live>,
     ledger: Option<Arc<Ledger>>,
-    /// The voice of a worker that has died, as a request names its caller: what it asked for is not for us to do. 0: none.
+    /// The event thread of a worker that has died, as a request names its caller: what it asked for is not for us to do. 0: none.
     dead_voice: u32,
     mounted: OnceLock<Mounted>,
-    /// The voice, as its requests name their caller; or `NOBODY`, or `UNKNOWN`.
-    voice: AtomicU32,
-    /// What the voice is about to do. A leaf.
+    /// The event thread, as its requests name their caller; or `NOBODY`, or `UNKNOWN`.
+    event_thread: AtomicU32,
+    /// What the event thread is about to do. A leaf.
     expected: Mutex<Option<answers::Expected>>,
-    ghosts: AtomicU64,
-    /// A name in `.snapshots` that nobody else knows: from there a ghost is renamed over a name ([`What::Replaced`]), and who watches the directory of
+    dummies: AtomicU64,
+    /// A name in `.snapshots` that nobody else knows: from there a dummy inode is renamed over a name ([`What::Replaced`]), and who watches the directory of
     /// that name hears of no other.
     alias: Name,
     queue: Mutex<Queue>,
@@ -127,9 +127,9 @@ impl Announcer {
             ledger,
             dead_voice: u32::try_from(dead_voice).unwrap_or(0),
             mounted: OnceLock::new(),
-            voice: AtomicU32::new(answers::NOBODY),
+            event_thread: AtomicU32::new(answers::NOBODY),
             expected: Mutex::new(None),
-            ghosts: AtomicU64::new(0),
+            dummies: AtomicU64::new(0),
             alias: secret_name(),
             queue: Mutex::default(),
             quiet: Condvar::default(),
@@ -167,7 +167,7 @@ impl Announcer {
         }
     }
 
-    /// Drops what there is to tell, and waits a moment until the mount is no longer in use by the voice.
+    /// Drops what there is to tell, and waits a moment until the mount is no longer in use by the event thread.
     pub(super) fn hush(&self) {
         let mut queue = self.queue.lock();
         queue.jobs.clear();
@@ -221,7 +221,7 @@ impl Announcer {
         if todo.is_empty() {
             return;
         }
-        voice::speak(self, mounted, &todo);
+        event_thread::speak(self, mounted, &todo);
         for step in todo.iter().flat_map(|told| &told.steps).filter(|step| step.what == What::Dead) {
             if let Some(dead) = step.node {
                 mounted.caches.delete_entry(NodeId(step.dir.0), NodeId(dead.0), step.name.as_bytes());

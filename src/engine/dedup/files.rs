@@ -8,10 +8,10 @@ use crate::engine::Engine;
 use crate::engine::api::TreePath;
 use crate::history::present::Trail;
 use crate::store::check::object_path;
+use crate::store::dedup::{Files, Way};
 use crate::store::hash::Hash;
 use crate::store::ids::{ObjectId, ObjectOrigin};
-use crate::store::index::seen::Look;
-use crate::store::same::{Files, Way};
+use crate::store::index::contents::Look;
 use crate::sys::{Errno, SysResult};
 
 /// Where a file is.
@@ -70,7 +70,7 @@ pub fn why_of(errno: Errno) -> LeftWhy {
     }
 }
 
-/// The files of a run as [`crate::store::same`] wants them.
+/// The files of a run as [`crate::store::dedup`] wants them.
 pub(super) struct Opener<'a> {
     pub(super) engine: &'a Engine,
     pub(super) items: &'a [Item],

@@ -1,7 +1,7 @@
 //! `dedup`: the same content once.
 //!
 //! Files with the same hash, captured versions of closed epochs and (if asked) live ones, come to share their extents; the kernel compares before it
-//! shares ([`crate::store::share`]), so no hash, index or writer can make it change a byte, and no time changes. Where files cannot share
+//! shares ([`crate::store::extents`]), so no hash, index or writer can make it change a byte, and no time changes. Where files cannot share
 //! extents, captured clones become names of one file (`store::link`).
 //!
 //! As `gc` it works for a moment and is asked again: who stops asking stops it, and what was shared stays so. What was hashed is on record (captured) or in the index

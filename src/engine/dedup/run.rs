@@ -8,11 +8,11 @@ use super::files::{Item, Opener, Place, why_of};
 use super::{Content, DedupOptions, DedupReport, DedupStage, LeftOut, LeftWhy, PART_LEFT_MAX};
 use crate::engine::Engine;
 use crate::history::present::{Present, Trail};
+use crate::store::dedup::{Done, Fate, Same};
 use crate::store::hash::{Hash, Hashers, Hashing};
 use crate::store::ids::{Epoch, ObjectId, Slot};
-use crate::store::index::seen::Look;
-use crate::store::record::Sealed;
-use crate::store::same::{Done, Fate, Same};
+use crate::store::index::contents::Look;
+use crate::store::record::ObjectHash;
 use crate::sys::{self, Errno, Kind, SysResult};
 
 /// Bytes of paths that one answer has, but for one longer path.
@@ -41,7 +41,7 @@ pub(in crate::engine) struct Run {
     slots: HashSet<Slot>,
     work: Work,
     /// Hashes of objects that are not on record.
-    sealed: BTreeMap<Epoch, Vec<Sealed>>,
+    sealed: BTreeMap<Epoch, Vec<ObjectHash>>,
     /// Hashes of live files that are not in the index.
     seen: Vec<(Slot, Look, Hash)>,
 }
@@ -197,7 +197,7 @@ impl Run {
         if objects.is_empty() {
             return Ok(());
         }
-        let known: HashMap<ObjectId, Sealed> = engine.timeline().sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
+        let known: HashMap<ObjectId, ObjectHash> = engine.timeline().sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
         for object in objects {
             let (size, hash) = match known.get(&object) {
                 Some(sealed) => (sealed.size, Some(sealed.hash)),
@@ -285,7 +285,7 @@ impl Run {
             (Place::Captured(object), _) => {
                 let object = *object;
                 let of_epoch = self.sealed.entry(object.epoch).or_default();
-                of_epoch.push(Sealed { object, size, hash });
+                of_epoch.push(ObjectHash { object, size, hash });
                 if of_epoch.len() >= RECORD_OBJECTS_MAX {
                     self.record(engine);
                 }
@@ -311,7 +311,7 @@ impl Run {
             return;
         }
         for (epoch, objects) in sealed {
-            if let Err(errno) = engine.timeline().add_seal(epoch, objects, false) {
+            if let Err(errno) = engine.timeline().add_hashes(epoch, objects, false) {
                 tracing::warn!(%errno, "hashes are not recorded");
                 return;
             }

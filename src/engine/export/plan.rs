@@ -20,7 +20,7 @@ use crate::sys::{Errno, Kind, SysResult};
 pub(super) struct Plan {
     /// Paths that go, with what is below.
     pub(super) removed: Vec<Vec<u8>>,
-    /// What is made or dressed.
+    /// What is made, or is given attributes.
     pub(super) works: Vec<Work>,
     /// Where the content of a file is kept that may have got further names.
     pub(super) kept: HashMap<Slot, Vec<u8>>,
@@ -62,8 +62,8 @@ impl Planner<'_> {
             // What is done in a directory changes its times, also where its own entry did not change.
             let worked_in = before != (plan.works.len(), plan.removed.len());
             if worked_in || self.touched.dirs.contains(&slot) || self.touched.nodes.contains(&slot) {
-                let dress = Work::one(both.path, Child { slot, kind: Kind::Dir }, both.to, How::Kept);
-                plan.works.insert(before.0, dress);
+                let with_attrs = Work::one(both.path, Child { slot, kind: Kind::Dir }, both.to, How::Kept);
+                plan.works.insert(before.0, with_attrs);
             }
         }
         plan.kept = kept(&plan.works);

@@ -35,7 +35,7 @@ struct Applier<'a> {
     stale: Stale,
 }
 
-/// Carries out a plan, with what was made for it. The caller holds the gate and the tree for writing.
+/// Carries out a plan, with what was made for it. The caller holds the freeze lock and the tree for writing.
 pub(super) fn apply(engine: &Engine, plan: &Plan, stage: Stage<'_>) -> SysResult<Stale> {
     let mut applier = Applier {
         engine,
@@ -55,7 +55,7 @@ pub(super) fn apply(engine: &Engine, plan: &Plan, stage: Stage<'_>) -> SysResult
         applier.place(dir)?;
     }
     applier.put_in_place()?;
-    applier.dress()?;
+    applier.apply_attrs()?;
     applier.stage.clear();
     applier.clean_staging()?;
     Ok(applier.stale.without_twice())
@@ -102,7 +102,7 @@ impl Applier<'_> {
                 let (_, source) = view.open(trail)?;
                 self.live().rewrite_in(At::from(trail), source.as_ref(), view.attr(trail)?.stat.size)?;
             }
-            self.live().dress_in(At::from(trail), &view.attr(trail)?, &view.xattrs(trail)?, self.keeps_times())?;
+            self.live().apply_attrs_in(At::from(trail), &view.attr(trail)?, &view.xattrs(trail)?, self.keeps_times())?;
             self.stale.nodes.push(child.slot);
         }
         Ok(())
@@ -349,14 +349,14 @@ impl Applier<'_> {
     }
 
     /// Gives directories their attributes back, children before parents, for what is done in a directory changes its times.
-    fn dress(&mut self) -> SysResult<()> {
+    fn apply_attrs(&mut self) -> SysResult<()> {
         let view = self.engine.view(State::At(self.plan.target));
-        for dir in self.plan.dirs.iter().rev().filter(|dir| dir.dress) {
+        for dir in self.plan.dirs.iter().rev().filter(|dir| dir.with_attrs) {
             let slot = *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?;
             let at = if slot == dir.want.slot { At::from(&dir.want) } else { At::from(slot) };
             let (attr, xattrs) = (view.attr(&dir.want)?, view.xattrs(&dir.want)?);
-            if self.live().dress_in(at, &attr, &xattrs, self.keeps_times())? && dir.live.is_some() {
-                self.stale.dressed.push(slot);
+            if self.live().apply_attrs_in(at, &attr, &xattrs, self.keeps_times())? && dir.live.is_some() {
+                self.stale.attrs_changed.push(slot);
             }
         }
         Ok(())

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use super::super::Engine;
-use super::super::api::who::{OnlyBy, RestoredOnly};
+use super::super::api::attribution::{OnlyBy, RestoredOnly};
 use super::super::api::{Restored, Times, TreePath, VerbResult};
 use super::super::asker::still_wanted;
-use super::super::who::Selector;
+use super::super::attribution::Selector;
 use super::plan::{Plan, Which};
 use super::prepare::{Choice, Prepared};
 use super::spared::Spared;
@@ -21,7 +21,7 @@ use crate::sys::lock::MutexGuard;
 struct Frozen<'a> {
     by: (&'a Actor, Option<u64>),
     stage: Stage<'a>,
-    gate: Freeze<'a>,
+    freeze: Freeze<'a>,
     flushed: bool,
     one_at_a_time: MutexGuard<'a, ()>,
 }
@@ -57,13 +57,13 @@ impl Engine {
         let one_at_a_time = self.wait_turn()?;
         let _index_later = self.timeline().hold_indexer();
         let mut stage = Stage::new(self);
-        let (prepared, gate, flushed) = self.prepared(target, Choice::By(options, who), Times::or_default(options.times, true), &mut stage)?;
+        let (prepared, freeze, flushed) = self.prepared(target, Choice::By(options, who), Times::or_default(options.times, true), &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
         if chosen.paths.is_empty() {
             return Ok(done(None, changes, chosen.shared, spared));
         }
         let note = format!("before restoring {target}, only what {} changed", options.who);
-        let frozen = Frozen { by: (by, None), stage, gate, flushed, one_at_a_time };
+        let frozen = Frozen { by: (by, None), stage, freeze, flushed, one_at_a_time };
         let guard = self.restore_chosen(frozen, &note, &plan, (&chosen.paths, &chosen.names))?;
         Ok(done(Some(guard), changes, chosen.shared, spared))
     }
@@ -80,9 +80,9 @@ impl Engine {
         let Asked { by, undoes, started, unknown, times } = asked;
         let _index_later = self.timeline().hold_indexer();
         let mut stage = Stage::new(self);
-        let (prepared, gate, flushed) = self.prepared(target, Choice::Names(names), times, &mut stage)?;
+        let (prepared, freeze, flushed) = self.prepared(target, Choice::Names(names), times, &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
-        let frozen = Frozen { by: (by, undoes), stage, gate, flushed, one_at_a_time };
+        let frozen = Frozen { by: (by, undoes), stage, freeze, flushed, one_at_a_time };
         let guard = self.restore_chosen(frozen, &format!("before restoring {target}"), &plan, (&chosen.paths, &chosen.names))?;
         Ok(Restored {
             restored: target,
@@ -100,12 +100,12 @@ impl Engine {
     fn restore_chosen(&self, frozen: Frozen<'_>, note: &str, plan: &Plan, (paths, names): (&[Vec<u8>], &[Vec<u8>])) -> VerbResult<CheckpointId> {
         let failed = |errno| self.failed("the restore failed", errno);
         still_wanted()?;
-        let Frozen { by, stage, gate, flushed, one_at_a_time } = frozen;
-        let (guard, opened) = self.seal(Some(by.0), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
+        let Frozen { by, stage, freeze, flushed, one_at_a_time } = frozen;
+        let (guard, opened) = self.close_epoch(Some(by.0), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
         let applied = self.carry_out(Some(by), (plan, stage), guard.id, Which::Only(paths), names);
         drop(tree);
-        drop(gate);
+        drop(freeze);
         self.tell_open(guard.id, opened);
         drop(one_at_a_time);
         self.told_after(plan, guard.id, applied)?;

@@ -53,7 +53,7 @@ pub(super) struct DirPlan {
     pub(super) live: Option<Arc<Trail>>,
     pub(super) names: Vec<NamePlan>,
     /// It gets back its attributes.
-    pub(super) dress: bool,
+    pub(super) with_attrs: bool,
 }
 
 /// See the module.
@@ -94,7 +94,7 @@ impl Plan {
         let (mut stands_for, mut stood_for) = (HashMap::new(), HashMap::new());
         for dir in &self.dirs {
             let Some((_, here)) = now.walk(&dir.want.path())?.filter(|(child, _)| child.kind == Kind::Dir) else { return Ok(false) };
-            if dir.dress && !is_dressed((&then, &dir.want), (&now, &here), self.times)? {
+            if dir.with_attrs && !has_attrs((&then, &dir.want), (&now, &here), self.times)? {
                 return Ok(false);
             }
             for name in &dir.names {
@@ -150,7 +150,7 @@ impl Plan {
 pub(super) type Leads<'p> = HashMap<(Slot, &'p Name), Vec<Option<Slot>>>;
 
 /// An inode has the attributes and extended attributes that it had, or another one.
-pub(super) fn is_dressed((before, old): (&View<'_>, &Arc<Trail>), (after, new): (&View<'_>, &Arc<Trail>), times: Times) -> SysResult<bool> {
+pub(super) fn has_attrs((before, old): (&View<'_>, &Arc<Trail>), (after, new): (&View<'_>, &Arc<Trail>), times: Times) -> SysResult<bool> {
     let (then, now) = (before.attr(old)?, after.attr(new)?);
     if then.target != now.target {
         return Err(Errno::EIO);

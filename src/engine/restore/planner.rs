@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
-use super::plan::{Content, DirPlan, NamePlan, Plan, Which, is_dressed};
+use super::plan::{Content, DirPlan, NamePlan, Plan, Which, has_attrs};
 use super::spared::Spared;
 use crate::history::diff::{join, same_content};
 use crate::history::present::{Present, Trail};
@@ -190,8 +190,8 @@ impl Planner<'_> {
             below.push(Step::Way(have, want, group.iter().filter_map(|path| path.get(1..)).collect()));
         }
         // Parents come before children. One that is there keeps its attributes: it was not asked for.
-        let dress = live.is_none() && self.can_dress(&want)?;
-        self.plan.dirs.push(DirPlan { want, dress, live, names });
+        let with_attrs = live.is_none() && self.can_apply_attrs(&want)?;
+        self.plan.dirs.push(DirPlan { want, with_attrs, live, names });
         Ok(below)
     }
 
@@ -199,7 +199,7 @@ impl Planner<'_> {
     fn only(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
         let mut open = vec![(Some(Trail::root()), Some(Trail::root()), false, paths)];
         self.plan.alive_dirs.insert(Slot::ROOT);
-        while let Some((live, then, dress, paths)) = open.pop() {
+        while let Some((live, then, with_attrs, paths)) = open.pop() {
             let Some(want) = then.clone().or_else(|| live.clone()) else { continue };
             let (mut names, mut below) = (Vec::new(), Vec::new());
             for group in paths.chunk_by(|a, b| a.first() == b.first()) {
@@ -218,7 +218,7 @@ impl Planner<'_> {
                 }
                 below.push((chosen, have, wanted, rest));
             }
-            self.plan.dirs.push(DirPlan { want, dress, live, names });
+            self.plan.dirs.push(DirPlan { want, with_attrs, live, names });
             for (chosen, have, wanted, rest) in below.into_iter().rev() {
                 let have = have.filter(|(child, _)| child.kind == Kind::Dir).map(|(_, trail)| trail);
                 match wanted {
@@ -294,8 +294,8 @@ impl Planner<'_> {
             }
         }
         let next = plans.iter().filter_map(|plan| plan.want.clone().map(|(child, trail)| (child, trail, plan.have == Some(child)))).collect();
-        let dress = self.can_dress(&want)?;
-        self.plan.dirs.push(DirPlan { want, live, names: plans, dress });
+        let with_attrs = self.can_apply_attrs(&want)?;
+        self.plan.dirs.push(DirPlan { want, live, names: plans, with_attrs });
         Ok(next)
     }
 
@@ -484,7 +484,7 @@ impl Planner<'_> {
     }
 
     /// Whether it can be told what a directory was; else it stays as it is, or as it is made.
-    fn can_dress(&mut self, want: &Arc<Trail>) -> SysResult<bool> {
+    fn can_apply_attrs(&mut self, want: &Arc<Trail>) -> SysResult<bool> {
         match self.view.attr(want).and_then(|_| self.view.xattrs(want)) {
             Err(Errno::EIO) => {
                 self.plan.unknown.insert(want.path());
@@ -515,7 +515,7 @@ impl Planner<'_> {
             let in_place = self.view.attr(trail)?.stat.nlink > 1 && !self.has_names_outside(child, trail)? && !self.would_empower(trail)?;
             return Ok(if in_place { Content::InPlace } else { Content::New });
         }
-        if is_dressed((&self.view, trail), (&self.now, trail), self.plan.times)? {
+        if has_attrs((&self.view, trail), (&self.now, trail), self.plan.times)? {
             return Ok(Content::Same);
         }
         let anew = self.has_names_outside(child, trail)? || (child.kind == Kind::File && self.would_empower(trail)?);

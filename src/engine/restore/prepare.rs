@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use super::super::Engine;
-use super::super::api::who::OnlyBy;
+use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
 use super::super::asker::still_wanted;
-use super::super::who::{Selection, Selector};
+use super::super::attribution::{Selection, Selector};
 use super::glance::Glance;
 use super::plan::{Plan, Which};
 use super::planner::Ground;
@@ -78,23 +78,23 @@ impl Engine {
                 break;
             }
             still_wanted()?;
-            let (gate, flushed) = self.freeze().map_err(failed)?;
+            let (freeze, flushed) = self.freeze().map_err(failed)?;
             if self.is_as_seen(&seen, &prepared.touched) {
                 self.clear_way(&prepared.plan).map_err(failed)?;
                 stage.fill(&prepared.plan, true).map_err(failed)?;
-                return Ok((prepared, gate, flushed));
+                return Ok((prepared, freeze, flushed));
             }
             // What is made from it meanwhile must not be newer.
             if times == Times::Now {
                 stage.clear();
             }
         }
-        let (gate, flushed) = self.freeze().map_err(failed)?;
+        let (freeze, flushed) = self.freeze().map_err(failed)?;
         let prepared = self.prepare(target, choice, times, |slot| self.live.probe_frozen(slot))?;
         self.clear_way(&prepared.plan).map_err(failed)?;
         still_wanted()?;
         stage.fill(&prepared.plan, true).map_err(failed)?;
-        Ok((prepared, gate, flushed))
+        Ok((prepared, freeze, flushed))
     }
 
     /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept locked by some process: `await_free` sees to it.
@@ -132,7 +132,7 @@ impl Engine {
         self.settle();
         self.live.preflush();
         // Whatever has begun to change something has ended then.
-        let _gate = self.live.freeze()?;
+        let _changing = self.live.freeze()?;
         self.seen()
     }
 

@@ -83,8 +83,8 @@ impl Batch {
     }
 
     /// Takes out records of hashes that the journal has no more. Says nothing of how far it is applied.
-    pub fn forget_seals(of: &[(Epoch, Address)]) -> Batch {
-        let changes: BTreeMap<_, _> = of.iter().map(|(epoch, at)| (keys::seal_key(*epoch, *at), Change::Remove)).collect();
+    pub fn forget_hashes(of: &[(Epoch, Address)]) -> Batch {
+        let changes: BTreeMap<_, _> = of.iter().map(|(epoch, at)| (keys::hashes_key(*epoch, *at), Change::Remove)).collect();
         Batch { records: changes.len(), changes, ..Batch::default() }
     }
 
@@ -166,8 +166,8 @@ impl Batch {
             Record::Replacing { .. } | Record::RestoreEnd | Record::Unmounted { .. } | Record::Comparing(_) => {}
             Record::Touched { .. } | Record::OpenAt { .. } | Record::RestoreOnly { .. } => {}
             Record::Ahead { undo, upto, .. } => self.add_ahead(at, undo, *upto)?,
-            Record::Sealed { epoch, whole, objects } => {
-                self.changes.insert(keys::seal_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));
+            Record::Hashes { epoch, whole, objects } => {
+                self.changes.insert(keys::hashes_key(*epoch, at), Change::Put(vec![u8::from(*whole)]));
                 for sealed in objects.iter().filter(|sealed| sealed.size > 0) {
                     let mut value = Vec::with_capacity(8);
                     codec::encode_uint(sealed.size, &mut value);

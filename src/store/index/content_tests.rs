@@ -2,17 +2,17 @@
 
 use std::fs::File;
 
-use super::seen::Look;
+use super::contents::Look;
 use super::tests::{Bench, checkpoint};
 use super::*;
 use crate::store::ids::{ObjectId, ObjectOrigin};
-use crate::store::record::{Record, Sealed};
+use crate::store::record::{ObjectHash, Record};
 use crate::sys::fault::{self, Call, Plan};
 use crate::sys::{Errno, Time};
 
-fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> Sealed {
+fn sealed(epoch: u64, slot: u64, size: u64, hash: u8) -> ObjectHash {
     let object = ObjectId { epoch: Epoch(epoch), slot: Slot(slot), serial: 1, origin: ObjectOrigin::Cloned };
-    Sealed { object, size, hash: [hash; 32] }
+    ObjectHash { object, size, hash: [hash; 32] }
 }
 
 #[test]
@@ -23,8 +23,8 @@ fn a_hash_leads_to_all_that_have_it_and_what_is_gone_is_no_damage() {
     let (index, _) = Index::open(&layout).unwrap();
     let objects = [sealed(0, 10, 5, 7), sealed(0, 11, 6, 8), sealed(0, 12, 0, 7)];
     let records = [
-        Record::Sealed { epoch: Epoch(0), objects: objects.to_vec(), whole: true },
-        Record::Sealed { epoch: Epoch(1), objects: vec![sealed(1, 10, 5, 7)], whole: false },
+        Record::Hashes { epoch: Epoch(0), objects: objects.to_vec(), whole: true },
+        Record::Hashes { epoch: Epoch(1), objects: vec![sealed(1, 10, 5, 7)], whole: false },
     ];
     let mut batch = Batch::new();
     for (record, at) in records.iter().zip(journal.append(&records).unwrap()) {
@@ -98,13 +98,13 @@ fn a_live_file_is_known_while_it_looks_as_it_did() {
 /// Where so many records of hashes are, all but the first of which were forgotten.
 fn with_forgotten(bench: &Bench, index: &Index, count: u64) {
     for first in (0..count).step_by(1000) {
-        let records: Vec<_> = (first..first + 1000).map(|_| Record::Sealed { epoch: Epoch(1), objects: vec![], whole: false }).collect();
+        let records: Vec<_> = (first..first + 1000).map(|_| Record::Hashes { epoch: Epoch(1), objects: vec![], whole: false }).collect();
         let mut batch = Batch::new();
         let at = bench.journal.append(&records).unwrap();
         at.iter().zip(&records).for_each(|(at, record)| batch.add(*at, record).unwrap());
         index.apply(&mut batch).unwrap();
         let gone: Vec<_> = at.into_iter().skip(usize::from(first == 0)).map(|at| (Epoch(1), at)).collect();
-        index.apply(&mut Batch::forget_seals(&gone)).unwrap();
+        index.apply(&mut Batch::forget_hashes(&gone)).unwrap();
     }
     index.flush_durable().unwrap();
 }

@@ -164,15 +164,15 @@ pub(super) fn parse_absence_value(value: &[u8]) -> Option<(i64, bool)> {
 }
 
 /// The key of a record of hashes of an epoch's objects, by where it is.
-pub(super) fn seal_key(epoch: Epoch, at: Address) -> Vec<u8> {
-    let mut key = seals_prefix(epoch);
+pub(super) fn hashes_key(epoch: Epoch, at: Address) -> Vec<u8> {
+    let mut key = hashes_prefix(epoch);
     key.extend_from_slice(&at.segment.to_be_bytes());
     key.extend_from_slice(&at.offset.to_be_bytes());
     key
 }
 
 /// All keys of hashes of an epoch begin with this.
-pub(super) fn seals_prefix(epoch: Epoch) -> Vec<u8> {
+pub(super) fn hashes_prefix(epoch: Epoch) -> Vec<u8> {
     tagged(TAG_SEAL, epoch.0)
 }
 

@@ -44,12 +44,12 @@
 mod batch;
 mod compact;
 mod compare;
+pub mod contents;
 mod db;
 mod files;
 mod keys;
 mod parts;
 mod runs;
-pub mod seen;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -418,7 +418,7 @@ impl Index {
     pub fn seals(&self, epoch: Epoch) -> StoreResult<Vec<(Address, bool)>> {
         self.with("list", |db| {
             let mut seals = Vec::new();
-            for entry in db.scan_prefix(keys::seals_prefix(epoch)) {
+            for entry in db.scan_prefix(keys::hashes_prefix(epoch)) {
                 let (key, value) = entry?;
                 let whole = keys::unseal(&key, &value).and_then(|value| value.first().copied());
                 seals.push((keys::parse_seal(&key).ok_or(StoreError::IndexDamaged)?, whole.ok_or(StoreError::IndexDamaged)? != 0));

@@ -26,7 +26,7 @@
 //! By the frame's `kind`: 1 Undo `uint epoch, list undo`; 2 Void `uint epoch, uint slot`; 3 Moved `list (uint slot, place)`; 4 Checkpoint `checkpoint`;
 //! 5 Tags `uint id, list text`; 6 Deleted `uint id`; 7 Replacing `uint slot, place, object`; 8 RestoreBegin `uint target, uint guard, list bytes`;
 //! 9 RestoreEnd; 10 Mounted `int at_ns, byte 1 and int stopped_ns, or byte 0`; 11 Unmounted `int at_ns`;
-//! 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 Sealed `uint epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash),
+//! 12 By `int at_ns, uint uid, uint gid, uint pid, text process`; 13 ObjectHash `uint epoch, list (uint slot, uint serial, u8 origin, uint size, 32 B hash),
 //! bool whole`; 14 Ahead `uint epoch, list undo, uint upto`; 15 Pinned `uint id, option text reason`; 16 Hidden `uint id, bool hidden`;
 //! 17 Operation `uint number, int at_ns, uint uid, uint gid, uint pid, text process, option uint undoes, deed`, where
 //! ```text
@@ -38,12 +38,12 @@
 //!                   5 Pinned   uint id, option text before, option text after
 //!                   6 Restored uint target, uint guard, list bytes paths: nothing below them
 //! ```
-//! 18 and 19: see `codec_who`; 21 Comparing: see `comparing`; 22 Told `int from_ns, int to_ns`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial, u8 origin, uint size, uint first, uint last)`.
+//! 18 and 19: see `codec_attribution`; 21 Comparing: see `comparing`; 22 Told `int from_ns, int to_ns`; 20 Dropped `uint epoch, list text paths, list (uint slot, uint serial, u8 origin, uint size, uint first, uint last)`.
 
 use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::layout::STORE_NAME;
-use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, Key, Place, Reason, Record, Sealed, Trigger, Undo};
+use crate::store::record::{Actor, AttrState, Checkpoint, Child, DataState, Dropped, Key, ObjectHash, Place, Reason, Record, Trigger, Undo};
 use crate::sys::{Kind, Stat, Time, Xattrs};
 
 /// Most bytes of a name in a directory.
@@ -123,7 +123,7 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) -> Coded<u16> {
             w.actor(*at_ns, actor)?;
             12
         }
-        Record::Sealed { epoch, objects, whole } => {
+        Record::Hashes { epoch, objects, whole } => {
             w.sealed(*epoch, objects, *whole)?;
             13
         }
@@ -208,7 +208,7 @@ pub fn decode(kind: u16, payload: &[u8]) -> Coded<Record> {
         12 => Record::By { at_ns: r.int()?, actor: r.actor()? },
         13 => {
             let epoch = Epoch(r.uint()?);
-            Record::Sealed { epoch, objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?, whole: r.bool()? }
+            Record::Hashes { epoch, objects: r.list(SEALED_MAX, |r| r.sealed(epoch))?, whole: r.bool()? }
         }
         14 => Record::Ahead { epoch: Epoch(r.uint()?), undo: r.list(UNDO_ITEMS_MAX, Reader::undo)?, upto: Epoch(r.uint()?) },
         15 => Record::Pinned { id: CheckpointId(r.uint()?), reason: r.option(|r| r.text(NOTE_MAX))? },
@@ -378,7 +378,7 @@ impl Writer<'_> {
         self.bytes(actor.process.as_bytes(), PROCESS_MAX)
     }
 
-    fn sealed(&mut self, epoch: Epoch, objects: &[Sealed], whole: bool) -> Coded<()> {
+    fn sealed(&mut self, epoch: Epoch, objects: &[ObjectHash], whole: bool) -> Coded<()> {
         self.uint(epoch.0);
         self.list(objects, SEALED_MAX, |w, sealed| {
             if sealed.object.epoch != epoch {
@@ -645,11 +645,11 @@ impl<'a> Reader<'a> {
         Ok(Actor { uid: self.small()?, gid: self.small()?, pid: self.small()?, process: self.text(PROCESS_MAX)? })
     }
 
-    fn sealed(&mut self, epoch: Epoch) -> Coded<Sealed> {
+    fn sealed(&mut self, epoch: Epoch) -> Coded<ObjectHash> {
         let (object, size) = (self.object_in_epoch(epoch)?, self.uint()?);
         let (hash, rest) = self.0.split_first_chunk::<32>().ok_or(CodecError::Short)?;
         self.0 = rest;
-        Ok(Sealed { object, size, hash: *hash })
+        Ok(ObjectHash { object, size, hash: *hash })
     }
 
     fn dropped(&mut self) -> Coded<Record> {
@@ -782,12 +782,12 @@ impl<'a> Reader<'a> {
     }
 }
 
+#[path = "codec_attribution.rs"]
+mod attribution;
 mod comparing;
 #[path = "codec_index.rs"]
 mod index;
 mod operation;
-#[path = "codec_who.rs"]
-mod who;
 
 pub(in crate::store) use self::index::{
     decode_before, decode_kept, decode_place, decode_uint, encode_before, encode_kept, encode_place, encode_uint,

@@ -129,16 +129,16 @@ fn records() -> Vec<Record> {
         Record::Mounted { at_ns: 7, stopped_ns: None },
         Record::Unmounted { at_ns: i64::MAX },
         Record::By { at_ns: -7, actor: Actor { uid: 0, gid: u32::MAX, pid: 4711, process: "größe".into() } },
-        Record::Sealed { epoch: Epoch(7), objects: vec![], whole: true },
+        Record::Hashes { epoch: Epoch(7), objects: vec![], whole: true },
         Record::Dropped { epoch: Epoch(7), paths: vec!["target".into(), "*.tmp".into()], objects: dropped() },
         Record::Touched { processes: vec![(0, Process::default()), (u32::MAX, process())], touches: touches() },
         Record::OpenAt { id: CheckpointId(7), open: vec![(b"a\xff".to_vec(), process())], more: u64::MAX },
         Record::RestoreOnly { paths: vec![b"a/b".to_vec(), vec![]] },
         Record::Ahead { epoch: Epoch(7), undo: undos(), upto: Epoch(6) },
-        Record::Sealed {
+        Record::Hashes {
             epoch: Epoch(7),
             objects: [ObjectOrigin::Cloned, ObjectOrigin::Moved]
-                .map(|origin| Sealed { object: object(origin), size: 1 << 40, hash: [0xa5; 32] })
+                .map(|origin| ObjectHash { object: object(origin), size: 1 << 40, hash: [0xa5; 32] })
                 .into(),
             whole: false,
         },
@@ -244,8 +244,8 @@ fn limits_hold_at_n_and_not_at_n_plus_one() {
 #[test]
 fn a_hash_is_of_an_object_of_the_epoch_that_the_record_names() {
     assert_eq!(encode(&Record::Dropped { epoch: Epoch(8), paths: vec![], objects: dropped() }, &mut Vec::new()), Err(CodecError::Range));
-    let objects = vec![Sealed { object: object(ObjectOrigin::Cloned), size: 1, hash: [0; 32] }];
-    assert_eq!(encode(&Record::Sealed { epoch: Epoch(8), objects, whole: true }, &mut Vec::new()), Err(CodecError::Range));
+    let objects = vec![ObjectHash { object: object(ObjectOrigin::Cloned), size: 1, hash: [0; 32] }];
+    assert_eq!(encode(&Record::Hashes { epoch: Epoch(8), objects, whole: true }, &mut Vec::new()), Err(CodecError::Range));
 }
 
 #[test]

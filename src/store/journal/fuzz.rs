@@ -10,7 +10,7 @@ use crate::store::error::CodecError;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
 use crate::store::record::{
-    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch, Place, Process, Reason, Record, Sealed, Touch, Trigger,
+    Actor, Apart, AttrState, Checkpoint, Child, Comparing, DataState, Dropped, NameTouch, ObjectHash, Place, Process, Reason, Record, Touch, Trigger,
     Undo,
 };
 use crate::sys::fuzz::{config, peak_of};
@@ -117,8 +117,8 @@ pub fn checkpoint() -> impl Strategy<Value = Checkpoint> {
 
 fn sealed() -> impl Strategy<Value = Record> {
     (number(), vec((object(), number(), any::<[u8; 32]>()), 0..5), any::<bool>()).prop_map(|(epoch, objects, whole)| {
-        let seal = |(object, size, hash)| Sealed { object: ObjectId { epoch: Epoch(epoch), ..object }, size, hash };
-        Record::Sealed { epoch: Epoch(epoch), objects: objects.into_iter().map(seal).collect(), whole }
+        let seal = |(object, size, hash)| ObjectHash { object: ObjectId { epoch: Epoch(epoch), ..object }, size, hash };
+        Record::Hashes { epoch: Epoch(epoch), objects: objects.into_iter().map(seal).collect(), whole }
     })
 }
 

@@ -45,7 +45,7 @@ impl Order {
                 self.tell(epoch.next());
                 fits
             }
-            Record::Void { epoch, .. } | Record::Sealed { epoch, .. } | Record::Dropped { epoch, .. } => self.has_begun(*epoch),
+            Record::Void { epoch, .. } | Record::Hashes { epoch, .. } | Record::Dropped { epoch, .. } => self.has_begun(*epoch),
             Record::Ahead { epoch, undo, upto } => self.has_begun(*epoch.max(upto)) && objects(undo).all(|object| object.epoch <= *epoch),
             Record::Replacing { object, .. } => self.has_begun(object.epoch),
             Record::Tags { id, .. } | Record::Deleted { id } | Record::Pinned { id, .. } | Record::Hidden { id, .. } | Record::OpenAt { id, .. } => {

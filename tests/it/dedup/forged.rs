@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ckptfs::history::timeline::Timeline;
 use ckptfs::store::Store;
-use ckptfs::store::record::Sealed;
+use ckptfs::store::record::ObjectHash;
 
 use super::story::{places, tell, trees};
 use crate::common::{Variant, for_each_variant};
@@ -25,9 +25,9 @@ fn forge(dir: &std::path::Path) -> usize {
             let Ok(Some((size, hash))) = store.layers.hash(object, |_| true) else { continue };
             let first = *hashes.entry(size).or_insert(hash);
             forged += usize::from(first != hash);
-            objects.push(Sealed { object, size, hash: first });
+            objects.push(ObjectHash { object, size, hash: first });
         }
-        timeline.add_seal(epoch, objects, true).unwrap();
+        timeline.add_hashes(epoch, objects, true).unwrap();
     }
     forged
 }

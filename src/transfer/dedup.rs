@@ -1,6 +1,6 @@
 //! The same content once, across projects: each tells what it has and gives descriptors for reading, and whoever asked shares.
 //!
-//! So nobody opens a path in somebody else's mount, and no store is written by another's daemon; the kernel compares ([`crate::store::share`]). It takes the rights
+//! So nobody opens a path in somebody else's mount, and no store is written by another's daemon; the kernel compares ([`crate::store::extents`]). It takes the rights
 //! of the files' owner, or of root.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -14,8 +14,8 @@ use super::place::open_below;
 use super::walk::Walk;
 use crate::engine::api::{TreePath, VerbError, VerbResult};
 use crate::engine::dedup::{Content, Count, LeftOut, LeftWhy, why_of};
+use crate::store::dedup::{Done, Fate, Files, Same};
 use crate::store::hash::{Hashers, hash_file};
-use crate::store::same::{Done, Fate, Files, Same};
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
 
 /// What of a store is content: objects.

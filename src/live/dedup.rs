@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Live;
+use crate::store::dedup::{Done, Fate, Files, Same, Way};
+use crate::store::extents::CALL_BYTES;
 use crate::store::ids::ObjectId;
-use crate::store::record::Sealed;
-use crate::store::same::{Done, Fate, Files, Same, Way};
-use crate::store::share::CALL_BYTES;
+use crate::store::record::ObjectHash;
 use crate::sys::{self, Errno, SysResult};
 
 /// Objects with the same content that are tried at most.
@@ -72,7 +72,7 @@ impl Live {
     }
 
     /// What was just hashed and is on record shares what is known with the same content. `go_on` is asked before so many bytes are read.
-    pub(super) fn share_known(&self, hashed: &[Sealed], mut go_on: impl FnMut(u64) -> bool) {
+    pub(super) fn share_known(&self, hashed: &[ObjectHash], mut go_on: impl FnMut(u64) -> bool) {
         for sealed in hashed {
             let known = match self.timeline.same_content(sealed) {
                 Ok(known) => known,
@@ -89,7 +89,7 @@ impl Live {
     }
 
     /// Whether they share all; `None`: the sealer shall end.
-    fn share_pair(&self, known: ObjectId, sealed: &Sealed, go_on: &mut impl FnMut(u64) -> bool) -> Option<bool> {
+    fn share_pair(&self, known: ObjectId, sealed: &ObjectHash, go_on: &mut impl FnMut(u64) -> bool) -> Option<bool> {
         let mut pair = Pair { live: self, objects: [known, sealed.object] };
         let mut same = Same::new(sealed.size, vec![1, 0], false);
         let mut shares = false;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use super::share::{self, Sharing, Step};
+use super::extents::{self, Sharing, Step};
 use crate::sys::{self, Errno, ExtentMap, SysResult};
 
 /// How often what differs from a source is looked at again.
@@ -234,7 +234,7 @@ impl Same {
             (Way::Never, _) => Err(Errno::EOPNOTSUPP),
             (Way::Extents, false) => return self.share(member, Sharing::new(Arc::clone(file), target, self.size)),
             (Way::Link, false) => files.link(source, number),
-            (_, true) => share::same_bytes(file, &target),
+            (_, true) => extents::same_bytes(file, &target),
         };
         match same {
             Ok(true) if way == Way::Link => told(Fate::Linked { freed: self.freed(&member) }),
@@ -282,7 +282,7 @@ type Working = (Done, Option<(Member, Sharing<Arc<File>>)>);
 /// `None`: the place does not tell what is shared.
 fn place_of(file: &File, size: u64) -> SysResult<Option<ExtentMap>> {
     match sys::extent_map(file, size) {
-        Err(errno) if share::cannot_share(errno) => Ok(None),
+        Err(errno) if extents::cannot_share(errno) => Ok(None),
         map => map,
     }
 }

@@ -17,9 +17,9 @@ const KEPT: usize = 1024;
 
 /// The files. Its mutex is a leaf.
 #[derive(Default)]
-pub(super) struct Lately(Mutex<HashMap<Slot, Instant>>);
+pub(super) struct RecentUnlinks(Mutex<HashMap<Slot, Instant>>);
 
-impl Lately {
+impl RecentUnlinks {
     /// A file has lost a name, and has others.
     pub(super) fn note(&self, slot: Slot) {
         let mut map = self.0.lock();

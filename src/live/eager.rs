@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 use super::Live;
 use super::find::At;
-use crate::history::ahead::{AheadNode, Changed};
+use crate::history::eager::{AheadNode, Changed};
 use crate::store::ids::{Epoch, Name, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};
@@ -191,7 +191,7 @@ impl Live {
 
     /// `false`: it may be changing just now.
     fn capture_one_ahead(&self, slot: Slot, upto: Epoch) -> SysResult<bool> {
-        let _gate = self.gate.read();
+        let _changing = self.freeze_lock.read();
         let _tree = self.tree.read();
         let _stripe = self.stripe(slot);
         // A checkpoint may have come since the journal was read: it is the epoch that is open now that must have no record.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Engine;
-use super::api::who::{ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, RestoredOnly, SharedPath};
+use super::api::attribution::{ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, RestoredOnly, SharedPath};
 use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
 use super::checkpoint::Opened;
 use super::compare::change;

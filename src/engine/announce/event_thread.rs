@@ -1,4 +1,4 @@
-//! The voice: operations on our own mount, for the events that the kernel makes of them.
+//! The event thread: operations on our own mount, for the events that the kernel makes of them.
 //!
 //! Everything here runs in a thread that has left the daemon's descriptors ([`sys::leave_descriptors`]): it must not use or drop one of theirs, so
 //! it works with what it opened itself, and only reads memory of the announcer.
@@ -19,34 +19,34 @@ const ATTEMPTS_MAX: u32 = 20;
 /// Takes the steps.
 pub(super) fn speak(announcer: &Announcer, mounted: &Mounted, all: &[Told]) {
     std::thread::scope(|scope| {
-        let voice = std::thread::Builder::new().name("announcer-voice".into()).spawn_scoped(scope, || {
+        let event_thread = std::thread::Builder::new().name("announcer-events".into()).spawn_scoped(scope, || {
             let _end = End(announcer);
-            let spoken = sys::leave_descriptors().and_then(|()| Voice { announcer }.speak(mounted, all));
+            let spoken = sys::leave_descriptors().and_then(|()| EventThread { announcer }.speak(mounted, all));
             if let Err(errno) = spoken {
                 tracing::debug!(%errno, "a restore is not announced, or in part");
             }
         });
-        if let Err(error) = voice {
+        if let Err(error) = event_thread {
             tracing::warn!(%error, "a restore is not announced");
         }
     });
 }
 
-/// However the voice ends, nobody is it any more.
+/// However the event thread ends, nobody is it any more.
 struct End<'a>(&'a Announcer);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.0.voice.store(NOBODY, Ordering::Release);
+        self.0.event_thread.store(NOBODY, Ordering::Release);
         self.0.expect_nothing();
     }
 }
 
-struct Voice<'a> {
+struct EventThread<'a> {
     announcer: &'a Announcer,
 }
 
-impl Voice<'_> {
+impl EventThread<'_> {
     fn speak(&self, mounted: &Mounted, all: &[Told]) -> SysResult<()> {
         let root = open_dir_path(&mounted.at)?;
         if sys::stat_fd(&root)?.dev != mounted.device {
@@ -78,14 +78,14 @@ impl Voice<'_> {
         Ok(())
     }
 
-    /// Looks up a name that nobody else knows: whose request that is, is the voice.
+    /// Looks up a name that nobody else knows: whose request that is, is the event thread.
     fn make_known(&self, root: &OwnedFd) -> SysResult<()> {
         let hello = Step { dir: Slot::ROOT, name: super::secret_name(), node: None, what: What::Hello };
         self.announcer.expect(&hello);
-        self.announcer.voice.store(UNKNOWN, Ordering::Release);
+        self.announcer.event_thread.store(UNKNOWN, Ordering::Release);
         let looked = self.act(root, None, &hello).err();
         self.announcer.expect_nothing();
-        match (looked, self.announcer.voice.load(Ordering::Acquire)) {
+        match (looked, self.announcer.event_thread.load(Ordering::Acquire)) {
             // The kernel does not tell who asks: we are in another namespace of processes.
             (_, UNKNOWN) => Err(Errno::EPERM),
             (Some(Errno::ENOENT), _) => Ok(()),
@@ -104,7 +104,7 @@ impl Voice<'_> {
         for attempt in 0..ATTEMPTS_MAX {
             self.announcer.expect(step);
             if attempt > 0 {
-                // It must not be there, so the kernel asks whether it is, whatever it remembers: and is told of the ghost.
+                // It must not be there, so the kernel asks whether it is, whatever it remembers: and is told of the dummy inode.
                 let there = sys::mkdir_at(dir, name, 0o700);
                 debug_assert!(there.is_err(), "what goes is not made");
                 self.announcer.expect(step);
@@ -119,7 +119,7 @@ impl Voice<'_> {
             Err(errno) => tracing::debug!(?step, %errno, "a change is not announced"),
             Ok(()) => {}
         }
-        // What the kernel has of the name now is a ghost, or that a ghost went: the truth takes its place.
+        // What the kernel has of the name now is a dummy inode, or that a dummy inode went: the truth takes its place.
         if matches!(step.what, What::Gone { .. } | What::Come(_) | What::Written | What::Replaced) {
             let _ = sys::stat_at(dir, name);
         }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::Live;
 use super::data::Handle;
+use crate::history::attribution::{Acting, Numbered};
 use crate::history::timeline::Timeline;
-use crate::history::who::{Acting, Numbered};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Process;
 use crate::sys::lock::Mutex;
