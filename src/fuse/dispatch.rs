@@ -1,7 +1,7 @@
 //! Which thread serves a request.
 //!
 //! A few threads, the **readers**, read requests and serve what they read. What may take long would keep a reader from all others: it is handed to a
-//! **helper**, but for the sync of a file or directory while another reader has nothing to do: to wake a helper costs a program that syncs all the time more than
+//! **helper**, but for the sync of a file or directory while another reader is in none: to wake a helper costs a program that syncs all the time more than
 //! anything else here. That is what waits for the disk by its nature, what may wait for another request to be answered, and every kind of request that waited
 //! lately (a cold cache): a kind that is quick again is served by the readers again. A reader does not wait for somebody else's process either: then a helper
 //! serves the request anew, and another helper takes the place of the one that waits ([`crate::sys::wait`]).
@@ -77,8 +77,8 @@ impl Queue {
 pub struct Dispatcher {
     counts: Arc<RequestCounts>,
     readers: usize,
-    /// Readers that serve something.
-    serving: AtomicUsize,
+    /// Readers that are in a sync, or about to be: one at least never is.
+    syncing: AtomicUsize,
     /// What requests of each kind waited lately, in nanoseconds: 0 where none did.
     paces: [AtomicU32; Kind::ALL.len()],
     /// How many requests of each kind are still to be watched, because one took long.
@@ -91,17 +91,19 @@ impl Dispatcher {
         Self {
             counts,
             readers,
-            serving: AtomicUsize::new(0),
+            syncing: AtomicUsize::new(0),
             paces: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             watched: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             helpers: Arc::default(),
         }
     }
 
-    /// Whether the next request of this kind, which a reader has read, is for a helper.
+    /// Whether a request of this kind, which a reader has read, is for a helper. If not it is served with [`Dispatcher::here`], which a sync has its reader
+    /// reserved for.
     pub fn hands_on(&self, kind: Kind) -> bool {
-        if matches!(kind, Kind::Fsync | Kind::Fsyncdir) {
-            return self.serving.load(Ordering::Relaxed) + 1 >= self.readers;
+        if is_sync(kind) {
+            let reserve = |syncing| (syncing + 1 < self.readers).then_some(syncing + 1);
+            return self.syncing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_err();
         }
         waits_for_disk(kind) || self.pace(kind) > SLOW
     }
@@ -113,10 +115,10 @@ impl Dispatcher {
     /// Serves a request on this thread, which has read it. If the handler panics the reply that it owned has answered EIO by the time this returns.
     pub fn here(&self, kind: Kind, handler: impl FnOnce()) {
         self.counts.count(kind);
-        // Two readers that look at once may both serve a sync: then the next request waits for one of them.
-        self.serving.fetch_add(1, Ordering::Relaxed);
         self.timed(kind, handler);
-        self.serving.fetch_sub(1, Ordering::Relaxed);
+        if is_sync(kind) {
+            self.syncing.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Has a helper serve a request, and returns at once.
@@ -163,6 +165,11 @@ impl Dispatcher {
             pace.store(before - before.div_ceil(PACE_WEIGHT) + sample / PACE_WEIGHT, Ordering::Relaxed);
         }
     }
+}
+
+/// Requests that a reader may serve although they wait for the disk.
+fn is_sync(kind: Kind) -> bool {
+    matches!(kind, Kind::Fsync | Kind::Fsyncdir)
 }
 
 /// Requests that wait for the disk by their nature.
@@ -267,16 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_syncs_by_itself_while_another_is_free() {
+    fn a_reader_syncs_by_itself_and_one_never_does() {
         let dispatcher = dispatcher();
-        assert!(!dispatcher.hands_on(Kind::Fsync) && !dispatcher.hands_on(Kind::Fsyncdir));
-        dispatcher.here(Kind::Fsync, || {
-            assert!(dispatcher.hands_on(Kind::Fsync), "who reads this is the last that is free");
-            assert!(!dispatcher.hands_on(Kind::Lookup));
-        });
+        assert!(!dispatcher.hands_on(Kind::Fsync));
+        assert!(dispatcher.hands_on(Kind::Fsync) && dispatcher.hands_on(Kind::Fsyncdir), "the other reader is for everybody else");
+        assert!(!dispatcher.hands_on(Kind::Lookup));
         dispatcher.here(Kind::Fsync, || panic!("on purpose"));
-        (0..20).for_each(|_| dispatcher.here(Kind::Fsync, || thread::sleep(2 * SLOW)));
-        assert!(!dispatcher.hands_on(Kind::Fsync), "that it takes long is no news");
+        for _ in 0..20 {
+            assert!(!dispatcher.hands_on(Kind::Fsyncdir), "that it takes long is no news");
+            dispatcher.here(Kind::Fsyncdir, || thread::sleep(2 * SLOW));
+        }
         assert!(Dispatcher::new(Arc::default(), 1).hands_on(Kind::Fsync), "there is no other");
     }
 
