@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Call, FRAME_BYTES_MAX, encode_error, receive_up_to, write_answer};
 use crate::engine::api::{Unmount, VerbError, VerbResult};
-use crate::engine::asker::while_wanted;
 use crate::engine::verb::{Answer, Answerer, Request, Requester};
 use crate::store::record::Actor;
 use crate::sys;
@@ -199,8 +198,8 @@ impl Server {
     /// What was begun on a connection ends with it: descriptors are held for whoever asked.
     fn requests_and_end(&self, number: u64, stream: &Arc<UnixStream>) -> io::Result<()> {
         // Who that is was settled when they connected (SO_PEERCRED), and is asked once.
-        let peer = Arc::clone(stream);
-        let requester = Requester::found_by(move || actor(&peer));
+        let (peer, other) = (Arc::clone(stream), Arc::clone(stream));
+        let requester = Requester::new(move || actor(&peer), move || is_given_up(&other));
         let ended = self.requests(number, stream, &requester);
         requester.end(&*self.answerer);
         ended
@@ -220,10 +219,7 @@ impl Server {
             // A long message has a long buffer.
             frame = Vec::new();
             let unmount = if let Ok(Request::Unmount(unmount)) = request { Some(unmount) } else { None };
-            let result = request.and_then(|request| match request.can_be_cancelled().then(|| stream.try_clone()) {
-                Some(Ok(peer)) => while_wanted(move || is_given_up(&peer), || self.call(request, requester)),
-                _ => self.call(request, requester),
-            });
+            let result = request.and_then(|request| self.call(request, requester));
             let done = result.is_ok();
             let replied = reply(stream, result, &requester.take_files());
             self.unanswered.fetch_sub(1, Ordering::SeqCst);

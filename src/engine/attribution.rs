@@ -9,6 +9,7 @@ use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
 use super::checkpoint::Opened;
 use super::compare::change;
 use super::error;
+use super::verb::Requester;
 use crate::history::diff::{Comparison, Difference, Differs};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
@@ -142,7 +143,7 @@ impl Engine {
         Ok(listed)
     }
 
-    pub(super) fn restore_only(&self, by: &Actor, options: &OnlyBy) -> VerbResult<RestoredOnly> {
+    pub(super) fn restore_only(&self, requester: &Requester, options: &OnlyBy) -> VerbResult<RestoredOnly> {
         let target = match &options.to {
             Some(to) => self.whole_id(to)?,
             None => self.timeline().base().ok_or_else(no_checkpoint)?,
@@ -152,7 +153,7 @@ impl Engine {
             message: format!("{:?} names no process", options.who),
             hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
         })?;
-        self.restore_selected(by, target, options, &selector)
+        self.restore_selected(requester, target, options, &selector)
     }
 
     /// What a selected restore is to do: the paths, what a person is told of them, and what stays although the writer changed it.

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, VerbError, VerbResult};
+use super::verb::Requester;
 use crate::store::record::{Actor, Reason};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Kind};
@@ -189,9 +190,9 @@ impl Engine {
     }
 
     /// Restores between its hooks; a dry run has none.
-    pub(super) fn restore_with_hooks(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
+    pub(super) fn restore_with_hooks(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
         if options.dry_run {
-            return self.restore_to(by, options);
+            return self.restore_to(requester, options);
         }
         let target = self.whole_id(&options.to)?;
         let variables = vec![("CKPTFS_ID", target.to_string())];
@@ -199,7 +200,7 @@ impl Engine {
             let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
             [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
         };
-        self.hooked(by, "restore", variables, || self.restore_to(by, options), after)
+        self.hooked(requester.by(), "restore", variables, || self.restore_to(requester, options), after)
     }
 
     /// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so that what was quiesced goes on; it is told what

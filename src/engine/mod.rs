@@ -6,7 +6,6 @@
 mod absence;
 mod announce;
 pub mod api;
-pub mod asker;
 mod attribution;
 mod audit;
 pub mod auto;

@@ -30,9 +30,10 @@ use self::spared::is_at_or_below;
 use self::stage::Stage;
 use super::Engine;
 use super::api::{Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbResult};
-use super::asker::still_wanted;
+use super::auto::daemon;
 use super::error;
 use super::request::{NodeId, Stale as Forget};
+use super::verb::Requester;
 use crate::history::timeline::Aftermath;
 use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
@@ -65,7 +66,7 @@ impl Stale {
 
 /// Who asked for a restore, and why.
 pub(super) struct Asked<'a> {
-    pub(super) by: &'a Actor,
+    pub(super) requester: &'a Requester,
     /// The operation that it undoes.
     pub(super) undoes: Option<u64>,
     pub(super) started: Instant,
@@ -107,7 +108,7 @@ fn in_frames(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
 }
 
 impl Engine {
-    pub(super) fn restore_to(&self, by: &Actor, options: &RestoreOptions) -> VerbResult<Restored> {
+    pub(super) fn restore_to(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
         let started = Instant::now();
         let target = self.whole_id(&options.to)?;
         let failed = |errno| error::failed("the restore failed", errno);
@@ -135,8 +136,8 @@ impl Engine {
                 duration_us: took(started),
             });
         }
-        let one_at_a_time = self.wait_turn()?;
-        let asked = Asked { by, undoes: None, started, unknown, times };
+        let one_at_a_time = self.wait_turn(requester)?;
+        let asked = Asked { requester, undoes: None, started, unknown, times };
         self.restore_now(asked, target, &paths, one_at_a_time)
     }
 
@@ -149,9 +150,10 @@ impl Engine {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let failed = |errno| self.failed("the restore failed", errno);
-        let Asked { by, undoes, started, unknown, times } = asked;
+        let Asked { requester, undoes, started, unknown, times } = asked;
+        let by = requester.by();
         let _index_later = self.timeline().hold_indexer();
-        let mut stage = Stage::new(self);
+        let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
         let Prepared { plan, changes, spared, .. } = prepared;
         let (changes, unknown) = told_apart(changes, unknown, &plan);
@@ -168,7 +170,7 @@ impl Engine {
             }
             return Ok(done(None));
         }
-        still_wanted()?;
+        requester.still_wants()?;
         let note = format!("before restoring {target}");
         let (guard, opened) = self.close_epoch(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
@@ -248,7 +250,8 @@ impl Engine {
         let times = Times::or_default(None, !paths.is_empty());
         let (touched, spared) = (&self.touched(*target, None)?, &self.spared(*target, which)?);
         let plan = plan::Plan::make(Ground { engine: self, present: &*self.live, target: *target, touched, spared, times }, which)?;
-        let mut stage = Stage::new(self);
+        let nobody = Requester::from(daemon());
+        let mut stage = Stage::new(self, &nobody);
         stage.fill(&plan, true)?;
         self.carry_out(None, (&plan, stage), *guard, which, paths).map(Some)
     }

@@ -12,6 +12,7 @@ use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::error;
 use super::restore::Asked;
+use super::verb::Requester;
 use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
@@ -249,7 +250,7 @@ impl Engine {
         Ok(told.iter().map(one).collect())
     }
 
-    pub(super) fn undo_operations(&self, by: &Actor, options: &UndoOptions) -> VerbResult<Undone> {
+    pub(super) fn undo_operations(&self, requester: &Requester, options: &UndoOptions) -> VerbResult<Undone> {
         if let (UndoWalk::Undo(_), false) = (options.walk, options.force)
             && let Some(mark) = self.mark_since()?
         {
@@ -262,7 +263,7 @@ impl Engine {
             if done == wanted {
                 break;
             }
-            match self.undo_one(by, number, options) {
+            match self.undo_one(requester, number, options) {
                 Ok(step) => {
                     done += usize::from(step.skipped.is_none());
                     undone.steps.push(step);
@@ -275,14 +276,14 @@ impl Engine {
             }
         }
         if let (UndoWalk::To(number), None) = (options.walk, &undone.stopped) {
-            undone.tree = self.tree_of(by, number, options.dry_run)?;
+            undone.tree = self.tree_of(requester, number, options.dry_run)?;
         }
         self.snapdir_changed();
         Ok(undone)
     }
 
     /// Makes the tree what it was right after an operation, if that is known: one that made a checkpoint or restored the whole tree says so.
-    fn tree_of(&self, by: &Actor, number: u64, dry_run: bool) -> VerbResult<Option<Restored>> {
+    fn tree_of(&self, requester: &Requester, number: u64, dry_run: bool) -> VerbResult<Option<Restored>> {
         let told = if number > 0 { self.one_operation(number)? } else { None };
         let id = match told.map(|told| told.operation.deed) {
             Some(Deed::Made { id }) => id,
@@ -293,7 +294,7 @@ impl Engine {
             return Ok(None);
         }
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run, times: None };
-        self.restore_to(by, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
+        self.restore_to(requester, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
     }
 
     /// The mark of the tripwire that was made since the last operation: what was removed then is what somebody wants back.
@@ -323,8 +324,8 @@ impl Engine {
     }
 
     /// Undoes an operation, or tells what that would do.
-    fn undo_one(&self, by: &Actor, number: u64, options: &UndoOptions) -> VerbResult<UndoneStep> {
-        let one_at_a_time = self.wait_turn()?;
+    fn undo_one(&self, requester: &Requester, number: u64, options: &UndoOptions) -> VerbResult<UndoneStep> {
+        let one_at_a_time = self.wait_turn(requester)?;
         let told = self.one_operation(number)?.ok_or_else(|| error::no_operation(number))?;
         let obstacle = self.obstacle(&told.operation);
         let original = self.one_operation(self.timeline().original(number))?.filter(|original| original.operation.number != number);
@@ -355,7 +356,7 @@ impl Engine {
         if options.dry_run {
             return Ok(step);
         }
-        self.invert(by, &told.operation, &mut step, one_at_a_time)?;
+        self.invert(requester, &told.operation, &mut step, one_at_a_time)?;
         step.by_operation = self.timeline().undone_by(number);
         Ok(step)
     }
@@ -398,8 +399,8 @@ impl Engine {
     }
 
     /// Does the opposite of an operation. Nothing is in its way.
-    fn invert(&self, by: &Actor, operation: &Operation, step: &mut UndoneStep, one_at_a_time: MutexGuard<'_, ()>) -> VerbResult<()> {
-        let undoes = Some(operation.number);
+    fn invert(&self, requester: &Requester, operation: &Operation, step: &mut UndoneStep, one_at_a_time: MutexGuard<'_, ()>) -> VerbResult<()> {
+        let (by, undoes) = (requester.by(), Some(operation.number));
         let failed = |errno| error::failed(&format!("operation {} was not undone", operation.number), errno);
         let kept = |id| self.timeline().checkpoint(id).ok_or(Errno::ENOENT).map_err(failed);
         match &operation.deed {
@@ -411,7 +412,7 @@ impl Engine {
             }
             Deed::Restored { guard, paths, only, .. } => {
                 let unknown = self.unknown_in(*guard).map_err(failed)?;
-                let asked = Asked { by, undoes, started: Instant::now(), unknown, times: Times::or_default(None, !paths.is_empty() || *only) };
+                let asked = Asked { requester, undoes, started: Instant::now(), unknown, times: Times::or_default(None, !paths.is_empty() || *only) };
                 let restored = match only {
                     true => self.restore_names(asked, *guard, paths, one_at_a_time)?,
                     false => self.restore_now(asked, *guard, paths, one_at_a_time)?,

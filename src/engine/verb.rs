@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -21,15 +22,12 @@ use super::export::parts::ExportAsk;
 use super::import::ImportAsk;
 use super::offline::Offline;
 use crate::store::record::Actor;
-use crate::sys::lock::Mutex;
+use crate::sys::lock::{Mutex, MutexGuard};
 
 /// A request of one kind.
 pub trait Verb: Clone + Into<Request> {
     /// What it answers.
     type Answer: Serialize + DeserializeOwned + Send + 'static;
-
-    /// It may wait long before it changes something, and can be given up until then.
-    const CAN_BE_CANCELLED: bool = false;
 
     /// It changes nothing: if the daemon dies over it, the next one may be asked again.
     fn only_asks(&self) -> bool {
@@ -70,13 +68,6 @@ macro_rules! verbs {
         })*
 
         impl Request {
-            /// See [`Verb::CAN_BE_CANCELLED`].
-            pub fn can_be_cancelled(&self) -> bool {
-                match self {
-                    $($(#[$condition])? Request::$name(_) => <$request as Verb>::CAN_BE_CANCELLED,)*
-                }
-            }
-
             /// Does it, and gives the answer as it is sent.
             ///
             /// # Errors
@@ -153,23 +144,56 @@ impl Answer {
     }
 }
 
+/// The code of a request that was given up.
+pub const CANCELLED: &str = "cancelled";
+
+/// How often somebody who waits for his turn looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Engine {
+    /// Waits until no checkpoint and no restore is being made, as long as it is wanted.
+    pub(super) fn wait_turn(&self, requester: &Requester) -> VerbResult<MutexGuard<'_, ()>> {
+        loop {
+            requester.still_wants()?;
+            if let Some(turn) = self.checkpointing.try_lock() {
+                return Ok(turn);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
 /// Who asks, and what is given to them besides answers. One for each connection.
 pub struct Requester {
     find: Box<dyn Fn() -> Actor + Send + Sync>,
     by: OnceLock<Actor>,
+    has_given_up: Box<dyn Fn() -> bool + Send + Sync>,
     files: Mutex<Vec<Arc<File>>>,
     exports: Mutex<Vec<u64>>,
 }
 
 impl Requester {
-    /// Somebody who is looked up by `find` when it is needed who that is.
-    pub fn found_by(find: impl Fn() -> Actor + Send + Sync + 'static) -> Requester {
-        Requester { find: Box::new(find), by: OnceLock::new(), files: Mutex::default(), exports: Mutex::default() }
+    /// Somebody who is looked up by `find` when it is needed who that is, and of whom `has_given_up` says whether they no longer want what they asked for.
+    pub fn new(find: impl Fn() -> Actor + Send + Sync + 'static, has_given_up: impl Fn() -> bool + Send + Sync + 'static) -> Requester {
+        let (find, has_given_up) = (Box::new(find), Box::new(has_given_up));
+        Requester { find, by: OnceLock::new(), has_given_up, files: Mutex::default(), exports: Mutex::default() }
     }
 
     /// Who that is, for the record.
     pub fn by(&self) -> &Actor {
         self.by.get_or_init(&self.find)
+    }
+
+    /// A restore is asked for on a connection and done by the thread that serves it. Before it changes anything it looks whether that is still wanted; from
+    /// then on it is finished, whoever waits for it.
+    ///
+    /// # Errors
+    /// `cancelled`: they have given it up, or are gone.
+    pub(super) fn still_wants(&self) -> VerbResult<()> {
+        if (self.has_given_up)() {
+            return Err(VerbError { code: CANCELLED.into(), message: "it was cancelled before anything was changed".into(), hint: None });
+        }
+        Ok(())
     }
 
     /// Descriptors that go with the answer, in their order.
@@ -199,6 +223,6 @@ impl Requester {
 
 impl From<Actor> for Requester {
     fn from(actor: Actor) -> Requester {
-        Requester::found_by(move || actor.clone())
+        Requester::new(move || actor.clone(), || false)
     }
 }

@@ -243,27 +243,25 @@ impl Verb for CompareByProcess {
 
 impl Verb for OnlyBy {
     type Answer = RestoredOnly;
-    const CAN_BE_CANCELLED: bool = true;
 
     fn only_asks(&self) -> bool {
         self.dry_run
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<RestoredOnly> {
-        engine.restore_only(requester.by(), &self)
+        engine.restore_only(requester, &self)
     }
 }
 
 impl Verb for RestoreOptions {
     type Answer = Restored;
-    const CAN_BE_CANCELLED: bool = true;
 
     fn only_asks(&self) -> bool {
         self.dry_run
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Restored> {
-        engine.restore_with_hooks(requester.by(), &self)
+        engine.restore_with_hooks(requester, &self)
     }
 }
 
@@ -315,14 +313,13 @@ impl Verb for ListOperations {
 
 impl Verb for UndoOptions {
     type Answer = Undone;
-    const CAN_BE_CANCELLED: bool = true;
 
     fn only_asks(&self) -> bool {
         self.dry_run
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Undone> {
-        engine.undo_operations(requester.by(), &self)
+        engine.undo_operations(requester, &self)
     }
 }
 

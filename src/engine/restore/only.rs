@@ -5,8 +5,8 @@ use std::time::Instant;
 use super::super::Engine;
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
 use super::super::api::{Restored, Times, TreePath, VerbResult};
-use super::super::asker::still_wanted;
 use super::super::attribution::Selector;
+use super::super::verb::Requester;
 use super::plan::{Plan, Which};
 use super::prepare::{Choice, Prepared};
 use super::spared::Spared;
@@ -14,12 +14,14 @@ use super::stage::Stage;
 use super::{Asked, took};
 use crate::live::Freeze;
 use crate::store::ids::CheckpointId;
-use crate::store::record::{Actor, Reason};
+use crate::store::record::Reason;
 use crate::sys::lock::MutexGuard;
 
 /// What a restore of names is carried out with, and by whom: the tree is frozen, and nobody else makes a checkpoint.
 struct Frozen<'a> {
-    by: (&'a Actor, Option<u64>),
+    requester: &'a Requester,
+    /// The operation that it undoes.
+    undoes: Option<u64>,
     stage: Stage<'a>,
     freeze: Freeze<'a>,
     flushed: bool,
@@ -29,7 +31,13 @@ struct Frozen<'a> {
 impl Engine {
     /// Restores what the selected processes changed since a checkpoint. What was chosen is in the journal before anything changes, so that a restore that
     /// is cut short is finished with the same names.
-    pub(in crate::engine) fn restore_selected(&self, by: &Actor, target: CheckpointId, options: &OnlyBy, who: &Selector) -> VerbResult<RestoredOnly> {
+    pub(in crate::engine) fn restore_selected(
+        &self,
+        requester: &Requester,
+        target: CheckpointId,
+        options: &OnlyBy,
+        who: &Selector,
+    ) -> VerbResult<RestoredOnly> {
         let started = Instant::now();
         let failed = |errno| self.failed("the restore failed", errno);
         let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
@@ -54,16 +62,16 @@ impl Engine {
             let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
             return Ok(done(None, spared.filter(chosen.changes), chosen.shared, spared));
         }
-        let one_at_a_time = self.wait_turn()?;
+        let one_at_a_time = self.wait_turn(requester)?;
         let _index_later = self.timeline().hold_indexer();
-        let mut stage = Stage::new(self);
+        let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::By(options, who), Times::or_default(options.times, true), &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
         if chosen.paths.is_empty() {
             return Ok(done(None, changes, chosen.shared, spared));
         }
         let note = format!("before restoring {target}, only what {} changed", options.who);
-        let frozen = Frozen { by: (by, None), stage, freeze, flushed, one_at_a_time };
+        let frozen = Frozen { requester, undoes: None, stage, freeze, flushed, one_at_a_time };
         let guard = self.restore_chosen(frozen, &note, &plan, (&chosen.paths, &chosen.names))?;
         Ok(done(Some(guard), changes, chosen.shared, spared))
     }
@@ -77,12 +85,12 @@ impl Engine {
         names: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
-        let Asked { by, undoes, started, unknown, times } = asked;
+        let Asked { requester, undoes, started, unknown, times } = asked;
         let _index_later = self.timeline().hold_indexer();
-        let mut stage = Stage::new(self);
+        let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Names(names), times, &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
-        let frozen = Frozen { by: (by, undoes), stage, freeze, flushed, one_at_a_time };
+        let frozen = Frozen { requester, undoes, stage, freeze, flushed, one_at_a_time };
         let guard = self.restore_chosen(frozen, &format!("before restoring {target}"), &plan, (&chosen.paths, &chosen.names))?;
         Ok(Restored {
             restored: target,
@@ -99,11 +107,12 @@ impl Engine {
     /// Restores what was chosen: these paths. The journal is told of `names`.
     fn restore_chosen(&self, frozen: Frozen<'_>, note: &str, plan: &Plan, (paths, names): (&[Vec<u8>], &[Vec<u8>])) -> VerbResult<CheckpointId> {
         let failed = |errno| self.failed("the restore failed", errno);
-        still_wanted()?;
-        let Frozen { by, stage, freeze, flushed, one_at_a_time } = frozen;
-        let (guard, opened) = self.close_epoch(Some(by.0), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
+        let Frozen { requester, undoes, stage, freeze, flushed, one_at_a_time } = frozen;
+        requester.still_wants()?;
+        let by = requester.by();
+        let (guard, opened) = self.close_epoch(Some(by), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
-        let applied = self.carry_out(Some(by), (plan, stage), guard.id, Which::Only(paths), names);
+        let applied = self.carry_out(Some((by, undoes)), (plan, stage), guard.id, Which::Only(paths), names);
         drop(tree);
         drop(freeze);
         self.tell_open(guard.id, opened);

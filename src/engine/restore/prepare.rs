@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use super::super::Engine;
 use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
-use super::super::asker::still_wanted;
 use super::super::attribution::{Selection, Selector};
 use super::glance::Glance;
 use super::plan::{Plan, Which};
@@ -66,7 +65,7 @@ impl Engine {
     ) -> VerbResult<(Prepared, Freeze<'a>, bool)> {
         let failed = |errno| self.failed("the restore failed", errno);
         for _ in 0..PLANNED_MAX {
-            still_wanted()?;
+            stage.still_wanted()?;
             let seen = self.look_around().map_err(failed)?;
             // What fails here may fail because something changes meanwhile.
             let Ok(prepared) = self.prepare(target, choice, times, |slot| self.live.await_free(slot)) else { break };
@@ -77,7 +76,7 @@ impl Engine {
             if stage.fill(&prepared.plan, false).is_err() {
                 break;
             }
-            still_wanted()?;
+            stage.still_wanted()?;
             let (freeze, flushed) = self.freeze().map_err(failed)?;
             if self.is_as_seen(&seen, &prepared.touched) {
                 self.clear_way(&prepared.plan).map_err(failed)?;
@@ -92,7 +91,7 @@ impl Engine {
         let (freeze, flushed) = self.freeze().map_err(failed)?;
         let prepared = self.prepare(target, choice, times, |slot| self.live.probe_frozen(slot))?;
         self.clear_way(&prepared.plan).map_err(failed)?;
-        still_wanted()?;
+        stage.still_wanted()?;
         stage.fill(&prepared.plan, true).map_err(failed)?;
         Ok((prepared, freeze, flushed))
     }

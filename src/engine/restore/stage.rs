@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
-use super::super::asker::still_wanted;
+use super::super::api::VerbResult;
+use super::super::verb::Requester;
 use super::plan::{Content, Plan};
 use super::threads;
 use crate::history::present::Trail;
@@ -27,14 +28,21 @@ const THREADS_FROM: usize = 32;
 /// Inodes in the staging directory that nobody knows, by what they stand for. Those that are not taken are removed.
 pub(super) struct Stage<'a> {
     engine: &'a Engine,
+    requester: &'a Requester,
     made: HashMap<Slot, Staged>,
 }
 
 type Job<'p> = (Child, &'p Arc<Trail>);
 
 impl<'a> Stage<'a> {
-    pub(super) fn new(engine: &'a Engine) -> Stage<'a> {
-        Stage { engine, made: HashMap::new() }
+    pub(super) fn new(engine: &'a Engine, requester: &'a Requester) -> Stage<'a> {
+        Stage { engine, requester, made: HashMap::new() }
+    }
+
+    /// # Errors
+    /// `cancelled`: whoever asked for the restore has given it up.
+    pub(super) fn still_wanted(&self) -> VerbResult<()> {
+        self.requester.still_wants()
     }
 
     /// Makes what a plan needs and is not there; ends early, with less, when nobody wants it any more. `frozen`: nothing changes meanwhile.
@@ -44,7 +52,7 @@ impl<'a> Stage<'a> {
         let new = wanted.filter(|(child, _)| child.kind != Kind::Dir && matches!(plan.contents.get(&child.slot), Some(Content::New) | None));
         let jobs: Vec<Job<'_>> = new.filter(|(child, _)| known.insert(child.slot)).collect();
         for jobs in jobs.chunks(AT_ONCE) {
-            if still_wanted().is_err() {
+            if self.still_wanted().is_err() {
                 break;
             }
             self.make_all(plan, frozen, jobs)?;
