@@ -11,7 +11,7 @@ const LAYERS: [&[&str]; 9] =
     [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["csi"], &["cli"]];
 
 /// What may be named only there.
-const HOMES: [(&str, &[&str]); 18] = [
+const HOMES: [(&str, &[&str]); 19] = [
     ("fuser", &["src/fuse"]),
     ("sled", &["src/store"]),
     ("rayon_core", &["src/store"]),
@@ -22,6 +22,7 @@ const HOMES: [(&str, &[&str]); 18] = [
     ("indicatif", &["src/cli", "src/main.rs"]),
     ("toml_edit", &["src/engine"]),
     ("globset", &["src/engine"]),
+    ("strsim", &["src/engine"]),
     ("httparse", &["src/volumes"]),
     ("prost", &["src/csi"]),
     ("prost_types", &["src/csi"]),

@@ -1,5 +1,7 @@
 //! Failures as people read them.
 
+use strsim::levenshtein;
+
 use super::api::{TreePath, VerbError};
 use super::word::word;
 use crate::history::select::Unselected;
@@ -232,28 +234,9 @@ pub(super) fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a String>
     if name.len() > NEAREST_BYTES_MAX {
         return None;
     }
-    let best = known.iter().min_by_key(|other| edits(name, other))?;
-    (edits(name, best) <= 2 && edits(name, best) < name.chars().count()).then_some(best)
-}
-
-/// Levenshtein's distance.
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, left) in a.chars().enumerate() {
-        let mut diagonal = i;
-        let mut last = i + 1;
-        for (cell, right) in row.iter_mut().skip(1).zip(&b) {
-            let next = (diagonal + usize::from(left != *right)).min(last + 1).min(*cell + 1);
-            diagonal = *cell;
-            *cell = next;
-            last = next;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or(0)
+    let best = known.iter().min_by_key(|other| levenshtein(name, other))?;
+    let edits = levenshtein(name, best);
+    (edits <= 2 && edits < name.chars().count()).then_some(best)
 }
 
 #[cfg(test)]
@@ -265,6 +248,5 @@ mod tests {
         let known = vec!["v1".to_owned(), "before-refactor".to_owned()];
         assert_eq!(nearest("before-refacter", &known).map(String::as_str), Some("before-refactor"));
         assert_eq!(nearest("zzz", &known), None);
-        assert_eq!(edits("kitten", "sitting"), 3);
     }
 }
