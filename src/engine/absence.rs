@@ -10,7 +10,7 @@
 
 use super::api::{AbsenceInfo, Change, ChangeKind};
 use super::auto::daemon;
-use super::{Engine, Keep, nanoseconds};
+use super::{Engine, Keep};
 use crate::history::timeline::Aftermath;
 use crate::history::view::State;
 use crate::store::baseline::Baseline;
@@ -147,7 +147,7 @@ impl Engine {
     pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
         // When a daemon that was killed has ended nobody knows.
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else { return };
-        if self.timeline().newest_stored().is_none() || self.live.last_recorded_change().is_none_or(|changed| nanoseconds(changed) <= left_ns) {
+        if self.timeline().newest_stored().is_none() || self.live.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns) {
             return;
         }
         if let Err(errno) = self.close_left(left_ns, held, None) {

@@ -140,7 +140,7 @@ impl Engine {
             id: epoch.checkpoint(),
             tags,
             note: note.to_owned(),
-            created_ns: now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec)),
+            created_ns: now.nanoseconds(),
             atomic: cut.atomic && flushed,
             dirty: self.timeline().dirty(),
             reason,

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Engine, nanoseconds};
+use super::Engine;
 use crate::live::Live;
 use crate::store::record::INCOMPLETE_PREFIX;
 use crate::sys::{self, SysResult};
@@ -29,7 +29,7 @@ impl Pace {
         if self.0.is_some_and(|(ended, took)| waits(ended, took)) {
             return;
         }
-        let before = nanoseconds(sys::now()).saturating_sub(i64::try_from(SYNCED_AFTER.as_nanos()).unwrap_or(i64::MAX));
+        let before = sys::now().nanoseconds().saturating_sub(i64::try_from(SYNCED_AFTER.as_nanos()).unwrap_or(i64::MAX));
         let old = live.timeline().unsynced().next().is_some_and(|checkpoint| checkpoint.created_ns < before);
         if !old && live.undurable() < UNDURABLE_MAX {
             return;
@@ -47,7 +47,7 @@ pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
     let prepared = live.prepare_sync();
     // Whoever was capturing has done so when the freeze lock is had.
     drop(live.freeze()?);
-    live.sync_tree(&prepared, nanoseconds(sys::now()))
+    live.sync_tree(&prepared, sys::now().nanoseconds())
 }
 
 impl Engine {

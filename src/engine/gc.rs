@@ -376,11 +376,6 @@ impl Engine {
     }
 }
 
-fn now_ns() -> i64 {
-    let now = sys::now();
-    now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec))
-}
-
 /// The checkpoints of a census, as they are and as rules see them.
 fn known<'k>(census: &Census, checkpoints: &'k [Kept], held: &Held) -> Vec<(&'k Kept, Known)> {
     let by_id: HashMap<CheckpointId, &Kept> = checkpoints.iter().map(|kept| (kept.id, kept)).collect();
@@ -428,7 +423,7 @@ fn steps_with_tiers(matching: &Matching, order: &[usize], sure: usize, tiers: us
 fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
     let Matching { census, measured, space, checkpoints, .. } = matching;
     let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, checkpoints, held).into_iter().unzip();
-    let rules = rules(&known, &options.retention, now_ns(), &TimeZone::system());
+    let rules = rules(&known, &options.retention, crate::history::timeline::now_ns(), &TimeZone::system());
     let (order, sure) = order(&known, &rules);
     let tiers = options.retention.tiers.len();
     let steps = steps_with_tiers(matching, &order, sure, tiers);

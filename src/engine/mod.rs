@@ -398,7 +398,7 @@ impl Engine {
         self.live.stop_hasher();
         self.live.drop_prepared();
         let end = sys::now();
-        if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: nanoseconds(end) }]) {
+        if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
         }
         if self.live.outlived() {
@@ -450,7 +450,7 @@ impl Engine {
             // A killed daemon lived at least until it last wrote to the journal (of which a power cut may have left more than of the note when), and until
             // the last change of what has a record: most changes need no new one.
             (None, true) => {
-                let changed_ns = self.live.last_recorded_change().map(nanoseconds);
+                let changed_ns = self.live.last_recorded_change().map(sys::Time::nanoseconds);
                 Some(self.journal_written_ns()?).max(changed_ns).max(aftermath.recorded_ns)
             }
             (None, false) => None,
@@ -460,7 +460,7 @@ impl Engine {
             // What we change from now on (a recovery does so at once) must not bear an earlier time.
             sys::wait_for_tick(begin);
         }
-        let at_ns = nanoseconds(begin);
+        let at_ns = begin.nanoseconds();
         // In this order: after a power cut the second may be missing.
         let compares = comparing.is_some() || aftermath.comparing.is_some();
         let records: Vec<Record> =
@@ -485,7 +485,7 @@ impl Engine {
             let stat = sys::stat_at(journal, &entry.name)?;
             // When something was packed says nothing: an offline `gc` does it too.
             if stat.kind != sys::Kind::Dir {
-                last = last.max(nanoseconds(stat.mtime));
+                last = last.max(stat.mtime.nanoseconds());
             }
         }
         Ok(last)
@@ -531,10 +531,6 @@ impl Served {
 /// segments that are kept open: a client that opens files until it is refused must not make changes of others fail, nor a checkpoint.
 fn descriptors_max(all: u64) -> usize {
     usize::try_from(all.saturating_sub(DESCRIPTORS_RESERVED).max(all / 4)).unwrap_or(usize::MAX)
-}
-
-fn nanoseconds(time: sys::Time) -> i64 {
-    time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
 }
 
 /// Whether the filesystem clones: tried, not guessed from its name. EXDEV if files are on other devices than their directories.

@@ -33,10 +33,6 @@ impl Absence {
     }
 }
 
-fn nanoseconds(time: Time) -> i64 {
-    time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
-}
-
 /// By how much the wall clock may go back and not be taken to be set back.
 const CLOCK_SLACK_NS: i64 = 100_000_000;
 /// Paths changed behind our back that are kept for `status`.
@@ -95,7 +91,7 @@ impl Timeline {
     pub fn changed_unseen(&self, ctime: Time, id: CheckpointId) -> bool {
         let inner = self.inner.read();
         let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
-        nanoseconds(ctime) > checkpoint.created_ns && !inner.clock.unsure.contains(&id)
+        ctime.nanoseconds() > checkpoint.created_ns && !inner.clock.unsure.contains(&id)
     }
 
     /// Somebody met a file that was changed behind our back: it is logged, once, and kept for `status`.
@@ -200,7 +196,7 @@ impl Timeline {
     fn changed_in(&self, ctime: Time, id: CheckpointId, counts: impl Fn(&Absence) -> bool) -> bool {
         let inner = self.inner.read();
         let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
-        let time = nanoseconds(ctime);
+        let time = ctime.nanoseconds();
         time > checkpoint.created_ns && inner.absences.iter().any(|absence| absence.holds(time) && counts(absence))
     }
 }
@@ -240,6 +236,6 @@ mod tests {
     fn the_ends_of_an_absence_do_not_belong_to_it() {
         let absence = Absence { from_ns: 10, to_ns: 20, told: false };
         assert!(!absence.holds(10) && absence.holds(11) && absence.holds(19) && !absence.holds(20));
-        assert_eq!(nanoseconds(Time { sec: -1, nsec: 5 }), -999_999_995);
+        assert_eq!(Time { sec: -1, nsec: 5 }.nanoseconds(), -999_999_995);
     }
 }

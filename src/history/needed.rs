@@ -65,7 +65,7 @@ impl Reading {
                 self.data.entry((slot, epoch)).or_insert(before);
             }
             Undo::Attr { slot, before } => {
-                self.born.entry((slot, epoch)).or_insert(before.stat.btime.map(nanoseconds));
+                self.born.entry((slot, epoch)).or_insert(before.stat.btime.map(Time::nanoseconds));
             }
             _ => {}
         }
@@ -92,10 +92,6 @@ impl Census {
         });
         Census { made_ns: made_ns.collect(), kept: retained.iter().map(|(id, _)| *id).collect(), versions: Vec::new() }
     }
-}
-
-fn nanoseconds(time: Time) -> i64 {
-    time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec))
 }
 
 impl Timeline {
@@ -165,7 +161,7 @@ impl Timeline {
         if self.data_at(slot, *newest)?.is_none_or(|data| data.before.object != Some(object)) {
             return Ok(false);
         }
-        let born_ns = self.attr_at(slot, *newest)?.and_then(|attr| attr.before.stat.btime.map(nanoseconds));
+        let born_ns = self.attr_at(slot, *newest)?.and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
         let mut version = Captured { slot, born_ns, by: 0..census.kept.len(), ..Captured::new(object) };
         self.narrow(&census, &mut version)?;
         Ok(!version.by.is_empty())

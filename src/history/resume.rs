@@ -138,7 +138,7 @@ fn time_of(record: &Record) -> Option<i64> {
                 Undo::Attr { before, .. } => Some(before.stat.ctime),
                 _ => None,
             });
-            changed.max().map(|ctime| ctime.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(ctime.nsec)))
+            changed.max().map(|ctime| ctime.nanoseconds())
         }
         _ => None,
     }

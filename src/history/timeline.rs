@@ -204,8 +204,7 @@ pub struct Aftermath {
 
 /// Wall clock, nanoseconds since 1970.
 pub fn now_ns() -> i64 {
-    let now = crate::sys::now();
-    now.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(now.nsec))
+    crate::sys::now().nanoseconds()
 }
 
 /// The record of who asked for what the next one says, if that is known.

@@ -211,7 +211,7 @@ impl EpochRecords {
                 self.homes.entry(slot).or_insert(before);
             }
             Undo::Attr { slot, before } => {
-                let born = before.stat.btime.map(|time| time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec)));
+                let born = before.stat.btime.map(|time| time.nanoseconds());
                 self.attrs.entry(slot).or_insert((before.stat.kind, born));
             }
             Undo::Entry { .. } | Undo::Xattrs { .. } => {}

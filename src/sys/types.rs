@@ -192,6 +192,13 @@ pub struct Time {
     pub nsec: u32,
 }
 
+impl Time {
+    /// Nanoseconds since 1970-01-01T00:00:00Z, or the nearest that fits.
+    pub fn nanoseconds(self) -> i64 {
+        self.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(self.nsec))
+    }
+}
+
 /// What stat(2) says of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {

@@ -397,6 +397,5 @@ impl Run {
 
 /// It will look other when it changes.
 fn is_settled(look: &Look) -> bool {
-    let ns = |time: sys::Time| time.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nsec));
-    ns(sys::now()).saturating_sub(ns(look.ctime)) > SETTLED_NS
+    sys::now().nanoseconds().saturating_sub(look.ctime.nanoseconds()) > SETTLED_NS
 }

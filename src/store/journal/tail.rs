@@ -170,7 +170,7 @@ pub(super) fn read(dir: impl AsFd) -> StoreResult<Found> {
         found.witness = found.witness.max(Some(made));
         let file = at::open_file(&dir, &name, OFlags::RDONLY).map_err(StoreError::io("open", &name))?;
         let ctime = sys::stat_fd(&file).map_err(|errno| StoreError::io("stat", &name)(std::io::Error::from(errno)))?.ctime;
-        let ctime_ns = ctime.sec.saturating_mul(1_000_000_000).saturating_add(i64::from(ctime.nsec));
+        let ctime_ns = ctime.nanoseconds();
         found.written_ns = found.written_ns.max(Some(ctime_ns));
         let attributes = sys::all_xattrs(&file).map_err(|errno| StoreError::io("read", &name)(std::io::Error::from(errno)))?;
         for (attribute, bytes) in attributes {
