@@ -1,4 +1,4 @@
-//! Who did it: the types of [`super::Verbs::by_process`] and [`super::Verbs::restore_only_by`].
+//! Who changed what: the requests [`super::CompareByProcess`] and [`OnlyBy`], and what they answer.
 
 use serde::{Deserialize, Serialize};
 

@@ -22,10 +22,10 @@ impl Timeline {
         self.close_epoch_and(by, checkpoint, ahead, open, None)
     }
 
-    /// As [`Timeline::seal`], with one record more behind the checkpoint.
+    /// As [`Timeline::close_epoch`], with one record more behind the checkpoint.
     ///
     /// # Errors
-    /// As [`Timeline::seal`].
+    /// As [`Timeline::close_epoch`].
     pub fn close_epoch_and(
         &self,
         by: Option<&Actor>,
