@@ -193,7 +193,7 @@ impl Drop for Rig {
 
 /// The script of this directory.
 fn rig_sh() -> PathBuf {
-    script("engine/rig.sh")
+    script("it/engine/rig.sh")
 }
 
 fn environment<'a>(command: &'a mut Command, dir: &Path, name: &str) -> &'a mut Command {

@@ -95,11 +95,11 @@ impl Drop for Stop<'_> {
 #[test]
 fn nonsense_is_answered_or_ended_and_nothing_more() {
     with_mount(|rig, socket| {
-        let deep = |open: &str, count: usize| format!("{{\"version\":1,\"request\":{}\n", open.repeat(count)).into_bytes();
-        let text = |state: &str| format!("{{\"version\":1,\"request\":{{\"show\":{{\"state\":{state}}}}}}}\n").into_bytes();
+        let deep = |open: &str, count: usize| format!("{{\"version\":2,\"request\":{}\n", open.repeat(count)).into_bytes();
+        let text = |state: &str| format!("{{\"version\":2,\"request\":{{\"show\":{{\"state\":{state}}}}}}}\n").into_bytes();
         let paths = |path: &str, count: usize| {
             let list = vec![path; count].join(",");
-            format!("{{\"version\":1,\"request\":{{\"restore\":{{\"to\":\"1\",\"dry_run\":true,\"paths\":[{list}]}}}}}}\n").into_bytes()
+            format!("{{\"version\":2,\"request\":{{\"restore\":{{\"to\":\"1\",\"dry_run\":true,\"paths\":[{list}]}}}}}}\n").into_bytes()
         };
         rig.mount.checkpoint();
         let long = "x".repeat(15 << 20);
@@ -109,15 +109,15 @@ fn nonsense_is_answered_or_ended_and_nothing_more() {
             noise(4096, 1),
             [noise(4096, 2), b"\n".to_vec()].concat(),
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
-            b"{\"version\":1,\"request\":\"status\"".to_vec(),
-            b"{\"version\":-1,\"request\":\"status\"}\n".to_vec(),
-            b"{\"version\":1e999,\"request\":\"status\"}\n".to_vec(),
+            b"{\"version\":2,\"request\":{\"status\":null}".to_vec(),
+            b"{\"version\":-1,\"request\":{\"status\":null}}\n".to_vec(),
+            b"{\"version\":1e999,\"request\":{\"status\":null}}\n".to_vec(),
             deep("[", 100_000),
             deep("{\"checkpoint\":", 100_000),
             text(&format!("\"{long}\"")),
             text(&format!("\"{}\"", "\\u0001".repeat(2 << 20))),
             text("\"\\ud800\""),
-            format!("{{\"version\":1,\"request\":\"{long}\"}}\n").into_bytes(),
+            format!("{{\"version\":2,\"request\":\"{long}\"}}\n").into_bytes(),
             paths("\"no/such/path\"", 500_000),
             paths("{\"base64\":\"Ly4uLy4uL2V0Yw==\"}", 1000),
             paths("\"../../etc/passwd\"", 1),
@@ -145,7 +145,7 @@ fn half_a_message_and_silence_keep_nobody_out() {
         let halves: Vec<UnixStream> = (0..CONNECTIONS_MAX)
             .map(|_| {
                 let mut stream = socket.connect();
-                stream.write_all(b"{\"version\":1,\"requ").expect("send");
+                stream.write_all(b"{\"version\":2,\"requ").expect("send");
                 stream
             })
             .collect();
@@ -183,7 +183,7 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
         let mut stream = BufReader::new(socket.connect());
         let mut answer = String::new();
         for number in 0..10_000 {
-            let message: &[u8] = if number % 2 == 0 { b"{\"version\":1,\"request\":\"log\"}\n" } else { b"nonsense\n" };
+            let message: &[u8] = if number % 2 == 0 { b"{\"version\":2,\"request\":{\"log\":null}}\n" } else { b"nonsense\n" };
             stream.get_mut().write_all(message).expect("send");
             answer.clear();
             stream.read_line(&mut answer).expect("an answer");
@@ -192,7 +192,7 @@ fn ten_thousand_messages_and_ten_thousand_connections() {
         // All at once, and nobody reads the answers before the end.
         let mut stream = socket.connect();
         let sender = stream.try_clone().expect("clone");
-        let sent = thread::spawn(move || (0..10_000).try_for_each(|_| (&sender).write_all(b"{\"version\":1,\"request\":\"log\"}\n")));
+        let sent = thread::spawn(move || (0..10_000).try_for_each(|_| (&sender).write_all(b"{\"version\":2,\"request\":{\"log\":null}}\n")));
         let mut count = 0;
         let mut buffer = vec![0; 1 << 16];
         while count < 10_000 {
