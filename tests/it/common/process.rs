@@ -1,6 +1,7 @@
 //! Processes by id and start time: an id alone may have been given to another since.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,4 +34,15 @@ pub fn wait_dead(pid: u32, start: u64, limit: Duration) -> bool {
         thread::sleep(Duration::from_millis(2));
     }
     true
+}
+
+/// Whether a process of this name has its working directory, or something open, at or below `dir`.
+pub fn is_used_by(name: &str, dir: &Path) -> bool {
+    let leads_in = |link: PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(dir));
+    let uses = |process: &Path| {
+        leads_in(process.join("cwd")) || fs::read_dir(process.join("fd")).is_ok_and(|fds| fds.flatten().any(|fd| leads_in(fd.path())))
+    };
+    let processes = fs::read_dir("/proc").expect("/proc is mounted").flatten().map(|entry| entry.path());
+    let named = |process: &PathBuf| fs::read_to_string(process.join("comm")).is_ok_and(|comm| comm.starts_with(name));
+    processes.filter(named).any(|process| uses(&process))
 }

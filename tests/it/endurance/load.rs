@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::command::try_run_limited;
+use crate::common::mount::wait_until;
+use crate::common::process::is_used_by;
 use crate::common::{run_limited, stdout_of, succeeds, tool};
 
 /// The stressors of stress-ng that work on a directory and look at what comes back. Left out: those that go beyond their directory (`bind-mount`,
@@ -170,6 +172,8 @@ fn run(dir: &Path, names: &[&str], seconds: u64) -> (String, BTreeSet<String>) {
         command.arg(format!("--{name}")).arg("1");
     }
     let output = run_limited(command.current_dir(&inside), seconds + CLEAN_UP_SECONDS);
+    // What waits in sync(2) for the machine's disks outlives the stress-ng that started it.
+    wait_until("the stressors have ended", CLEAN_UP_SECONDS, || !is_used_by("stress-ng", dir));
     let said = format!("{}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let mut failed: BTreeSet<String> = said.lines().filter_map(complaint).collect();
     if !output.status.success() && failed.is_empty() {
