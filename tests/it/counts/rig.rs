@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use ckptfs::control::{Client, SOCKET_NAME, STORE_NAME};
 use ckptfs::engine::api::{CheckpointOptions, GetStats, RestoreOptions, StateName, Stats};
@@ -96,6 +98,20 @@ impl Counted {
         let minor = minor_of(self.path()).expect("it is mounted");
         let waiting = PathBuf::from(format!("/sys/fs/fuse/connections/{minor}/waiting"));
         wait_until("every request is answered", 60, || fs::read_to_string(&waiting).expect("fusectl is mounted").trim() == "0");
+    }
+
+    /// Waits until the daemon does nothing: what a checkpoint or a restore leaves to be done in idle time is done.
+    pub fn rest(&self) {
+        let used = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the daemon lives");
+            let ticks = |field: usize| stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(field - 3)).map(str::to_owned);
+            (ticks(14), ticks(15))
+        };
+        wait_until("the daemon rests", 60, || {
+            let before = used();
+            thread::sleep(Duration::from_secs(1));
+            used() == before
+        });
     }
 
     /// The requests that `work` makes. Left out are FORGET, which comes when the kernel's memory wants it, and STATFS, which comes from whoever looks

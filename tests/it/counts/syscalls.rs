@@ -142,7 +142,8 @@ impl Session {
         work(&mut self.rig);
         self.rig.settle();
         let per_operation = |calls: u64| (calls as f64 / times as f64 * 100.0).round() / 100.0;
-        let calls = trace.end().into_iter().map(|(name, calls)| (name, per_operation(calls)));
+        // A descriptor is counted when it is opened: some are closed by a thread of their own, at some time.
+        let calls = trace.end().into_iter().filter(|(name, _)| name != "close").map(|(name, calls)| (name, per_operation(calls)));
         self.baseline.check(operation, calls.filter(|(_, calls)| *calls >= NOISE).collect(), SLACK);
         Ok(())
     }
@@ -197,6 +198,8 @@ fn operations(session: &mut Session) -> Result<(), String> {
     tree::touch(&others);
     // What was captured is cloned then: dirty pages of a small file would be copied.
     session.rig.sync();
+    // The indexer reads what the checkpoints before have left.
+    session.rig.rest();
     session.count("restore of a changed file", OPERATIONS, |rig| rig.restore(id))?;
     many_names(session, &root.join("names"))
 }
@@ -206,6 +209,8 @@ fn many_names(session: &mut Session, dir: &Path) -> Result<(), String> {
     fs::create_dir(dir).expect("a directory");
     fs::write(dir.join("file"), "x").expect("a file");
     tree::link(&dir.join("file"), 1..10);
+    // The indexer waits for a restore, and works after it.
+    session.rig.rest();
     session.count("link to a file with 10 names", OPERATIONS, |_| tree::link(&dir.join("file"), 10..10 + OPERATIONS))?;
     session.count("unlink of one of 400 names", OPERATIONS / 2, |_| tree::unlink_names(dir, 10..10 + OPERATIONS / 2))?;
     tree::link(&dir.join("file"), 1000..1000 + MANY_NAMES);
