@@ -73,8 +73,12 @@ stage_command() {
             # By their whole names: a part of one may be a part of another module's too.
             local -a names
             mapfile -t names < <(tests_of "$1")
-            # Without a name all would run: what does not build has none, and says so.
-            CMD+=(-- --exact "${names[@]:-$1}" "--test-threads=$(setting THREADS "$1")")
+            # Without a name all would run, and with one that is none nothing would.
+            if [ ${#names[@]} = 0 ]; then
+                CMD=(sh -c 'cargo test --no-run --test it && echo "module $1 has no tests" && exit 1' sh "$1")
+                return
+            fi
+            CMD+=(-- --exact "${names[@]}" "--test-threads=$(setting THREADS "$1")")
             if [ "${CKPTFS_LONG:-}" = 1 ]; then CMD+=(--include-ignored); fi
             ;;
     esac

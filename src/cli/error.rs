@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::output::Out;
 use crate::engine::api::VerbError;
+pub use crate::engine::api::{error, hinted};
 
 /// Exit status of a verb that has found damage.
 const DAMAGE_STATUS: u8 = 4;
@@ -44,16 +45,6 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
         Failure::Output(error)
     }
-}
-
-/// An error without a hint.
-pub fn error(code: &str, message: impl Into<String>) -> VerbError {
-    VerbError { code: code.into(), message: message.into(), hint: None }
-}
-
-/// An error with a hint.
-pub fn hinted(code: &str, message: impl Into<String>, hint: impl Into<String>) -> VerbError {
-    VerbError { code: code.into(), message: message.into(), hint: Some(hint.into()) }
 }
 
 /// The error of a call on `what` (a path, mostly).

@@ -341,7 +341,11 @@ fn reply(mut stream: &UnixStream, result: VerbResult<Answer>, files: &[Arc<File>
             return stream.write_all(&encode_error(error)?);
         }
     };
-    write_answer(BufWriter::with_capacity(ANSWER_BUFFER_BYTES, WithFiles { stream, files }), answer)
+    let mut out = BufWriter::with_capacity(ANSWER_BUFFER_BYTES, WithFiles { stream, files });
+    let written = write_answer(&mut out, answer);
+    // One who does not read is not waited for once more.
+    let _ = out.into_parts();
+    written
 }
 
 /// Writes to a connection; descriptors go with what is written first.

@@ -10,7 +10,7 @@ use crate::store::record::{Actor, Kept, Reason};
 
 pub use super::dedup::{DedupOptions, DedupReport};
 pub use super::du::{DuOne, DuOptions, DuReport};
-pub use super::error::not_exact;
+pub use super::error::{error, hinted, not_exact};
 pub use super::gc::{GcGone, GcKept, GcOptions, GcReport, GcTier, GcWhy};
 pub use super::retention::{Retention, Rule};
 pub use super::tiers::Tier;

@@ -11,6 +11,16 @@ use crate::sys::Errno;
 /// A name of more bytes is not compared with those there are.
 const NEAREST_BYTES_MAX: usize = 200;
 
+/// An error without a hint.
+pub fn error(code: &str, message: impl Into<String>) -> VerbError {
+    VerbError { code: code.into(), message: message.into(), hint: None }
+}
+
+/// An error with a hint.
+pub fn hinted(code: &str, message: impl Into<String>, hint: impl Into<String>) -> VerbError {
+    VerbError { code: code.into(), message: message.into(), hint: Some(hint.into()) }
+}
+
 /// Something failed with an errno.
 pub(super) fn failed(what: &str, errno: Errno) -> VerbError {
     let (code, hint) = match errno {

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::api::{VerbError, VerbResult};
+use super::error::{failed, hinted};
 use super::verb::{Requester, Verb};
 use super::word::word;
-use super::{Engine, Keep, error};
+use super::{Engine, Keep};
 use crate::sys::{self, Errno, MountPoint, SysResult};
 
 /// How long a mount in use is waited for.
@@ -70,16 +71,12 @@ pub fn unmount_error(at: &Path, cause: Errno) -> VerbError {
     let shown = at.display();
     match cause {
         Errno::EBUSY => {
-            told("busy", format!("{shown} is in use"), format!("leave it, or take it away nevertheless: ckptfs umount --lazy {}", word(shown)))
+            hinted("busy", format!("{shown} is in use"), format!("leave it, or take it away nevertheless: ckptfs umount --lazy {}", word(shown)))
         }
         Errno::EPERM | Errno::EACCES => {
-            told("no-permission", format!("no permission to unmount {shown}"), "only the user who mounted it and root may")
+            hinted("no-permission", format!("no permission to unmount {shown}"), "only the user who mounted it and root may")
         }
-        Errno::ENOENT => told("no-permission", format!("no permission to unmount {shown}"), "install fusermount3 (the package fuse3), or be root"),
-        cause => error::failed(&format!("unmounting {shown}"), cause),
+        Errno::ENOENT => hinted("no-permission", format!("no permission to unmount {shown}"), "install fusermount3 (the package fuse3), or be root"),
+        cause => failed(&format!("unmounting {shown}"), cause),
     }
-}
-
-fn told(code: &str, message: String, hint: impl Into<String>) -> VerbError {
-    VerbError { code: code.into(), message, hint: Some(hint.into()) }
 }

@@ -29,9 +29,12 @@ pub trait Verb: Clone + Into<Request> {
     /// What it answers.
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 
+    /// It changes nothing, whatever is asked.
+    const ONLY_ASKS: bool = false;
+
     /// It changes nothing: if the daemon dies over it, the next one may be asked again.
     fn only_asks(&self) -> bool {
-        false
+        Self::ONLY_ASKS
     }
 
     /// Does it. Several threads may be at it at once; none keeps a request of the kernel waiting longer than a freeze.

@@ -44,10 +44,7 @@ pub struct GetStatus;
 
 impl Verb for GetStatus {
     type Answer = Status;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Status> {
         engine.status()
@@ -60,10 +57,7 @@ pub struct GetStats;
 
 impl Verb for GetStats {
     type Answer = Stats;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Stats> {
         engine.stats()
@@ -76,10 +70,7 @@ pub struct ListCheckpoints;
 
 impl Verb for ListCheckpoints {
     type Answer = Vec<CheckpointInfo>;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
         Ok(engine.timeline().checkpoints().iter().rev().map(CheckpointInfo::new).collect())
@@ -99,10 +90,7 @@ pub struct ShowCheckpoint {
 
 impl Verb for ShowCheckpoint {
     type Answer = CheckpointInfo;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
         let id = engine.checkpoint_id(&self.state)?;
@@ -117,10 +105,7 @@ impl Verb for ShowCheckpoint {
 
 impl Verb for Query {
     type Answer = Vec<CheckpointInfo>;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
         engine.find_checkpoints(&self)
@@ -176,10 +161,7 @@ pub struct ListVersions {
 
 impl Verb for ListVersions {
     type Answer = Vec<VersionInfo>;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<VersionInfo>> {
         engine.version_infos(&self.path)
@@ -200,10 +182,7 @@ pub struct Compare {
 
 impl Verb for Compare {
     type Answer = Vec<Change>;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Change>> {
         let from = engine.state(&self.from)?;
@@ -231,10 +210,7 @@ pub struct CompareByProcess {
 
 impl Verb for CompareByProcess {
     type Answer = ByProcess;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<ByProcess> {
         engine.changes_by(self.from.as_ref(), self.to.as_ref())
@@ -301,10 +277,7 @@ pub struct ListOperations {
 
 impl Verb for ListOperations {
     type Answer = Vec<OperationInfo>;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<OperationInfo>> {
         engine.operation_infos(self.before, self.limit)
@@ -325,10 +298,7 @@ impl Verb for UndoOptions {
 
 impl Verb for VerifyOptions {
     type Answer = Verified;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Verified> {
         engine.verify_for_a_while(&self)
@@ -382,10 +352,7 @@ pub struct ListAudit;
 
 impl Verb for ListAudit {
     type Answer = Vec<AuditEvent>;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<AuditEvent>> {
         super::audit::events(&engine.timeline().store().journal)
@@ -398,10 +365,7 @@ impl Verb for ListAudit {
 
 impl Verb for ExportAsk {
     type Answer = ExportPart;
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<ExportPart> {
         let mut files = Vec::new();
@@ -436,10 +400,7 @@ pub struct Cancel;
 
 impl Verb for Cancel {
     type Answer = ();
-
-    fn only_asks(&self) -> bool {
-        true
-    }
+    const ONLY_ASKS: bool = true;
 
     fn run(self, _: &Engine, _: &Requester) -> VerbResult<()> {
         Ok(())

@@ -4,16 +4,7 @@ use std::io;
 use std::path::Path;
 
 use crate::engine::api::VerbError;
-
-/// An error without a hint.
-pub fn error(code: &str, message: impl Into<String>) -> VerbError {
-    VerbError { code: code.into(), message: message.into(), hint: None }
-}
-
-/// An error with a hint.
-pub fn hinted(code: &str, message: impl Into<String>, hint: impl Into<String>) -> VerbError {
-    VerbError { code: code.into(), message: message.into(), hint: Some(hint.into()) }
-}
+pub use crate::engine::api::{error, hinted};
 
 /// The error of a call on `path`.
 pub fn failed(path: &Path, cause: impl Into<io::Error>) -> VerbError {

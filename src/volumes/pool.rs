@@ -549,8 +549,13 @@ impl Pool {
     /// Unmounts. Copies of the mount may keep the filesystem, and come at any moment (whoever makes a namespace has one): its daemon ends all the same.
     fn stop(&self, place: &Place) -> VerbResult<()> {
         if let Some(mut client) = store(place).and_then(|store| Client::of(&store).ok()) {
-            client.ask(Unmount { lazy: false, leave: true, keep: None })?;
-            return if client.wait_ended(END_TIMEOUT) { Ok(()) } else { Err(hinted("daemon-busy", "the daemon does not end", "try again later")) };
+            match client.ask(Unmount { lazy: false, leave: true, keep: None }) {
+                Ok(()) if client.wait_ended(END_TIMEOUT) => return Ok(()),
+                Ok(()) => return Err(hinted("daemon-busy", "the daemon does not end", "try again later")),
+                // One that was started by another version; the command knows what to do.
+                Err(why) if why.code == "protocol-version" => {}
+                Err(why) => return Err(why),
+            }
         }
         self.own.verb(&["umount".as_ref(), place.point.as_os_str()]).map(drop)
     }
