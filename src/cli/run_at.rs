@@ -52,8 +52,8 @@ pub fn enter(served: &mut Served, checkpoint: &CheckpointInfo, keep: Option<&Pat
         }
     };
     // The root of what is shown has the attributes of the directory for changes.
-    let attrs_applied = chown(&upper, Some(was.uid), Some(was.gid)).and_then(|()| fs::set_permissions(&upper, fs::Permissions::from_mode(was.mode)));
-    attrs_applied.or_else(|cause| if user { Ok(()) } else { Err(cause) }).map_err(|cause| io_error(upper.display(), cause))?;
+    let given = chown(&upper, Some(was.uid), Some(was.gid)).and_then(|()| fs::set_permissions(&upper, fs::Permissions::from_mode(was.mode)));
+    given.or_else(|cause| if user { Ok(()) } else { Err(cause) }).map_err(|cause| io_error(upper.display(), cause))?;
     let open = |path: &Path| host::open_dir_path(path).map_err(|cause| io_error(path.display(), cause));
     let (upper, work_dir) = (open(&upper)?, open(&work)?);
     sys::mount_overlay(&at, lower.as_fd(), upper.as_fd(), work_dir.as_fd(), user).map_err(cannot)?;

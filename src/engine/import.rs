@@ -70,7 +70,7 @@ impl Engine {
 
     fn clear_stage(&self) -> SysResult<()> {
         // An import that was killed may have asked for something that is still being done.
-        let _changing = self.live.freeze()?;
+        let _freeze = self.live.freeze()?;
         let staging = self.live.staging();
         for entry in sys::list_dir(&sys::open_dir_at(staging, b".")?)? {
             if entry.name.starts_with(STAGED_PREFIX.as_bytes()) {

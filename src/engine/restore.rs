@@ -244,7 +244,7 @@ impl Engine {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
-        let _changing = self.live.freeze()?;
+        let _freeze = self.live.freeze()?;
         let _tree = self.live.tree.write();
         let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
         let times = Times::or_default(None, !paths.is_empty());

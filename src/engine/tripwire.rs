@@ -280,7 +280,7 @@ impl Engine {
             self.live.preflush();
             let actor = caller.actor();
             let note = format!("before {} (pid {}) began to remove or empty files", actor.process, actor.pid);
-            let closed = self.live.freeze().and_then(|_changing| {
+            let closed = self.live.freeze().and_then(|_freeze| {
                 let flushed = self.live.mapped_through_daemon().is_empty();
                 edited = self.timeline().data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
                 self.close_epoch(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)

@@ -40,9 +40,9 @@ const FREEZE_LOCK_WAIT: Duration = Duration::from_millis(250);
 /// How long a checkpoint waits for a process that is in its way, with nothing frozen.
 const WAY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Between two tries.
-const GATE_PAUSE: Duration = Duration::from_millis(50);
+const FREEZE_LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// Tries of a freeze.
-const GATE_TRIES: u32 = 12;
+const FREEZE_LOCK_TRIES: u32 = 12;
 /// How often it is asked whether to go on waiting.
 const LOOK: Duration = Duration::from_millis(10);
 /// A file of at most this many bytes is captured in less time than it takes to hand that to another thread and hear of it.
@@ -323,7 +323,7 @@ pub struct Freeze<'a> {
     live: &'a Live,
     /// When it was asked for: whoever came since waits.
     asked: Instant,
-    _changing: RwLockWriteGuard<'a, ()>,
+    _guard: RwLockWriteGuard<'a, ()>,
 }
 
 impl Freeze<'_> {
@@ -531,13 +531,13 @@ impl Live {
     /// EBUSY: one did not end.
     pub fn freeze(&self) -> SysResult<Freeze<'_>> {
         *self.busy.in_the_way.lock() = None;
-        for _ in 0..GATE_TRIES {
+        for _ in 0..FREEZE_LOCK_TRIES {
             let asked = Instant::now();
-            if let Some(gate) = self.freeze_lock.try_write_for(FREEZE_LOCK_WAIT) {
+            if let Some(guard) = self.freeze_lock.try_write_for(FREEZE_LOCK_WAIT) {
                 self.frozen.store(true, Ordering::SeqCst);
-                return Ok(Freeze { live: self, asked, _changing: gate });
+                return Ok(Freeze { live: self, asked, _guard: guard });
             }
-            thread::sleep(GATE_PAUSE);
+            thread::sleep(FREEZE_LOCK_PAUSE);
         }
         Err(Errno::EBUSY)
     }

@@ -366,7 +366,7 @@ impl Live {
 
     /// Captures what is to be changed, and gives the freeze lock.
     fn keep_content_of(&self, handle: &Handle) -> SysResult<RwLockReadGuard<'_, ()>> {
-        let gate = self.enter();
+        let changing = self.enter();
         let slot = handle.slot;
         if !self.is_dead(slot) {
             self.timeline.touch_data(slot);
@@ -382,7 +382,7 @@ impl Live {
                 self.capture(At::from(slot), &source, false)?;
             }
         }
-        Ok(gate)
+        Ok(changing)
     }
 
     /// Writes through the daemon; without an `asker` these are dirty pages of a mapping, which clear nothing. Returns the bytes written, and whether the

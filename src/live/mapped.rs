@@ -37,9 +37,9 @@ impl Default for Watch {
 impl Live {
     /// Takes the freeze lock for a change, which is counted.
     pub(super) fn enter(&self) -> RwLockReadGuard<'_, ()> {
-        let gate = self.freeze_lock.read();
+        let changing = self.freeze_lock.read();
         self.watch.changes.fetch_add(1, Ordering::SeqCst);
-        gate
+        changing
     }
 
     /// Counts a change that is made with the freeze lock held for writing.

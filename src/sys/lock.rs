@@ -282,9 +282,9 @@ mod tests {
 
     #[test]
     fn locks_are_taken_in_their_order_and_given_back_in_any() {
-        let (gate, tree, leaf) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(0));
+        let (freeze, tree, leaf) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(0));
         for _ in 0..2 {
-            let first = gate.read();
+            let first = freeze.read();
             let second = tree.write();
             *leaf.lock() += 1;
             drop(first);
@@ -296,13 +296,13 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     fn a_lock_out_of_order_panics_before_it_is_taken() {
-        let (gate, tree, leaf, other) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(()), Mutex::new(()));
+        let (freeze, tree, leaf, other) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()), Mutex::new(()), Mutex::new(()));
         let held = tree.read();
-        assert!(refused(|| gate.read()), "a lock that comes before");
+        assert!(refused(|| freeze.read()), "a lock that comes before");
         assert!(refused(|| tree.read()), "the same lock again, although both only read");
         assert!(!refused(|| leaf.lock()));
         drop(held);
-        assert!(!refused(|| gate.write()), "what was refused was not taken, and nothing is held any more");
+        assert!(!refused(|| freeze.write()), "what was refused was not taken, and nothing is held any more");
         let _held = leaf.lock();
         assert!(refused(|| other.lock()), "two leaves");
         assert!(!refused(|| other.try_lock()), "which does not wait");
@@ -318,8 +318,8 @@ mod tests {
 
     #[test]
     fn each_thread_holds_its_own() {
-        let (gate, tree) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()));
+        let (freeze, tree) = (RwLock::ranked(Rank::Freeze, ()), RwLock::ranked(Rank::Tree, ()));
         let _tree = tree.read();
-        std::thread::scope(|scope| scope.spawn(|| drop((gate.read(), tree.read()))).join()).expect("another thread holds nothing");
+        std::thread::scope(|scope| scope.spawn(|| drop((freeze.read(), tree.read()))).join()).expect("another thread holds nothing");
     }
 }

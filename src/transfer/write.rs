@@ -162,8 +162,8 @@ impl Writer {
             // One that was given again comes twice, in this order.
             let level_threads = if level.len() < DRESSED_ALONE { 1 } else { threads };
             by_several(level, level_threads, &|dir| {
-                let attrs_applied = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.apply_attrs(fd, dir));
-                if let Err(errno) = attrs_applied {
+                let given = open_below(&self.root, &dir.path.0, OpenKind::Dir).and_then(|fd| self.inodes.apply_attrs(fd, dir));
+                if let Err(errno) = given {
                     undressed.lock().push(Refused { path: dir.path.clone(), errno: errno.0 });
                 }
             });

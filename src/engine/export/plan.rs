@@ -62,8 +62,8 @@ impl Planner<'_> {
             // What is done in a directory changes its times, also where its own entry did not change.
             let worked_in = before != (plan.works.len(), plan.removed.len());
             if worked_in || self.touched.dirs.contains(&slot) || self.touched.nodes.contains(&slot) {
-                let with_attrs = Work::one(both.path, Child { slot, kind: Kind::Dir }, both.to, How::Kept);
-                plan.works.insert(before.0, with_attrs);
+                let attributes = Work::one(both.path, Child { slot, kind: Kind::Dir }, both.to, How::Kept);
+                plan.works.insert(before.0, attributes);
             }
         }
         plan.kept = kept(&plan.works);

@@ -18,8 +18,8 @@ impl Engine {
                 steps_of(plan, live.slot, name, &mut steps);
             }
         }
-        let attrs_applied = stale.attrs_changed.iter().map(|dir| Step { dir: *dir, name: Name::new(b"."), node: Some(*dir), what: What::Attributes });
-        steps.extend(attrs_applied);
+        let changed = stale.attrs_changed.iter().map(|dir| Step { dir: *dir, name: Name::new(b"."), node: Some(*dir), what: What::Attributes });
+        steps.extend(changed);
         let dead = |slot: &Slot| Step { dir: Slot::ROOT, name: secret_name(), node: Some(*slot), what: What::Dead };
         steps.extend(stale.dead.iter().map(|(_, _, slot)| dead(slot)));
         self.announcer.tell(steps);

@@ -131,7 +131,7 @@ impl Engine {
         self.settle();
         self.live.preflush();
         // Whatever has begun to change something has ended then.
-        let _changing = self.live.freeze()?;
+        let _freeze = self.live.freeze()?;
         self.seen()
     }
 

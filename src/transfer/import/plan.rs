@@ -180,10 +180,10 @@ impl Sides<'_> {
                 plan.others.push((path.clone(), **stat));
             }
         }
-        let attrs_applied: HashSet<&[u8]> = plan.dirs.iter().map(|(path, _)| path.as_slice()).collect();
+        let with_attrs: HashSet<&[u8]> = plan.dirs.iter().map(|(path, _)| path.as_slice()).collect();
         let more: Vec<Item> = touched
             .iter()
-            .filter(|path| !attrs_applied.contains(path.as_slice()))
+            .filter(|path| !with_attrs.contains(path.as_slice()))
             .filter_map(|path| Some((path.clone(), **source.stats.get(path).filter(|stat| stat.kind == Kind::Dir)?)))
             .collect();
         plan.dirs.extend(more);
