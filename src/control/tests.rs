@@ -287,6 +287,18 @@ fn another_version_and_nonsense_get_a_clear_answer() {
 }
 
 #[test]
+fn the_requests_that_the_documentation_shows_are_understood() {
+    let page = include_str!("../../docs/cli.md");
+    let shown: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("> ")).collect();
+    assert!(shown.len() >= 2 && shown.iter().all(|line| super::protocol::Call::decode(line.as_bytes()).is_ok()), "{shown:?}");
+    for without in ["status", "stats", "log", "audit", "cancel"] {
+        let request = format!("{{\"{without}\":null}}");
+        let call = format!("{{\"version\":{PROTOCOL},\"request\":{request}}}");
+        assert!(page.contains(&format!("`{request}`")) && super::protocol::Call::decode(call.as_bytes()).is_ok(), "{request}");
+    }
+}
+
+#[test]
 fn a_reply_of_another_version_asks_for_a_restart() {
     let code = |frame: &[u8]| decode_answer::<Vec<u8>>(frame).expect_err("no answer").code;
     assert_eq!(code(b"{\"version\":9,\"result\":{\"ok\":{\"teleported\":1}}}"), "protocol-version");
