@@ -8,11 +8,12 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::engine::api::microseconds;
 use crate::engine::counts::{RequestCounts, RequestKind as Kind};
 use crate::sys::lock::{Condvar, Mutex};
 use crate::sys::wait::{self, Relief};
@@ -22,6 +23,8 @@ use crate::sys::{self};
 const SLOW: Duration = Duration::from_micros(120);
 /// No single request counts for more, so that one that waited for the disk does not change the way of hundreds.
 const COUNTED_MAX: Duration = Duration::from_micros(600);
+/// After a sync that took longer the next is handed on: the reader would be missed for longer than anybody should wait, and to wake a helper costs little beside it.
+const SYNC_LONG: Duration = Duration::from_millis(5);
 /// How much of the pace of a kind is its latest request: one part in so many.
 const PACE_WEIGHT: u32 = 8;
 /// Helpers are made when they are needed, up to this many.
@@ -79,6 +82,8 @@ pub struct Dispatcher {
     readers: usize,
     /// Readers that are in a sync, or about to be: one at least never is.
     syncing: AtomicUsize,
+    /// What the last sync took, in microseconds.
+    last_sync: AtomicU64,
     /// What requests of each kind waited lately, in nanoseconds: 0 where none did.
     paces: [AtomicU32; Kind::ALL.len()],
     /// How many requests of each kind are still to be watched, because one took long.
@@ -92,6 +97,7 @@ impl Dispatcher {
             counts,
             readers,
             syncing: AtomicUsize::new(0),
+            last_sync: AtomicU64::new(0),
             paces: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             watched: [const { AtomicU32::new(0) }; Kind::ALL.len()],
             helpers: Arc::default(),
@@ -103,7 +109,8 @@ impl Dispatcher {
     pub fn hands_on(&self, kind: Kind) -> bool {
         if is_sync(kind) {
             let reserve = |syncing| (syncing + 1 < self.readers).then_some(syncing + 1);
-            return self.syncing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_err();
+            let is_long = Duration::from_micros(self.last_sync.load(Ordering::Relaxed)) > SYNC_LONG;
+            return is_long || self.syncing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_err();
         }
         waits_for_disk(kind) || self.pace(kind) > SLOW
     }
@@ -152,6 +159,9 @@ impl Dispatcher {
             tracing::error!(request = kind.name(), "a request panicked and was answered with EIO");
         }
         let took = began.elapsed();
+        if is_sync(kind) {
+            self.last_sync.store(microseconds(took), Ordering::Relaxed);
+        }
         // Two threads that do this at once lose one of two samples.
         if took > SLOW {
             watched.store(WATCHED, Ordering::Relaxed);
@@ -280,10 +290,18 @@ mod tests {
         assert!(dispatcher.hands_on(Kind::Fsync) && dispatcher.hands_on(Kind::Fsyncdir), "the other reader is for everybody else");
         assert!(!dispatcher.hands_on(Kind::Lookup));
         dispatcher.here(Kind::Fsync, || panic!("on purpose"));
+        let took = |time| dispatcher.last_sync.store(microseconds(time), Ordering::Relaxed);
         for _ in 0..20 {
+            took(4 * SLOW);
             assert!(!dispatcher.hands_on(Kind::Fsyncdir), "that it takes long is no news");
-            dispatcher.here(Kind::Fsyncdir, || thread::sleep(2 * SLOW));
+            dispatcher.here(Kind::Fsyncdir, || {});
         }
+        took(Duration::ZERO);
+        assert!(!dispatcher.hands_on(Kind::Fsync));
+        dispatcher.here(Kind::Fsync, || thread::sleep(2 * SYNC_LONG));
+        assert!(dispatcher.hands_on(Kind::Fsync), "so long nobody may miss a reader");
+        took(4 * SLOW);
+        assert!(!dispatcher.hands_on(Kind::Fsync), "the last was quick, and what was handed on has reserved nothing");
         assert!(Dispatcher::new(Arc::default(), 1).hands_on(Kind::Fsync), "there is no other");
     }
 
