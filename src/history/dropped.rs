@@ -20,7 +20,7 @@ const OBJECTS_AT_ONCE: usize = 2048;
 /// Records that are kept in memory once they were read.
 const LISTS_MAX: usize = 256;
 /// Directories above a path: there can be no more of them in a journal that is whole.
-const DEPTH_MAX: usize = 1 << 16;
+pub(super) const DEPTH_MAX: usize = 1 << 16;
 
 /// A record of dropped versions.
 #[derive(Debug, Default)]

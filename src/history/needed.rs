@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::dropped::DEPTH_MAX;
 use super::timeline::{Timeline, asked, fault};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
 use crate::store::record::{Actor, DataState, Record, Undo};
@@ -170,7 +171,8 @@ impl Timeline {
     /// Takes the checkpoints out that are older than the file: they do not show it.
     ///
     /// Two things must say so. It was made, by the clock, after each of them and all before; and the name that it had when it first changed after
-    /// the newest of them led elsewhere there, or nowhere. A clock can be set back, and a name can be one that the file got later.
+    /// the newest of them led elsewhere there, or nowhere, or is in a directory of which both can be said. A clock can be set back, and a name can be one
+    /// that the file got later.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
@@ -178,12 +180,30 @@ impl Timeline {
         let Some(born_ns) = version.born_ns else { return Ok(()) };
         let made = census.made_ns.get(version.by.clone()).unwrap_or_default();
         let older = made.partition_point(|made_ns| *made_ns < born_ns);
-        let Some(newest) = older.checked_sub(1).and_then(|last| census.kept.get(version.by.start + last)) else { return Ok(()) };
-        let Some(home) = self.home_at(version.slot, *newest)? else { return Ok(()) };
-        let led_to = self.entry_at(home.before.parent, &home.before.name, *newest)?;
-        if led_to.is_some_and(|led_to| led_to.before.is_none_or(|child| child.slot != version.slot)) {
+        let Some(last) = older.checked_sub(1) else { return Ok(()) };
+        let (Some(newest), Some(made_ns)) = (census.kept.get(version.by.start + last), made.get(last)) else { return Ok(()) };
+        if self.is_nameless(version.slot, *newest, *made_ns)? {
             version.by.start += older;
         }
         Ok(())
+    }
+
+    /// Whether the names on record lead from the root to something else than this inode at a checkpoint, or to nothing. A name in a directory that was made
+    /// after the checkpoint has no record before the directory's first change after the one that shows it, so it is asked for the directory then.
+    fn is_nameless(&self, mut slot: Slot, id: CheckpointId, made_ns: i64) -> SysResult<bool> {
+        for _ in 0..DEPTH_MAX {
+            let Some(home) = self.home_at(slot, id)? else { return Ok(false) };
+            let parent = home.before.parent;
+            let Some(led_to) = self.entry_at(parent, &home.before.name, id)? else { return Ok(false) };
+            if led_to.before.is_none_or(|child| child.slot != slot) {
+                return Ok(true);
+            }
+            let born_ns = self.attr_at(parent, id)?.and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
+            if parent == Slot::ROOT || born_ns.is_none_or(|born_ns| born_ns <= made_ns) {
+                return Ok(false);
+            }
+            slot = parent;
+        }
+        Ok(false)
     }
 }
