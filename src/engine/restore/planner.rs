@@ -431,10 +431,14 @@ impl Planner<'_> {
 
     /// The live inode has, or may have, names that are not to be restored: what is done to it would be seen there.
     fn has_names_outside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
-        if self.paths.is_empty() {
+        if self.paths.is_empty() && self.spared_places.is_empty() {
             return Ok(false);
         }
-        let inside = self.names_inside(child, trail)?.len() as u64;
+        let mut inside = 0;
+        for place in self.engine.live.locate_all(At::from(trail), child.kind)? {
+            let restored = self.paths.is_empty() || self.is_below_paths(&place)?;
+            inside += u64::from(restored && !self.is_spared(&place)?);
+        }
         Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside)
     }
 

@@ -177,5 +177,5 @@ fn what_lay_in_a_new_directory_is_not_kept_for_older_checkpoints(v: Variant) {
     assert_eq!(files(&rig), 2);
     rig.mount.ok(&["delete", "--now", "2"]);
     wait_until("what only the second showed is gone", 10, || files(&rig) == 1);
-    assert_eq!(fs::read(rig.view(1).join("old")).unwrap(), noise(5000, 1));
+    assert!(fs::read(rig.view(1).join("old")).unwrap() == noise(5000, 1), "the first shows what it had");
 }
