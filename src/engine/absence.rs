@@ -10,42 +10,78 @@
 
 use super::api::{AbsenceInfo, Change, ChangeKind};
 use super::auto::daemon;
-use super::{Engine, Keep};
+use super::checkpoint::Checkpoints;
+use super::compare::States;
+use super::serving::Serving;
 use crate::history::timeline::Aftermath;
 use crate::history::view::State;
+use crate::live::{Keep, Live};
 use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Apart, Checkpoint, Comparing, Reason, Record, Trigger};
+use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
+use std::sync::Arc;
 
 /// The note of the checkpoint that closes the epoch of an absence.
 const NOTE: &str = "changed while not mounted";
 /// What somebody should know who mounts then.
 const UNSEEN: &str = "the filesystem is full: of what was changed while nothing was mounted, what was captured ahead is not shown";
 
-impl Engine {
+/// Takes in what was changed while nothing was mounted.
+pub(super) struct Absences {
+    live: Arc<Live>,
+    serving: Arc<Serving>,
+    states: Arc<States>,
+    checkpoints: Arc<Checkpoints>,
+    /// This worker goes on where another died: there was no absence.
+    took_over: bool,
+    /// What was changed before this mount.
+    absence: Mutex<Option<AbsenceInfo>>,
+    /// What was asked to be kept when this daemon ends.
+    pub(super) keep: Mutex<Option<Keep>>,
+}
+
+impl Absences {
+    pub(super) fn new(checkpoints: Arc<Checkpoints>, took_over: bool) -> Absences {
+        Absences {
+            live: Arc::clone(&checkpoints.live),
+            serving: Arc::clone(&checkpoints.serving),
+            states: Arc::clone(&checkpoints.states),
+            checkpoints,
+            took_over,
+            absence: Mutex::default(),
+            keep: Mutex::default(),
+        }
+    }
+
     /// What was changed before this mount, while nothing was mounted, as long as both checkpoints around it are there.
-    pub fn absence(&self) -> Option<AbsenceInfo> {
+    pub(super) fn absence(&self) -> Option<AbsenceInfo> {
         let absence = self.absence.lock().clone()?;
-        let known = |id| self.timeline().has_checkpoint(id);
+        let known = |id| self.live.timeline().has_checkpoint(id);
         (known(absence.before) && known(absence.after)).then_some(absence)
+    }
+
+    pub(super) fn keeps_content(&self) -> Keep {
+        let asked = *self.keep.lock();
+        asked.or_else(|| Keep::named(self.serving.settings().text("umount.keep")?)).unwrap_or_default()
     }
 
     /// The number of the newest checkpoint that was ever made.
     fn newest_made(&self) -> CheckpointId {
-        CheckpointId(self.timeline().epoch().0.saturating_sub(1))
+        CheckpointId(self.live.timeline().epoch().0.saturating_sub(1))
     }
 
     /// What the tree is to be compared with: the baseline that the last daemon has left, if nothing was recorded since but such a comparison.
     pub(super) fn comparison(&self, aftermath: &Aftermath) -> Option<(Baseline, Comparing)> {
-        let (timeline, store) = (self.timeline(), self.timeline().store());
-        if self.took_over() {
+        let (timeline, store) = (self.live.timeline(), self.live.timeline().store());
+        if self.took_over {
             return None;
         }
         let comparing = aftermath.comparing.unwrap_or_else(|| Comparing {
             baseline: store.journal.position(),
             left_ns: aftermath.stopped_ns.unwrap_or(0),
-            apart: if !self.config.auto.absence || aftermath.stopped_ns.is_none() {
+            apart: if !self.serving.config.auto.absence || aftermath.stopped_ns.is_none() {
                 Apart::No
             } else if timeline.is_unchanged() && timeline.has_checkpoint(self.newest_made()) {
                 Apart::Closed
@@ -84,7 +120,7 @@ impl Engine {
         let is_told = told == Ok(());
         if let Err(errno) = told {
             tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
-            self.timeline().distrust_baseline();
+            self.live.timeline().distrust_baseline();
         }
         // A baseline that cannot be read to its end is none for the rest.
         let told = told.or_else(|errno| if errno.is_no_room() { Err(errno) } else { Ok(()) });
@@ -93,14 +129,14 @@ impl Engine {
         self.record_unseen(told)?;
         // Before the checkpoint that ends the comparison: a mount that was killed between the two would not compare again.
         if is_told {
-            self.timeline().tell_absence(comparing.left_ns);
+            self.live.timeline().tell_absence(comparing.left_ns);
         }
-        let apart = comparing.apart != Apart::No && !unclosed && !self.timeline().is_unchanged();
+        let apart = comparing.apart != Apart::No && !unclosed && !self.live.timeline().is_unchanged();
         let closed = if apart { self.close_absence() } else { Ok(false) };
         let is_over =
             closed.inspect_err(|errno| tracing::error!(%errno, "what was changed while nothing was mounted is no epoch of its own")) == Ok(true);
         if !is_over {
-            self.timeline().tell(Record::Comparing(None));
+            self.live.timeline().tell(Record::Comparing(None));
         }
         if is_over {
             return Ok(());
@@ -113,12 +149,12 @@ impl Engine {
 
     /// Records what was captured ahead and has changed since, unless that failed with what the baseline tells.
     pub(super) fn record_unseen(&self, told: SysResult<()>) -> SysResult<()> {
-        if !self.timeline().was_absent() {
+        if !self.live.timeline().was_absent() {
             return Ok(());
         }
         match told.and_then(|()| self.live.record_unseen()) {
             // What was captured ahead stays, and what has changed says so.
-            Err(errno) if errno.is_no_room() => self.warn(UNSEEN.to_owned()),
+            Err(errno) if errno.is_no_room() => self.serving.warn(UNSEEN.to_owned()),
             done => done?,
         }
         Ok(())
@@ -126,7 +162,7 @@ impl Engine {
 
     /// Closes the epoch that was open when the tree was last served: with the time of that, for what was changed later must seem so.
     fn close_left(&self, left_ns: i64, held: bool, goes_on: Option<Record>) -> SysResult<()> {
-        let timeline = self.timeline();
+        let timeline = self.live.timeline();
         if !timeline.takes_checkpoints() {
             return Err(Errno::EIO);
         }
@@ -147,7 +183,7 @@ impl Engine {
     pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
         // When a daemon that was killed has ended nobody knows.
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else { return };
-        if self.timeline().newest_stored().is_none() || self.live.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns) {
+        if self.live.timeline().newest_stored().is_none() || self.live.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns) {
             return;
         }
         if let Err(errno) = self.close_left(left_ns, held, None) {
@@ -159,16 +195,18 @@ impl Engine {
     fn close_absence(&self) -> SysResult<bool> {
         let before = self.newest_made();
         let (from, to) = (State::At(before), State::Live);
-        let changes = self.compare(from, to, b"")?;
+        let changes = self.states.compare(from, to, b"")?;
         let is_of_dir = |change: &Change| change.kind == Kind::Dir && change.change == ChangeKind::Modified;
-        if changes.iter().all(is_of_dir) && self.compare_touched(&*self.live, (from, to), b"", &self.touched(before, None)?, false)?.is_empty() {
+        if changes.iter().all(is_of_dir)
+            && self.states.compare_touched(&*self.live, (from, to), b"", &self.states.touched(before, None)?, false)?.is_empty()
+        {
             return Ok(false);
         }
         let paths = changes.len() as u64;
         // A power cut that left this checkpoint and not what was captured before would end the comparison, and with it what the clones are good for.
         self.live.make_captured_durable()?;
-        let (freeze, flushed) = self.freeze()?;
-        let (made, _) = self.close_epoch(Some(&daemon()), NOTE, Vec::new(), Reason::Auto { trigger: Trigger::Absence }, flushed)?;
+        let (freeze, flushed) = self.checkpoints.freeze()?;
+        let (made, _) = self.checkpoints.close_epoch(Some(&daemon()), NOTE, Vec::new(), Reason::Auto { trigger: Trigger::Absence }, flushed)?;
         drop(freeze);
         tracing::info!(paths, %before, after = %made.id, "changed while nothing was mounted");
         *self.absence.lock() = Some(AbsenceInfo { before, after: made.id, paths });
@@ -177,9 +215,9 @@ impl Engine {
 
     /// Nothing differs that anybody would look for: the checkpoint that was made before that is not needed.
     fn take_back_left(&self) {
-        let left = self.timeline().checkpoint(self.newest_made());
+        let left = self.live.timeline().checkpoint(self.newest_made());
         let Some(left) = left.filter(|left| left.reason == Reason::Auto { trigger: Trigger::Unmount }) else { return };
-        if let Err(error) = self.free_checkpoint(&daemon(), left.id) {
+        if let Err(error) = self.checkpoints.free_checkpoint(&daemon(), left.id) {
             tracing::warn!(%error.message, id = %left.id, "a checkpoint that is not needed stays");
         }
     }

@@ -1,5 +1,7 @@
 //! Who did it: what differs, by process; and the restore of what one of them changed (docs/adr/0015-who.md).
 
+use crate::engine::checkpoint::Checkpoints;
+use crate::engine::compare::States;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -91,11 +93,11 @@ pub(super) fn process_info(process: &Process) -> ProcessInfo {
     }
 }
 
-impl Engine {
+impl States {
     /// What differs between two states, and who changed it.
     pub(super) fn told(&self, older: CheckpointId, newer: State, touched: &Touched) -> SysResult<Told> {
         let upto = if let State::At(id) = newer { Some(id) } else { None };
-        let writers = self.timeline().writers(older, upto)?;
+        let writers = self.live.timeline().writers(older, upto)?;
         let comparison = Comparison { from: self.view(State::At(older)), to: self.view(newer), touched, times: true };
         let mut tries = 0;
         let unpaired = loop {
@@ -111,49 +113,6 @@ impl Engine {
         let paired = comparison.paired(unpaired.clone())?.into_iter().map(by).collect();
         let unpaired = unpaired.into_iter().map(by).collect();
         Ok(Told { paired, unpaired, writers })
-    }
-
-    pub(super) fn changes_by(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<ByProcess> {
-        let failed = |errno| error::failed("the two states cannot be compared", errno);
-        let from = match from {
-            Some(from) => self.state(from)?,
-            None => State::At(self.timeline().base().ok_or_else(no_checkpoint)?),
-        };
-        let to = to.map_or(Ok(State::Live), |to| self.state(to))?;
-        let (older, newer, backwards) = crate::history::diff::ordered(from, to);
-        let State::At(older) = older else { return Ok(ByProcess::default()) };
-        if newer == State::Live {
-            self.settle();
-        }
-        let upto = if let State::At(id) = newer { Some(id) } else { None };
-        if upto == Some(older) {
-            return Ok(ByProcess::default());
-        }
-        let touched = self.touched(older, upto).map_err(failed)?;
-        let told = self.told(older, newer, &touched).map_err(failed)?;
-        let mut listed = listed(&told.writers, told.paired.into_iter().map(|(differs, set)| (change(differs, backwards), set)));
-        if newer == State::Live {
-            // What was changed unseen: nobody knows by whom.
-            let known: HashSet<TreePath> = listed.changes.iter().map(|one| one.change.path.clone()).collect();
-            let unseen = self.changed_unserved(older).map_err(failed)?;
-            let unseen = unseen.iter().filter(|change| !known.contains(&change.path));
-            listed.changes.extend(unseen.map(|change| ChangeBy { change: change.clone(), by: Vec::new(), others: false }));
-        }
-        listed.changes.sort_by(|a, b| a.change.path.cmp(&b.change.path));
-        Ok(listed)
-    }
-
-    pub(super) fn restore_only(&self, requester: &Requester, options: &OnlyBy) -> VerbResult<RestoredOnly> {
-        let target = match &options.to {
-            Some(to) => self.whole_id(to)?,
-            None => self.timeline().base().ok_or_else(no_checkpoint)?,
-        };
-        let selector = Selector::parse(&options.who).ok_or_else(|| VerbError {
-            code: "bad-process".into(),
-            message: format!("{:?} names no process", options.who),
-            hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
-        })?;
-        self.restore_selected(requester, target, options, &selector)
     }
 
     /// What a selected restore is to do: the paths, what a person is told of them, and what stays although the writer changed it.
@@ -206,10 +165,58 @@ impl Engine {
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(Selection::new(&told.unpaired, chosen, changes, Vec::new()))
     }
+}
 
+impl Engine {
+    pub(super) fn changes_by(&self, from: Option<&StateName>, to: Option<&StateName>) -> VerbResult<ByProcess> {
+        let failed = |errno| error::failed("the two states cannot be compared", errno);
+        let from = match from {
+            Some(from) => self.states.state(from)?,
+            None => State::At(self.live.timeline().base().ok_or_else(no_checkpoint)?),
+        };
+        let to = to.map_or(Ok(State::Live), |to| self.states.state(to))?;
+        let (older, newer, backwards) = crate::history::diff::ordered(from, to);
+        let State::At(older) = older else { return Ok(ByProcess::default()) };
+        if newer == State::Live {
+            self.checkpoints.settle();
+        }
+        let upto = if let State::At(id) = newer { Some(id) } else { None };
+        if upto == Some(older) {
+            return Ok(ByProcess::default());
+        }
+        let touched = self.states.touched(older, upto).map_err(failed)?;
+        let told = self.states.told(older, newer, &touched).map_err(failed)?;
+        let mut listed = listed(&told.writers, told.paired.into_iter().map(|(differs, set)| (change(differs, backwards), set)));
+        if newer == State::Live {
+            // What was changed unseen: nobody knows by whom.
+            let known: HashSet<TreePath> = listed.changes.iter().map(|one| one.change.path.clone()).collect();
+            let unseen = self.states.changed_unserved(older).map_err(failed)?;
+            let unseen = unseen.iter().filter(|change| !known.contains(&change.path));
+            listed.changes.extend(unseen.map(|change| ChangeBy { change: change.clone(), by: Vec::new(), others: false }));
+        }
+        listed.changes.sort_by(|a, b| a.change.path.cmp(&b.change.path));
+        Ok(listed)
+    }
+
+    pub(super) fn restore_only(&self, requester: &Requester, options: &OnlyBy) -> VerbResult<RestoredOnly> {
+        let target = match &options.to {
+            Some(to) => self.states.whole_id(to)?,
+            None => self.live.timeline().base().ok_or_else(no_checkpoint)?,
+        };
+        let selector = Selector::parse(&options.who).ok_or_else(|| VerbError {
+            code: "bad-process".into(),
+            message: format!("{:?} names no process", options.who),
+            hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
+        })?;
+        self.restore_selected(requester, target, options, &selector)
+    }
+}
+
+impl Checkpoints {
     /// What was open for writing when a checkpoint was made, as it was told then; `None`: nothing was, or an older program made it.
     pub(super) fn open_at(&self, id: CheckpointId) -> VerbResult<Option<OpenAtCut>> {
-        self.timeline()
+        self.live
+            .timeline()
             .open_at(id)
             .map(|found| found.map(|(open, more)| open_at_cut(open, more)))
             .map_err(|errno| error::failed("the journal cannot be read", errno))
@@ -223,7 +230,7 @@ impl Engine {
         }
         let path = |slot: Slot| self.live.path_of(slot).unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes());
         let open = open.into_iter().map(|(slot, by)| (path(slot), by.process.clone())).collect();
-        self.timeline().tell(Record::OpenAt { id, open, more });
+        self.live.timeline().tell(Record::OpenAt { id, open, more });
     }
 }
 

@@ -1,12 +1,17 @@
 //! Checkpoints that nobody asks for: at intervals, when it becomes quiet, and what becomes of those that the tripwire makes.
 //!
 //! One thread, which sleeps for good where nothing of it is asked for and no mark of the tripwire is to be decided upon. It holds no lock while it
-//! waits, and the engine only for a round.
+//! waits, and what it works on only for a round.
 
+use super::checkpoint::Checkpoints;
+use super::compare::States;
+use super::control::Snapdir;
+use super::serving::Serving;
+use super::tripwire::Tripwire;
+use crate::live::Live;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::Engine;
 use super::api::CheckpointOptions;
 use super::tripwire::Decision;
 use crate::history::view::State;
@@ -84,16 +89,16 @@ struct Seen {
 }
 
 impl Auto {
-    pub(super) fn start(engine: &Arc<Engine>) -> std::io::Result<()> {
-        let config = engine.config.auto;
+    pub(super) fn start(automatic: &Arc<Automatic>) -> std::io::Result<()> {
+        let config = automatic.serving.config.auto;
         if (AutoConfig { absence: false, ..config }) == AutoConfig::default() {
             return Ok(());
         }
-        let weak = Arc::downgrade(engine);
-        engine.auto.state.lock().running = true;
+        let weak = Arc::downgrade(automatic);
+        automatic.auto.state.lock().running = true;
         let spawned = std::thread::Builder::new().name("auto".into()).spawn(move || run(&weak));
         if spawned.is_err() {
-            engine.auto.state.lock().running = false;
+            automatic.auto.state.lock().running = false;
         }
         spawned.map(drop)
     }
@@ -137,15 +142,15 @@ impl Auto {
     }
 }
 
-fn run(engine: &Weak<Engine>) {
+fn run(automatic: &Weak<Automatic>) {
     let mut pause = Duration::ZERO;
-    while let Some(engine) = engine.upgrade() {
-        if !engine.auto.wait(pause) {
-            engine.auto.state.lock().running = false;
-            engine.auto.changed.notify_all();
+    while let Some(automatic) = automatic.upgrade() {
+        if !automatic.auto.wait(pause) {
+            automatic.auto.state.lock().running = false;
+            automatic.auto.changed.notify_all();
             return;
         }
-        pause = engine.auto_round();
+        pause = automatic.auto_round();
     }
 }
 
@@ -155,14 +160,37 @@ pub(super) fn daemon() -> Actor {
     Actor { uid, gid, pid: std::process::id(), process: "ckptfs".into() }
 }
 
-impl Engine {
+/// Makes checkpoints that nobody asks for.
+pub(super) struct Automatic {
+    pub(super) live: Arc<Live>,
+    serving: Arc<Serving>,
+    states: Arc<States>,
+    snapdir: Arc<Snapdir>,
+    pub(super) checkpoints: Arc<Checkpoints>,
+    pub(super) auto: Auto,
+    pub(super) tripwire: Option<Tripwire>,
+}
+
+impl Automatic {
+    pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Automatic {
+        Automatic {
+            live: Arc::clone(&checkpoints.live),
+            serving: Arc::clone(&checkpoints.serving),
+            states: Arc::clone(&checkpoints.states),
+            snapdir: Arc::clone(&checkpoints.snapdir),
+            auto: Auto::default(),
+            tripwire: checkpoints.serving.config.auto.tripwire.map(Tripwire::new),
+            checkpoints,
+        }
+    }
+
     /// Does what is due; when to look again.
     fn auto_round(&self) -> Duration {
         let mut pause = self.decide_marks();
-        if let Some(every) = self.config.auto.every {
+        if let Some(every) = self.serving.config.auto.every {
             pause = pause.min(self.interval_round(every));
         }
-        if let Some(quiet) = self.config.auto.quiet {
+        if let Some(quiet) = self.serving.config.auto.quiet {
             pause = pause.min(self.quiet_round(quiet));
         }
         pause
@@ -176,22 +204,22 @@ impl Engine {
             self.take_back_mark(id);
         }
         if tripwire.take_changed() {
-            self.snapdir_changed();
+            self.snapdir.snapdir_changed();
         }
         next.unwrap_or(ASLEEP)
     }
 
     /// A mark that somebody has given a name to is theirs.
     fn take_back_mark(&self, id: CheckpointId) {
-        let ours = self.timeline().checkpoint(id).is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
+        let ours = self.live.timeline().checkpoint(id).is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
         if !ours {
             return;
         }
-        match self.free_checkpoint(&daemon(), id) {
+        match self.checkpoints.free_checkpoint(&daemon(), id) {
             Ok(_) => tracing::debug!(%id, "no burst followed: the mark is taken back"),
             Err(error) => tracing::warn!(%error.message, %id, "a mark that no burst followed stays"),
         }
-        self.snapdir_changed();
+        self.snapdir.snapdir_changed();
     }
 
     fn interval_round(&self, every: Duration) -> Duration {
@@ -207,7 +235,7 @@ impl Engine {
 
     fn quiet_round(&self, quiet: Duration) -> Duration {
         let look = (quiet / 4).clamp(LOOK_MIN, LOOK_MAX);
-        let Ok(stir) = self.stir() else { return look };
+        let Ok(stir) = self.checkpoints.stir() else { return look };
         let now = Instant::now();
         let due = {
             let mut seen = self.auto.seen.lock();
@@ -219,7 +247,7 @@ impl Engine {
         if due {
             let made = self.make_automatic(Trigger::Quiet);
             // What the checkpoint itself has done is no change.
-            let stir = self.stir().unwrap_or_default();
+            let stir = self.checkpoints.stir().unwrap_or_default();
             let mut seen = self.auto.seen.lock();
             (seen.stir, seen.done) = (stir, made);
             if !made {
@@ -231,12 +259,12 @@ impl Engine {
 
     /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be tried again.
     fn make_automatic(&self, trigger: Trigger) -> bool {
-        if self.timeline().dirty() == 0 && self.timeline().last().is_some() {
+        if self.live.timeline().dirty() == 0 && self.live.timeline().last().is_some() {
             return true;
         }
-        if let Some(last) = self.timeline().last() {
-            self.settle();
-            match self.compare_all(State::At(last), State::Live) {
+        if let Some(last) = self.live.timeline().last() {
+            self.checkpoints.settle();
+            match self.states.compare_all(State::At(last), State::Live) {
                 Ok(changes) if changes.is_empty() => return true,
                 Ok(_) => {}
                 Err(errno) => {
@@ -245,13 +273,15 @@ impl Engine {
                 }
             }
         }
-        let made = self.checkpoint_with_hooks(&daemon(), &CheckpointOptions::default(), Reason::Auto { trigger });
-        self.snapdir_changed();
+        let made = self.checkpoints.checkpoint_with_hooks(&daemon(), &CheckpointOptions::default(), Reason::Auto { trigger });
+        self.snapdir.snapdir_changed();
         made.inspect_err(|error| tracing::warn!(%error.message, "an automatic checkpoint was not made")).is_ok()
     }
+}
 
+impl Checkpoints {
     /// See [`Stir`].
     pub(super) fn stir(&self) -> SysResult<Stir> {
-        Ok(Stir { requests: self.counts.changes(), recordings: self.timeline().recordings(), hot: self.live.hot_state()? })
+        Ok(Stir { requests: self.serving.counts.changes(), recordings: self.live.timeline().recordings(), hot: self.live.hot_state()? })
     }
 }

@@ -4,10 +4,12 @@
 //! bar can be shown, and who stops asking stops it. What seems damaged is looked at again before it is told: captures are taken back
 //! and checkpoints deleted meanwhile.
 
+use super::compare::States;
+use crate::live::Live;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Engine;
 use super::api::{Damage, StateName, TreePath, VerbError, VerbResult, Verified, VerifyOptions};
 use super::error;
 use crate::store::baseline::Baseline;
@@ -111,9 +113,20 @@ fn tell(run: u64, check: &mut Check) -> Verified {
     }
 }
 
-impl Engine {
+/// Verifies the history while the tree is served.
+pub(super) struct Verifier {
+    live: Arc<Live>,
+    states: Arc<States>,
+    checks: Checks,
+}
+
+impl Verifier {
+    pub(super) fn new(live: Arc<Live>, states: Arc<States>) -> Verifier {
+        Verifier { live, states, checks: Checks::default() }
+    }
+
     pub(super) fn verify_for_a_while(&self, options: &VerifyOptions) -> VerbResult<Verified> {
-        let store = self.timeline().store();
+        let store = self.live.timeline().store();
         let mut check = match options.run {
             Some(run) => self.checks.take(run).ok_or_else(|| VerbError {
                 code: "unknown-run".into(),
@@ -121,7 +134,7 @@ impl Engine {
                 hint: Some("begin again: ckptfs verify".into()),
             })?,
             None => {
-                let of = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;
+                let of = options.state.as_ref().map(|state| self.states.checkpoint_id(state)).transpose()?;
                 let mut check = Check::begin(&store.journal, of, options.deep).map_err(|cause| unreadable(&cause))?;
                 check.compare_index(&store.index, &store.journal);
                 check.read_baseline(&store.layout);
@@ -145,13 +158,13 @@ impl Engine {
     /// What checkpoints cannot show because it was changed behind our back. Where nobody was asked to be thorough only what is known without a walk, or was
     /// changed while nobody served the tree.
     fn look_behind(&self, of: Option<CheckpointId>, deep: bool, check: &mut Check) -> VerbResult<()> {
-        let retained = self.timeline().retained();
+        let retained = self.live.timeline().retained();
         // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk tells most.
-        let Some(id) = of.or(if deep { self.timeline().last() } else { retained.first().map(|(id, _)| *id) }) else { return Ok(()) };
+        let Some(id) = of.or(if deep { self.live.timeline().last() } else { retained.first().map(|(id, _)| *id) }) else { return Ok(()) };
         let failed = |errno| error::failed("the tree cannot be read", errno);
-        let mut changed = self.changed_unserved(id).map_err(failed)?;
+        let mut changed = self.states.changed_unserved(id).map_err(failed)?;
         if deep || of.is_some() {
-            changed.extend(self.find_unserved(id).map_err(failed)?);
+            changed.extend(self.states.find_unserved(id).map_err(failed)?);
             changed.sort_by(|a, b| a.path.cmp(&b.path));
             changed.dedup_by(|a, b| a.path == b.path);
         }
@@ -167,19 +180,19 @@ impl Engine {
         let Some(finding) = finding else { return false };
         if finding.kind == DamageKind::ObjectMissing && version.object.origin == ObjectOrigin::Moved {
             std::thread::sleep(MOVE_TIME);
-            if matches!(self.timeline().store().layers.stat(version.object), Ok(Some(_))) {
+            if matches!(self.live.timeline().store().layers.stat(version.object), Ok(Some(_))) {
                 return false;
             }
         }
         let reads = |id: &CheckpointId| {
-            let found = self.timeline().is_stored(*id).then(|| self.timeline().data_at(version.slot, *id));
+            let found = self.live.timeline().is_stored(*id).then(|| self.live.timeline().data_at(version.slot, *id));
             matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
         };
         let needed = version.checkpoints.iter().any(reads);
         if needed {
             tracing::error!(object = finding.on, kind = finding.kind.name(), detail = finding.detail, "a version is damaged");
             if matches!(finding.kind, DamageKind::ObjectChanged | DamageKind::ObjectSize) {
-                self.timeline().distrust(version.object);
+                self.live.timeline().distrust(version.object);
             }
         }
         needed

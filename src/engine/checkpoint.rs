@@ -1,9 +1,14 @@
 //! Making and deleting checkpoints: freeze, close the epoch, thaw.
 
+use super::compare::States;
+use super::control::Snapdir;
+use super::hooks::Hooks;
+use super::serving::Serving;
+use crate::live::Live;
+use crate::sys::lock::{Mutex, Rank};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Engine;
 use super::api::{CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult, microseconds};
 use super::error;
 use super::quiesce::Frozen;
@@ -36,13 +41,28 @@ pub(super) struct Opened {
     slowest: Option<(Slot, Duration)>,
 }
 
-impl Engine {
+/// Makes, names and deletes checkpoints.
+pub(super) struct Checkpoints {
+    pub(super) live: Arc<Live>,
+    pub(super) serving: Arc<Serving>,
+    pub(super) states: Arc<States>,
+    pub(super) snapdir: Arc<Snapdir>,
+    /// Held while a checkpoint or a restore is made: one at a time.
+    pub(super) checkpointing: Mutex<()>,
+    pub(super) hooks: Option<Hooks>,
+}
+
+impl Checkpoints {
+    pub(super) fn new(live: Arc<Live>, serving: Arc<Serving>, states: Arc<States>, snapdir: Arc<Snapdir>, hooks: Option<Hooks>) -> Checkpoints {
+        Checkpoints { live, serving, states, snapdir, checkpointing: Mutex::ranked(Rank::Checkpointing, ()), hooks }
+    }
+
     /// Closes the epoch. See [`CheckpointOptions`].
     pub(super) fn make_checkpoint(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
-        if !self.timeline().takes_checkpoints() {
-            return Err(error::index_failed(&self.timeline().index_trouble().unwrap_or_default()));
+        if !self.live.timeline().takes_checkpoints() {
+            return Err(error::index_failed(&self.live.timeline().index_trouble().unwrap_or_default()));
         }
         check_note(&options.note)?;
         let prepared = options.sync.then(|| self.live.prepare_sync());
@@ -69,7 +89,7 @@ impl Engine {
             synced.map_err(|errno| error::failed("the checkpoint was made, but cannot be synced", errno))?;
         }
         let atomic = checkpoint.atomic;
-        let kept = self.timeline().checkpoint(checkpoint.id);
+        let kept = self.live.timeline().checkpoint(checkpoint.id);
         let mut info = CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
         info.duration_us = Some(microseconds(started.elapsed()));
         info.frozen_us = Some(microseconds(frozen));
@@ -90,7 +110,7 @@ impl Engine {
         self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
-        self.live.prepare_cut(self.timeline().epoch().next());
+        self.live.prepare_cut(self.live.timeline().epoch().next());
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
             self.live.watch_stores();
@@ -117,7 +137,7 @@ impl Engine {
 
     /// Makes the kernel write back and forget the data of all files that the daemon serves and that may be mapped.
     fn flush_mapped(&self) {
-        let Some(caches) = self.caches.get() else { return };
+        let Some(caches) = self.serving.caches.get() else { return };
         let mapped: Vec<Stale> = self.live.mapped_through_daemon().into_iter().map(|slot| Stale::Data(NodeId(slot.0))).collect();
         if !mapped.is_empty() {
             caches.forget(mapped);
@@ -133,7 +153,7 @@ impl Engine {
         reason: Reason,
         flushed: bool,
     ) -> SysResult<(Checkpoint, Opened)> {
-        let epoch = self.timeline().epoch();
+        let epoch = self.live.timeline().epoch();
         let cut = self.live.cut(epoch.next())?;
         let now = sys::now();
         let checkpoint = Checkpoint {
@@ -142,11 +162,11 @@ impl Engine {
             note: note.to_owned(),
             created_ns: now.nanoseconds(),
             atomic: cut.atomic && flushed,
-            dirty: self.timeline().dirty(),
+            dirty: self.live.timeline().dirty(),
             reason,
         };
         let objects = cut.objects();
-        self.timeline().close_epoch(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.drop_cut(&objects))?;
+        self.live.timeline().close_epoch(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.drop_cut(&objects))?;
         self.live.epoch_closed(&cut.stats);
         Ok((checkpoint, Opened { files: cut.files, open: cut.open, more: cut.open_more, slowest: cut.slowest }))
     }
@@ -162,7 +182,7 @@ impl Engine {
         }
         for tag in &tags {
             check_tag(tag)?;
-            if let Some(id) = self.timeline().tagged(tag) {
+            if let Some(id) = self.live.timeline().tagged(tag) {
                 return Err(error::tag_taken(tag, id));
             }
         }
@@ -175,24 +195,26 @@ impl Engine {
         self.hide_checkpoint(by, None, id)
     }
 
-    /// As [`Engine::delete_checkpoint`]; the caller holds `checkpointing`.
+    /// As [`Checkpoints::delete_checkpoint`]; the caller holds `checkpointing`.
     pub(super) fn hide_checkpoint(&self, by: &Actor, undoes: Option<u64>, id: CheckpointId) -> VerbResult<CheckpointInfo> {
-        let Some(kept) = self.timeline().checkpoint(id) else { return Err(self.no_checkpoint(&id.to_string())) };
+        let Some(kept) = self.live.timeline().checkpoint(id) else { return Err(self.states.no_checkpoint(&id.to_string())) };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        let hidden = self.timeline().operate(by, undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]);
+        let hidden = self.live.timeline().operate(by, undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]);
         hidden.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         let deleted = CheckpointInfo::new(&kept);
-        self.forget_view(&deleted);
+        self.snapdir.forget_view(&deleted);
         Ok(deleted)
     }
 
     /// Deletes a checkpoint, hidden or not, for good. Versions that only it needed go with it.
     pub(super) fn free_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
-        let timeline = self.timeline();
-        let Some(kept) = timeline.checkpoint(id).or_else(|| timeline.hidden_checkpoint(id)) else { return Err(self.no_checkpoint(&id.to_string())) };
+        let timeline = self.live.timeline();
+        let Some(kept) = timeline.checkpoint(id).or_else(|| timeline.hidden_checkpoint(id)) else {
+            return Err(self.states.no_checkpoint(&id.to_string()));
+        };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
@@ -209,7 +231,7 @@ impl Engine {
     /// A checkpoint was deleted for good: removes the versions that only it needed, and has the kernel forget it.
     pub(super) fn remove_unneeded(&self, kept: &Kept, unneeded: &[ObjectId]) -> CheckpointInfo {
         for object in unneeded {
-            match self.timeline().store().layers.remove(*object) {
+            match self.live.timeline().store().layers.remove(*object) {
                 // It went with a checkpoint that was deleted before.
                 Err(error) if error.errno() == Errno::ENOENT => {}
                 Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
@@ -221,7 +243,7 @@ impl Engine {
             self.drop_kept();
         }
         let deleted = CheckpointInfo::new(kept);
-        self.forget_view(&deleted);
+        self.snapdir.forget_view(&deleted);
         deleted
     }
 
@@ -236,15 +258,6 @@ impl Engine {
     pub(super) fn failed(&self, what: &str, errno: Errno) -> VerbError {
         let path = self.live.in_the_way().filter(|_| errno == Errno::EBUSY).and_then(|slot| self.live.path_of(slot));
         path.map_or_else(|| error::failed(what, errno), |path| error::in_the_way(what, &path))
-    }
-
-    /// What to say of a checkpoint that nobody sees.
-    pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
-        let id = name.parse().ok().map(CheckpointId);
-        match id.filter(|id| self.timeline().hidden_checkpoint(*id).is_some()) {
-            Some(id) => error::hidden(id),
-            None => error::unknown_state(name, &self.state_names()),
-        }
     }
 }
 

@@ -1,35 +1,49 @@
 //! States by the names that people give them, and what differs between two.
 
-use super::Engine;
-use super::api::{Change, ChangeKind, StateName, TreePath, VerbResult, Why};
+use super::api::{Change, ChangeKind, StateName, TreePath, VerbError, VerbResult, Why};
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::present::Present;
 use crate::history::select::Unselected;
 use crate::history::touched::Touched;
 use crate::history::view::{State, View};
+use crate::live::Live;
 use crate::store::ids::CheckpointId;
+use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Times that a comparison with the live tree is tried again when the tree changes under it.
 const COMPARE_TRIES: u32 = 3;
 
-impl Engine {
+/// States of the tree, and what differs between two.
+pub(super) struct States {
+    pub(super) live: Arc<Live>,
+    /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
+    pub(super) unserved: Mutex<HashMap<CheckpointId, Arc<Vec<Change>>>>,
+}
+
+impl States {
+    pub(super) fn new(live: Arc<Live>) -> States {
+        States { live, unserved: Mutex::default() }
+    }
+
     /// What a person calls a checkpoint by.
     pub(super) fn state_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.timeline().checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
-        names.extend(self.timeline().tags().into_iter().map(|(tag, _)| tag));
-        if self.timeline().newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
+        let mut names: Vec<String> = self.live.timeline().checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
+        names.extend(self.live.timeline().tags().into_iter().map(|(tag, _)| tag));
+        if self.live.timeline().newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
             names.push("auto".into());
         }
-        if self.timeline().latest().is_some() {
+        if self.live.timeline().latest().is_some() {
             names.push("latest".into());
         }
         names
     }
 
     pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
-        self.timeline().select(&name.0).map_err(|why| match why {
+        self.live.timeline().select(&name.0).map_err(|why| match why {
             Unselected::Unknown => self.no_checkpoint(&name.0),
             why => error::unselected(&name.0, why, &self.state_names()),
         })
@@ -40,9 +54,9 @@ impl Engine {
         self.is_checkpoint(name, self.state(name)?)
     }
 
-    /// As [`Engine::checkpoint_id`], for what changes or deletes something: the beginning of a tag is not enough.
+    /// As [`States::checkpoint_id`], for what changes or deletes something: the beginning of a tag is not enough.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
-        match self.timeline().select_whole(&name.0) {
+        match self.live.timeline().select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
             Err(why @ Unselected::Beginning(_)) => Err(error::unselected(&name.0, why, &[])),
             Err(_) => self.checkpoint_id(name),
@@ -70,7 +84,7 @@ impl Engine {
         self.compare_touched(&*self.live, (from, to), path, &self.touched(after, upto)?, true)
     }
 
-    /// As [`Engine::compare`] of the whole tree, and what cannot be told because it was changed behind our back.
+    /// As [`States::compare`] of the whole tree, and what cannot be told because it was changed behind our back.
     pub(super) fn compare_all(&self, from: State, to: State) -> SysResult<Vec<Change>> {
         let mut changes = self.compare(from, to, b"")?;
         changes.extend(self.unseen_between(from, to)?);
@@ -81,12 +95,12 @@ impl Engine {
 
     /// What was recorded after a checkpoint, with every name of the inodes in it.
     pub(super) fn touched(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Touched> {
-        let mut touched = self.timeline().touched(after, upto)?;
-        touched.add_unseen_links(self.timeline(), &self.view(State::At(after)))?;
+        let mut touched = self.live.timeline().touched(after, upto)?;
+        touched.add_unseen_links(self.live.timeline(), &self.view(State::At(after)))?;
         Ok(touched)
     }
 
-    /// As [`Engine::compare`], where it is known what was recorded between the two. `present`: how the live tree is looked at; `times`: a file of another time
+    /// As [`States::compare`], where it is known what was recorded between the two. `present`: how the live tree is looked at; `times`: a file of another time
     /// differs.
     pub(super) fn compare_touched(
         &self,
@@ -97,7 +111,7 @@ impl Engine {
         times: bool,
     ) -> SysResult<Vec<Change>> {
         let (older, newer, backwards) = ordered(from, to);
-        let view = |state| View::new(self.timeline(), present, state);
+        let view = |state| View::new(self.live.timeline(), present, state);
         let comparison = Comparison { from: view(older), to: view(newer), touched, times };
         let mut tries = 0;
         let found = loop {
@@ -109,6 +123,20 @@ impl Engine {
         let mut changes: Vec<Change> = found.into_iter().map(|differs| change(differs, backwards)).collect();
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(changes)
+    }
+
+    /// The view of a state.
+    pub(super) fn view(&self, state: State) -> View<'_> {
+        View::new(self.live.timeline(), &*self.live, state)
+    }
+
+    /// What to say of a checkpoint that nobody sees.
+    pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
+        let id = name.parse().ok().map(CheckpointId);
+        match id.filter(|id| self.live.timeline().hidden_checkpoint(*id).is_some()) {
+            Some(id) => error::hidden(id),
+            None => error::unknown_state(name, &self.state_names()),
+        }
     }
 
     /// The size of a path, if it is a file in that state and known.

@@ -1,6 +1,11 @@
 //! `.snapshots`: the directory that lists the checkpoints, and the names that are ours in the root directory.
 
+use super::files::Views;
+use super::serving::Serving;
+use crate::live::Live;
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -74,14 +79,72 @@ impl Engine {
         parent == NodeId(Slot::ROOT.0) && (name == SNAPDIR_NAME || name == STORE_NAME)
     }
 
+    /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
+    /// A worker that died may have made it, if the caller asks again. How many there may be says [`Collector::check_quota`].
+    pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
+        let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
+        check_tag(name).map_err(|error| verb_errno(&error))?;
+        if caller.again
+            && let Some(id) = self.live.timeline().tagged(name).filter(|id| self.live.timeline().is_directory(*id, name))
+            && let Looked::Found(entry) = self.snapdir.view_root(id, true, 1)?
+        {
+            return Ok(entry);
+        }
+        let mut one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
+        self.collector.check_quota(caller, &mut one)?;
+        let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
+        let made = self
+            .checkpoints
+            .checkpoint_with_hooks(&caller.actor(), &options, Reason::Directory { name: name.to_owned() })
+            .map_err(|error| verb_errno(&error))?;
+        match self.snapdir.view_root(made.id, true, 1)? {
+            Looked::Found(entry) => Ok(entry),
+            Looked::Absent(_) => Err(Errno::EIO),
+        }
+    }
+
+    /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
+    pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
+        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let tagged = self.live.timeline().tagged(name).filter(|id| self.live.timeline().is_directory(*id, name));
+        let id = self.snapdir.number(name).or(tagged).ok_or(Errno::ENOENT)?;
+        self.checkpoints.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
+    }
+
+    /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
+    pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
+        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let _one_at_a_time = self.checkpoints.checkpointing.lock();
+        let id = self.live.timeline().tagged(name).ok_or(if self.snapdir.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
+        let checkpoint = self.live.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
+        let tags = checkpoint.checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
+        self.checkpoints.set_tags(&caller.actor(), None, vec![(id, tags)])
+    }
+}
+
+/// `.snapshots`, the links in it, and the names that are ours.
+pub(super) struct Snapdir {
+    live: Arc<Live>,
+    serving: Arc<Serving>,
+    views: Arc<Views>,
+    pub(super) links: Links,
+    /// The kernel may have cached a listing of it.
+    snapdir_read: AtomicBool,
+}
+
+impl Snapdir {
+    pub(super) fn new(live: Arc<Live>, serving: Arc<Serving>, views: Arc<Views>) -> Snapdir {
+        Snapdir { live, serving, views, links: Links::default(), snapdir_read: AtomicBool::new(false) }
+    }
+
     /// Attributes of `.snapshots`: who may use the tree may enter it, unless `--snapdir-mode` says otherwise. The sticky bit counts here too: where
     /// everybody may write, only its owner deletes a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.stat(Slot::ROOT)?;
-        let count = u32::try_from(self.timeline().checkpoint_count()).unwrap_or(u32::MAX);
+        let count = u32::try_from(self.live.timeline().checkpoint_count()).unwrap_or(u32::MAX);
         Ok(Stat {
             ino: SNAPDIR.0,
-            mode: self.config.snapdir_mode.unwrap_or(root.mode & 0o1777),
+            mode: self.serving.config.snapdir_mode.unwrap_or(root.mode & 0o1777),
             nlink: count.saturating_add(2),
             size: 0,
             blocks: 0,
@@ -92,7 +155,7 @@ impl Engine {
     /// The extended attributes of `.snapshots`: the access list of the root directory, with whose mode it goes. Without it the group bits, which are
     /// then its mask, would let in a group that it shuts out.
     pub(super) fn snapdir_xattr(&self, name: &[u8]) -> SysResult<Vec<u8>> {
-        if name != ACCESS_LIST || self.config.snapdir_mode.is_some() {
+        if name != ACCESS_LIST || self.serving.config.snapdir_mode.is_some() {
             return Err(Errno::NO_XATTR);
         }
         self.live.get_xattr(Slot::ROOT, name)
@@ -101,7 +164,7 @@ impl Engine {
     /// Who may enter the root directory was changed: that goes for `.snapshots` too, whose attributes the kernel remembers.
     pub(super) fn root_changed(&self, slot: Slot) {
         if slot == Slot::ROOT
-            && let Some(caches) = self.caches.get()
+            && let Some(caches) = self.serving.caches.get()
         {
             caches.forget_attributes(SNAPDIR);
         }
@@ -123,7 +186,7 @@ impl Engine {
     pub(super) fn control_link(&self, node: NodeId) -> SysResult<Vec<u8>> {
         if node == store_link() {
             use std::os::fd::AsRawFd;
-            return Ok(format!("/proc/{}/fd/{}", std::process::id(), self.store_dir.as_raw_fd()).into_bytes());
+            return Ok(format!("/proc/{}/fd/{}", std::process::id(), self.serving.store_dir.as_raw_fd()).into_bytes());
         }
         if node == SNAPDIR {
             return Err(Errno::EINVAL);
@@ -144,9 +207,9 @@ impl Engine {
         if let Some(id) = self.number(name) {
             return self.view_root(id, false, 1);
         }
-        let id = if name == "latest" { self.timeline().latest() } else { self.timeline().tagged(name) };
+        let id = if name == "latest" { self.live.timeline().latest() } else { self.live.timeline().tagged(name) };
         let Some(id) = id else { return Ok(Looked::Absent(Duration::ZERO)) };
-        if self.timeline().is_directory(id, name) {
+        if self.live.timeline().is_directory(id, name) {
             return self.view_root(id, true, 1);
         }
         let node = link_node(name, id);
@@ -157,14 +220,14 @@ impl Engine {
     /// A checkpoint's number as it is written: without leading zeros.
     fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
-        (id.to_string() == name && self.timeline().has_checkpoint(id)).then_some(id)
+        (id.to_string() == name && self.live.timeline().has_checkpoint(id)).then_some(id)
     }
 
-    /// The kernel may remember it: every path into a view goes by it, and [`Engine::forget_view`] tells when it is gone.
+    /// The kernel may remember it: every path into a view goes by it, and [`Snapdir::forget_view`] tells when it is gone.
     fn view_root(&self, id: CheckpointId, named: bool, lookups: u64) -> SysResult<Looked> {
         let child = Child { slot: Slot::ROOT, kind: Kind::Dir };
-        let node = self.past.learn(id, named, child, Trail::root(), lookups)?;
-        Ok(Looked::Found(self.past_entry(&node)?))
+        let node = self.views.past.learn(id, named, child, Trail::root(), lookups)?;
+        Ok(Looked::Found(self.views.past_entry(&node)?))
     }
 
     /// Makes the kernel forget the view of a checkpoint that was deleted. May be called by a thread that serves requests: only attributes are
@@ -172,7 +235,7 @@ impl Engine {
     /// gone. A look-up that is under way meanwhile could still leave the name behind, so names are forgotten too, from a thread of their own: that
     /// waits for the look-up, and for the rmdir(2) that this may be part of.
     pub(super) fn forget_view(&self, checkpoint: &CheckpointInfo) {
-        let Some(caches) = self.caches.get() else { return };
+        let Some(caches) = self.serving.caches.get() else { return };
         let root = Child { slot: Slot::ROOT, kind: Kind::Dir };
         for named in [false, true] {
             caches.forget_attributes(super::past::Past::number(checkpoint.id, named, root));
@@ -196,14 +259,14 @@ impl Engine {
         let dot = |name: &str, node: NodeId, next: u64| listed(name.to_owned(), node, Kind::Dir, next);
         let mut names = vec![dot(".", SNAPDIR, 1), dot("..", NodeId(Slot::ROOT.0), AFTER_DOTS)];
         if offset < LATEST {
-            let numbers = self.timeline().ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
+            let numbers = self.live.timeline().ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
             names.extend(
                 numbers.into_iter().map(|id| listed(id.to_string(), view(id, false), Kind::Dir, AFTER_DOTS.saturating_add(id.0).min(LATEST - 1))),
             );
         }
         if names.len() < count {
-            names.extend(self.timeline().latest().map(|id| link("latest", id, LATEST)));
-            let tags = self.timeline().tags_after(offset.saturating_sub(LATEST), count);
+            names.extend(self.live.timeline().latest().map(|id| link("latest", id, LATEST)));
+            let tags = self.live.timeline().tags_after(offset.saturating_sub(LATEST), count);
             names.extend(tags.into_iter().map(|tagged| match (tagged.is_directory, LATEST + tagged.place) {
                 (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),
                 (false, next) => link(&tagged.tag, tagged.id, next),
@@ -224,54 +287,16 @@ impl Engine {
         if !self.snapdir_read.swap(false, Ordering::SeqCst) {
             return;
         }
-        let Some(caches) = self.caches.get() else { return };
+        let Some(caches) = self.serving.caches.get() else { return };
         // For an entry the kernel takes the directory's lock, and so waits for listings that are on their way into its cache.
         caches.forget_entry(SNAPDIR, b"latest");
         caches.forget_data(SNAPDIR);
     }
+}
 
-    /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
-    /// A worker that died may have made it, if the caller asks again. How many there may be says [`Engine::check_quota`].
-    pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
-        let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
-        check_tag(name).map_err(|error| verb_errno(&error))?;
-        if caller.again
-            && let Some(id) = self.timeline().tagged(name).filter(|id| self.timeline().is_directory(*id, name))
-            && let Looked::Found(entry) = self.view_root(id, true, 1)?
-        {
-            return Ok(entry);
-        }
-        let mut one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
-        self.check_quota(caller, &mut one)?;
-        let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
-        let made =
-            self.checkpoint_with_hooks(&caller.actor(), &options, Reason::Directory { name: name.to_owned() }).map_err(|error| verb_errno(&error))?;
-        match self.view_root(made.id, true, 1)? {
-            Looked::Found(entry) => Ok(entry),
-            Looked::Absent(_) => Err(Errno::EIO),
-        }
-    }
-
-    /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
-    pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
-        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let tagged = self.timeline().tagged(name).filter(|id| self.timeline().is_directory(*id, name));
-        let id = self.number(name).or(tagged).ok_or(Errno::ENOENT)?;
-        self.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
-    }
-
-    /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
-    pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
-        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let _one_at_a_time = self.checkpointing.lock();
-        let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
-        let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
-        let tags = checkpoint.checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.set_tags(&caller.actor(), None, vec![(id, tags)])
-    }
-
+impl Views {
     /// The view that a past node belongs to must still be there.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
-        if self.timeline().has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
+        if self.live.timeline().has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
     }
 }

@@ -1,10 +1,10 @@
 //! `du`: what space the history takes, by checkpoint.
 
+use crate::engine::gc::Collector;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::Engine;
 use super::api::{StateName, VerbResult};
 use super::error;
 use super::space::{Measuring, Space};
@@ -63,14 +63,14 @@ pub struct DuReport {
     pub unneeded_bytes: u64,
 }
 
-impl Engine {
+impl Collector {
     pub(super) fn du_for_a_while(&self, options: &DuOptions) -> VerbResult<DuReport> {
         let started = Instant::now();
-        let only = options.state.as_ref().map(|state| self.checkpoint_id(state)).transpose()?;
+        let only = options.state.as_ref().map(|state| self.states.checkpoint_id(state)).transpose()?;
         let mut measuring = match options.run {
             Some(run) => self.du_runs.take(run)?,
             None => {
-                let census = self.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
+                let census = self.live.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Box::new(Measuring::new(census))
             }
         };
@@ -84,7 +84,7 @@ impl Engine {
             return Ok(DuReport { run, done, total, ..DuReport::default() });
         }
         let (census, measured, space) = measuring.finish(self.keeps_extents_whole());
-        let hidden: Vec<CheckpointId> = self.timeline().hidden().iter().map(|kept| kept.id).collect();
+        let hidden: Vec<CheckpointId> = self.live.timeline().hidden().iter().map(|kept| kept.id).collect();
         let mut report = account(&census, &measured, &space);
         report.checkpoints.retain(|one| only.is_none_or(|only| one.id == only));
         report.checkpoints.iter_mut().for_each(|one| one.hidden = hidden.contains(&one.id));

@@ -53,24 +53,24 @@ pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
 impl Engine {
     /// Names the checkpoints that the power may have been cut before.
     pub(super) fn name_incomplete(&self) -> SysResult<()> {
-        if self.timeline().store().layout.same_mount() {
+        if self.live.timeline().store().layout.same_mount() {
             return Ok(());
         }
         let mut named = Vec::new();
-        for checkpoint in self.timeline().unsynced() {
+        for checkpoint in self.live.timeline().unsynced() {
             let tag = format!("{INCOMPLETE_PREFIX}{}", checkpoint.id);
             named.push(checkpoint.id.to_string());
             if !checkpoint.tags.contains(&tag) {
                 let mut tags = checkpoint.tags.clone();
                 tags.push(tag);
                 tags.sort();
-                self.timeline().set_tags(checkpoint.id, tags)?;
+                self.live.timeline().set_tags(checkpoint.id, tags)?;
             }
         }
         if !named.is_empty() {
             let list = named.join(", ");
             tracing::warn!(checkpoints = list, "not on disk yet when the last daemon ended, and the filesystem was mounted anew since");
-            self.warnings.lock().push(format!(
+            self.serving.warnings.lock().push(format!(
                 "the filesystem was mounted anew before all of these checkpoints was on disk, as after a power cut; files in them may be missing or \
                  empty: {list}"
             ));

@@ -202,7 +202,7 @@ impl Engine {
     pub(super) fn export_part(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
         match ask {
             ExportAsk::Begin { state, from } => {
-                let at = self.checkpoint_id(state)?;
+                let at = self.states.checkpoint_id(state)?;
                 let job = self.begin_export(at, *from).map_err(|errno| error::failed("the checkpoint cannot be read", errno))?;
                 let (from, total) = (job.from, job.total);
                 let run = self.exports.add(job);
@@ -210,9 +210,9 @@ impl Engine {
             }
             ExportAsk::Next { run, done } | ExportAsk::Ahead { run, done } => {
                 let job = self.exports.get(*run)?;
-                if !self.timeline().has_checkpoint(job.at) {
+                if !self.live.timeline().has_checkpoint(job.at) {
                     self.exports.end(*run);
-                    return Err(error::unknown_state(&job.at.to_string(), &self.state_names()));
+                    return Err(error::unknown_state(&job.at.to_string(), &self.states.state_names()));
                 }
                 let waits = if matches!(ask, ExportAsk::Ahead { .. }) { 0 } else { WAITS_MAX };
                 Ok(self.next_part(*run, &job, done, waits, files))
@@ -230,7 +230,7 @@ impl Engine {
             run,
             checkpoint,
             from: None,
-            store: self.timeline().store().layout.id().to_string(),
+            store: self.live.timeline().store().layout.id().to_string(),
             part: 0,
             removed: Vec::new(),
             entries: Vec::new(),
@@ -242,18 +242,18 @@ impl Engine {
     }
 
     fn begin_export(&self, at: CheckpointId, from: Option<CheckpointId>) -> SysResult<Job> {
-        self.settle();
-        let recordings = self.timeline().recordings();
-        let touched = self.timeline().touched(at, None)?;
-        let from = from.filter(|from| self.timeline().has_checkpoint(*from));
+        self.checkpoints.settle();
+        let recordings = self.live.timeline().recordings();
+        let touched = self.live.timeline().touched(at, None)?;
+        let from = from.filter(|from| self.live.timeline().has_checkpoint(*from));
         let mut progress = Progress::default();
         let mut total = None;
         let mut kept = HashMap::new();
         match from {
             None => progress.todo.push(Work::List { path: Vec::new(), trail: Trail::root() }),
             Some(from) => {
-                let between = self.touched(from.min(at), Some(from.max(at)))?;
-                let planner = Planner { from: self.view(State::At(from)), to: self.view(State::At(at)), touched: &between };
+                let between = self.states.touched(from.min(at), Some(from.max(at)))?;
+                let planner = Planner { from: self.states.view(State::At(from)), to: self.states.view(State::At(at)), touched: &between };
                 let mut plan = planner.plan()?;
                 plan.works.reverse();
                 if plan.works.iter().all(|work| matches!(work, Work::One { .. })) {
@@ -364,7 +364,7 @@ impl Engine {
             done.iter().filter_map(|part| progress.given.remove(part)).flatten().collect()
         };
         // Asked before the files are: who changes one afterwards has copied nothing of it.
-        let quiet = self.timeline().recordings() == job.recordings;
+        let quiet = self.live.timeline().recordings() == job.recordings;
         let changed = given.into_iter().filter(|given| !self.is_proven(job, given, quiet).unwrap_or(false));
         let again = |Given { path, child, trail, .. }| (TreePath(path.clone()), Work::One { path, child, trail, how: How::Whole, again: true });
         changed.map(again).collect()
@@ -380,7 +380,7 @@ impl Engine {
         if quiet {
             return Ok(true);
         }
-        let (timeline, slot) = (self.timeline(), given.child.slot);
+        let (timeline, slot) = (self.live.timeline(), given.child.slot);
         if given.file.is_some() && timeline.data_at(slot, job.at)?.is_some() {
             return Ok(false);
         }
@@ -445,7 +445,7 @@ impl Engine {
         if job.from.is_none() || job.kept.contains_key(&child.slot) {
             return None;
         }
-        self.view(State::At(job.at)).attr(trail).ok().map(|attr| attr.stat.nlink).filter(|nlink| *nlink > 1)
+        self.states.view(State::At(job.at)).attr(trail).ok().map(|attr| attr.stat.nlink).filter(|nlink| *nlink > 1)
     }
 
     /// Nothing was recorded of an inode after the checkpoint, as far as was known when the export began.
@@ -455,7 +455,7 @@ impl Engine {
 
     /// Its last change was after the checkpoint, and has no record: it was changed behind our back, or a moment ago.
     fn looks_changed(&self, job: &Job, ctime: Time) -> bool {
-        self.timeline().changed_unseen(ctime, job.at) || self.timeline().changed_in_absence(ctime, job.at)
+        self.live.timeline().changed_unseen(ctime, job.at) || self.live.timeline().changed_in_absence(ctime, job.at)
     }
 
     /// The names of a directory, as far as they can be told.
@@ -464,13 +464,13 @@ impl Engine {
             let ctime = self.live.dir(dir).and_then(|fd| sys::stat_fd(&fd)).map(|stat| stat.ctime);
             if ctime.is_ok_and(|ctime| !self.looks_changed(job, ctime))
                 && let Ok(mut names) = self.live.list(dir)
-                && self.timeline().recordings() == job.recordings
+                && self.live.timeline().recordings() == job.recordings
             {
                 names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
                 return Ok(Known { names, ..Known::default() });
             }
         }
-        self.view(State::At(job.at)).list_known(dir)
+        self.states.view(State::At(job.at)).list_known(dir)
     }
 
     /// An inode that is no directory and has no record, as it is in the live tree; `None`: history must be asked.
@@ -521,7 +521,7 @@ impl Engine {
                 }
                 // What is in it may be told all the same, and wants a place.
                 if child.kind == Kind::Dir
-                    && let Ok(attr) = self.view(State::At(job.at)).attr(trail)
+                    && let Ok(attr) = self.states.view(State::At(job.at)).attr(trail)
                 {
                     building.add(ExportEntry::new(path.clone(), &attr.stat, child.slot.0, None, Vec::new()), None, None);
                 }
@@ -538,7 +538,7 @@ impl Engine {
         trail: &Arc<Trail>,
         how: &How,
     ) -> SysResult<(ExportEntry, Option<Arc<File>>, Option<Given>)> {
-        let view = self.view(State::At(job.at));
+        let view = self.states.view(State::At(job.at));
         let attr = view.attr(trail)?;
         let mut entry = ExportEntry::new(path.to_vec(), &attr.stat, child.slot.0, attr.target, view.xattrs(trail)?);
         match how {

@@ -1,5 +1,9 @@
 //! Open files: what both kinds of nodes, live and past, have in common for reads and seeks.
 
+use super::compare::States;
+use super::listing::Kept;
+use super::past::Past;
+use crate::live::Live;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +12,6 @@ use super::Engine;
 use super::past::{PAST_HANDLE, PastHandle, PastNode};
 use super::request::{Entry, Fh, Listed, Looked, Seek};
 use super::service::FOR_EVER;
-use crate::history::view::{State, View};
 use crate::live::{Handle, HandleId};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
@@ -20,10 +23,23 @@ pub(super) enum Open {
     Past(Arc<PastHandle>),
 }
 
-impl Engine {
-    /// The view of a state.
-    pub(super) fn view(&self, state: State) -> View<'_> {
-        View::new(self.timeline(), &*self.live, state)
+/// Descriptors that are not for open files. Directories and segments have a few hundred of them where there are few, see `live::dirs`.
+const DESCRIPTORS_RESERVED: u64 = 512;
+
+/// The nodes and open files of views.
+pub(super) struct Views {
+    pub(super) live: Arc<Live>,
+    pub(super) states: Arc<States>,
+    pub(super) past: Past,
+    pub(super) kept_listings: Kept,
+    /// Descriptors that open files may have.
+    descriptors_max: usize,
+}
+
+impl Views {
+    pub(super) fn new(live: Arc<Live>, states: Arc<States>) -> Views {
+        let (past, kept_listings) = (Past::default(), Kept::default());
+        Views { live, states, past, kept_listings, descriptors_max: descriptors_max(sys::nofile()) }
     }
 
     /// Refuses one more open file (EMFILE) where those that are open have all the descriptors that they may have.
@@ -39,7 +55,7 @@ impl Engine {
     /// Attributes of a past node as the kernel sees them.
     pub(super) fn past_stat(&self, node: &PastNode) -> SysResult<Stat> {
         self.check_kept(node)?;
-        let attr = self.view(node.state()).attr(&node.trail)?;
+        let attr = self.states.view(node.state()).attr(&node.trail)?;
         Ok(Stat { ino: node.id.0, ..attr.stat })
     }
 
@@ -50,7 +66,7 @@ impl Engine {
     /// Looks a name up in a directory of a view and counts one look-up.
     pub(super) fn past_lookup(&self, dir: &PastNode, name: &Name) -> SysResult<Looked> {
         self.check_kept(dir)?;
-        match self.view(dir.state()).step(&dir.trail, name)? {
+        match self.states.view(dir.state()).step(&dir.trail, name)? {
             None => Ok(Looked::Absent(FOR_EVER)),
             Some((child, trail)) => self.past_found(dir, child, trail).map(Looked::Found),
         }
@@ -78,7 +94,7 @@ impl Engine {
         };
         match self.open_file(fh)? {
             Open::Live(handle) => find(Some(&handle.file)),
-            Open::Past(handle) => handle.with(&self.view(handle.state()), find),
+            Open::Past(handle) => handle.with(&self.states.view(handle.state()), find),
         }
     }
 
@@ -100,13 +116,21 @@ impl Engine {
         };
         let copied = match source {
             Open::Live(source) => copy(Some(&source.file))?,
-            Open::Past(source) => source.with(&self.view(source.state()), copy)?,
+            Open::Past(source) => source.with(&self.states.view(source.state()), copy)?,
         };
         Ok(copied as u64)
     }
+}
 
+impl Engine {
     /// How long the kernel may remember these attributes of a live node: for ever, unless it may change without the kernel's knowing.
     pub(super) fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
         self.live.lifetime(slot, stat).unwrap_or(FOR_EVER)
     }
+}
+
+/// Of the descriptors that the process may have, how many are for open files. The others are needed to keep the past, and for the directories and
+/// segments that are kept open: a client that opens files until it is refused must not make changes of others fail, nor a checkpoint.
+fn descriptors_max(all: u64) -> usize {
+    usize::try_from(all.saturating_sub(DESCRIPTORS_RESERVED).max(all / 4)).unwrap_or(usize::MAX)
 }

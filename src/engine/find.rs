@@ -1,9 +1,13 @@
 //! Finding checkpoints and versions, and naming them.
 
+use super::checkpoint::Checkpoints;
+use super::compare::States;
+use super::counted::Counted;
+use crate::live::Live;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Engine;
 use super::api::{ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult, VersionInfo, VersionKind};
 use super::checkpoint::check_tag;
 use super::counted::Pair;
@@ -75,7 +79,20 @@ fn is_like(text: &str, pattern: &str) -> bool {
     text.ends_with(last)
 }
 
-impl Engine {
+/// Finds checkpoints, and versions of paths.
+pub(super) struct Search {
+    live: Arc<Live>,
+    states: Arc<States>,
+    checkpoints: Arc<Checkpoints>,
+    counted: Counted,
+}
+
+impl Search {
+    pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Search {
+        let (live, states) = (Arc::clone(&checkpoints.live), Arc::clone(&checkpoints.states));
+        Search { live, states, checkpoints, counted: Counted::default() }
+    }
+
     pub(super) fn find_checkpoints(&self, query: &Query) -> VerbResult<Vec<CheckpointInfo>> {
         let mut found = self.found(query)?;
         let began = Instant::now();
@@ -87,11 +104,11 @@ impl Engine {
 
     /// How many paths differ from the second checkpoint to the first; `None`: they cannot be compared.
     fn count_changes(&self, pair: Pair) -> Option<u64> {
-        let losses = self.timeline().losses();
+        let losses = self.live.timeline().losses();
         if let Some(known) = self.counted.get(pair, losses) {
             return Some(known);
         }
-        let changes = self.compare(State::At(pair.1), State::At(pair.0), b"").ok()?;
+        let changes = self.states.compare(State::At(pair.1), State::At(pair.0), b"").ok()?;
         let count = changes.len() as u64;
         // What could not be read may be read the next time.
         if changes.iter().all(|change| change.change != ChangeKind::Unknown) {
@@ -104,13 +121,13 @@ impl Engine {
         let matcher = Matcher::new(query)?;
         let limit = query.limit.unwrap_or(usize::MAX);
         if query.hidden {
-            let hidden = self.timeline().hidden();
+            let hidden = self.live.timeline().hidden();
             return Ok(hidden.iter().rev().filter(|kept| matcher.takes(kept)).take(limit).map(CheckpointInfo::new).collect());
         }
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
             let touched = versions.iter().rev().filter_map(|version| match version.state {
-                State::At(id) => self.timeline().checkpoint(id),
+                State::At(id) => self.live.timeline().checkpoint(id),
                 State::Live => None,
             });
             return Ok(touched
@@ -121,71 +138,21 @@ impl Engine {
         }
         // A tag has one checkpoint.
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
-            let tagged = self.timeline().tagged(tag).and_then(|id| self.timeline().checkpoint(id));
+            let tagged = self.live.timeline().tagged(tag).and_then(|id| self.live.timeline().checkpoint(id));
             return Ok(tagged.filter(|checkpoint| limit > 0 && matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect());
         }
         // There are fewer tags than checkpoints, mostly, and they lie together.
         if let Some(pattern) = &query.tag {
-            let like = self.timeline().tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
+            let like = self.live.timeline().tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
             let ids: BTreeSet<CheckpointId> = like.map(|(_, id)| id).collect();
-            let found = ids.into_iter().rev().filter_map(|id| self.timeline().checkpoint(id));
+            let found = ids.into_iter().rev().filter_map(|id| self.live.timeline().checkpoint(id));
             return Ok(found.filter(|checkpoint| matcher.takes(checkpoint)).take(limit).map(|checkpoint| CheckpointInfo::new(&checkpoint)).collect());
         }
-        Ok(self.timeline().newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
-    }
-
-    pub(super) fn retag_checkpoint(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
-        let _one_at_a_time = self.checkpointing.lock();
-        let id = self.checkpoint_id(state)?;
-        let checkpoint = self.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
-        let mut tags = checkpoint.tags.clone();
-        for tag in &retag.remove {
-            let before = tags.len();
-            tags.retain(|other| other != tag);
-            if tags.len() == before {
-                return Err(error::not_its_tag(tag, id, &checkpoint.tags));
-            }
-        }
-        for tag in &retag.add {
-            check_tag(tag)?;
-            match self.timeline().tagged(tag) {
-                Some(other) if other != id && !retag.force => return Err(error::tag_taken(tag, other)),
-                _ => tags.push(tag.clone()),
-            }
-        }
-        tags.sort();
-        tags.dedup();
-        if tags != checkpoint.tags {
-            self.give_tags(by, id, tags)?;
-        }
-        let after = self.timeline().checkpoint(id).unwrap_or(checkpoint);
-        Ok(CheckpointInfo::new(&after))
-    }
-
-    /// Gives a checkpoint these tags, and takes them from whichever others have them.
-    fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
-        let losing = |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
-        let losers = self.timeline().newest(usize::MAX, losing).into_iter();
-        let mut given: Vec<(CheckpointId, Vec<String>)> =
-            losers.map(|other| (other.id, other.checkpoint.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
-        given.push((id, tags));
-        self.set_tags(by, None, given).map_err(|errno| error::failed("the tags were not changed", errno))
-    }
-
-    /// Gives kept checkpoints these tags, as an operation. The caller holds `checkpointing`.
-    pub(super) fn set_tags(&self, by: &Actor, undoes: Option<u64>, given: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
-        let (mut changes, mut records) = (Vec::new(), Vec::new());
-        for (id, tags) in given {
-            let before = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
-            let not_in = |these: &[String], others: &[String]| these.iter().filter(|tag| !others.contains(tag)).cloned().collect();
-            changes.push(Retagged { id, lost: not_in(&before, &tags), got: not_in(&tags, &before) });
-            records.push(Record::Tags { id, tags });
-        }
-        self.timeline().operate(by, undoes, Deed::Tagged { changes }, records)
+        Ok(self.live.timeline().newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
     }
 
     pub(super) fn version_infos(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
-        self.settle();
+        self.checkpoints.settle();
         let found = self.versions_of(path)?;
         if found.is_empty() {
             return Err(error::never_there(&path.0));
@@ -194,15 +161,15 @@ impl Engine {
     }
 
     fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
-        let kept: Vec<CheckpointId> = self.timeline().checkpoint_ids();
-        let below = |from: State, to: State| -> SysResult<bool> { Ok(!self.compare(from, to, &path.0)?.is_empty()) };
-        let asked = Asked { timeline: self.timeline(), path: &path.0, kept: &kept, view: |state| self.view(state), below };
+        let kept: Vec<CheckpointId> = self.live.timeline().checkpoint_ids();
+        let below = |from: State, to: State| -> SysResult<bool> { Ok(!self.states.compare(from, to, &path.0)?.is_empty()) };
+        let asked = Asked { timeline: self.live.timeline(), path: &path.0, kept: &kept, view: |state| self.states.view(state), below };
         asked.versions().map_err(|errno| error::failed("the versions cannot be told", errno))
     }
 
     fn version_info(&self, version: Version) -> VersionInfo {
         let checkpoint = match version.state {
-            State::At(id) => self.timeline().checkpoint(id),
+            State::At(id) => self.live.timeline().checkpoint(id),
             State::Live => None,
         };
         let stat = version.attr.map(|attr| attr.stat);
@@ -220,6 +187,58 @@ impl Engine {
             size: stat.filter(|stat| stat.kind == Kind::File).map(|stat| stat.size),
             modified: modified.map(|time| time.to_string()),
         }
+    }
+}
+
+impl Checkpoints {
+    pub(super) fn retag_checkpoint(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
+        let _one_at_a_time = self.checkpointing.lock();
+        let id = self.states.checkpoint_id(state)?;
+        let checkpoint = self.live.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
+        let mut tags = checkpoint.tags.clone();
+        for tag in &retag.remove {
+            let before = tags.len();
+            tags.retain(|other| other != tag);
+            if tags.len() == before {
+                return Err(error::not_its_tag(tag, id, &checkpoint.tags));
+            }
+        }
+        for tag in &retag.add {
+            check_tag(tag)?;
+            match self.live.timeline().tagged(tag) {
+                Some(other) if other != id && !retag.force => return Err(error::tag_taken(tag, other)),
+                _ => tags.push(tag.clone()),
+            }
+        }
+        tags.sort();
+        tags.dedup();
+        if tags != checkpoint.tags {
+            self.give_tags(by, id, tags)?;
+        }
+        let after = self.live.timeline().checkpoint(id).unwrap_or(checkpoint);
+        Ok(CheckpointInfo::new(&after))
+    }
+
+    /// Gives a checkpoint these tags, and takes them from whichever others have them.
+    fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
+        let losing = |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
+        let losers = self.live.timeline().newest(usize::MAX, losing).into_iter();
+        let mut given: Vec<(CheckpointId, Vec<String>)> =
+            losers.map(|other| (other.id, other.checkpoint.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
+        given.push((id, tags));
+        self.set_tags(by, None, given).map_err(|errno| error::failed("the tags were not changed", errno))
+    }
+
+    /// Gives kept checkpoints these tags, as an operation. The caller holds `checkpointing`.
+    pub(super) fn set_tags(&self, by: &Actor, undoes: Option<u64>, given: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
+        let (mut changes, mut records) = (Vec::new(), Vec::new());
+        for (id, tags) in given {
+            let before = self.live.timeline().checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
+            let not_in = |these: &[String], others: &[String]| these.iter().filter(|tag| !others.contains(tag)).cloned().collect();
+            changes.push(Retagged { id, lost: not_in(&before, &tags), got: not_in(&tags, &before) });
+            records.push(Record::Tags { id, tags });
+        }
+        self.live.timeline().operate(by, undoes, Deed::Tagged { changes }, records)
     }
 }
 

@@ -209,7 +209,7 @@ fn forge(dir: &Path, bytes: &[u8]) {
 }
 
 fn look_around(engine: &Engine, state: State) {
-    let view = engine.view(state);
+    let view = engine.states.view(state);
     let (mut open, mut looks) = (vec![Trail::root()], 0);
     while let Some(dir) = open.pop() {
         for (name, child) in view.list(&dir).unwrap_or_default() {
@@ -247,7 +247,7 @@ fn use_it(dir: &Path) {
     let by = Requester::from(daemon());
     let ask = |request: Request| request.answer(&engine, &by);
     let state = |name: &str| StateName(name.into());
-    let ids = engine.timeline().checkpoint_ids();
+    let ids = engine.live.timeline().checkpoint_ids();
     for id in ids.iter().take(5) {
         look_around(&engine, State::At(*id));
         let state = StateName(id.to_string());

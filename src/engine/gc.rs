@@ -9,14 +9,20 @@
 
 mod tiers;
 
+use super::checkpoint::Checkpoints;
+use super::compare::States;
+use super::control::Snapdir;
+use super::serving::Serving;
+use crate::live::Live;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
 use self::tiers::{Fate, Matching};
-use super::Engine;
 use super::api::{CheckpointInfo, VerbError, VerbResult};
 use super::error;
 use super::retention::{Known, Retention, Rule, order, rules};
@@ -209,15 +215,41 @@ pub(super) struct Plan {
     gently: Gently,
 }
 
-impl Engine {
+/// Thins the history out, and tells what it takes.
+pub(super) struct Collector {
+    pub(super) live: Arc<Live>,
+    pub(super) serving: Arc<Serving>,
+    pub(super) states: Arc<States>,
+    pub(super) snapdir: Arc<Snapdir>,
+    pub(super) checkpoints: Arc<Checkpoints>,
+    gc_runs: Runs<Run>,
+    pub(super) du_runs: Runs<Box<Measuring>>,
+    /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
+    pub(super) over_bytes: AtomicU64,
+}
+
+impl Collector {
+    pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Collector {
+        Collector {
+            live: Arc::clone(&checkpoints.live),
+            serving: Arc::clone(&checkpoints.serving),
+            states: Arc::clone(&checkpoints.states),
+            snapdir: Arc::clone(&checkpoints.snapdir),
+            checkpoints,
+            gc_runs: Runs::default(),
+            du_runs: Runs::default(),
+            over_bytes: AtomicU64::new(0),
+        }
+    }
+
     pub(super) fn gc_for_a_while(&self, by: &Actor, options: &GcOptions) -> VerbResult<GcReport> {
         let started = Instant::now();
         let mut run = match options.run {
             Some(run) => self.gc_runs.take(run)?,
             None => {
-                let mut checkpoints = self.timeline().checkpoints();
-                checkpoints.extend(self.timeline().hidden());
-                let census = self.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
+                let mut checkpoints = self.live.timeline().checkpoints();
+                checkpoints.extend(self.live.timeline().hidden());
+                let census = self.live.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Run::Measuring(Box::new(Measuring::new(census)), checkpoints)
             }
         };
@@ -253,7 +285,7 @@ impl Engine {
                         return Ok(GcReport { run, done, total, dry_run: options.dry_run, ..GcReport::default() });
                     }
                     let plan = plan(&matching, options, &self.held(options.automatic)?);
-                    self.over_bytes.store(plan.report.over_bytes, std::sync::atomic::Ordering::Relaxed);
+                    self.over_bytes.store(plan.report.over_bytes, Ordering::Relaxed);
                     if options.dry_run {
                         break GcReport { finished: true, ..plan.report };
                     }
@@ -269,7 +301,7 @@ impl Engine {
                         break GcReport { finished: true, ..plan.report };
                     }
                     // The less a filesystem has to write down at once, the shorter others wait for it.
-                    self.timeline().store().journal.sync().map_err(|error| error::failed("the deletions are not on the disk", error.errno()))?;
+                    self.live.timeline().store().journal.sync().map_err(|error| error::failed("the deletions are not on the disk", error.errno()))?;
                     let report = GcReport { kept: Vec::new(), gone: Vec::new(), freeing: true, ..plan.report.clone() };
                     let run = self.gc_runs.put(options.run, Run::Freeing(plan));
                     return Ok(GcReport { run, ..report });
@@ -284,14 +316,14 @@ impl Engine {
         if let Some(version) = plan.versions.pop() {
             plan.report.done += 1;
             let stays = |id: &CheckpointId| plan.kept.get(version.by.clone()).is_some_and(|by| by.contains(id));
-            if plan.shown || !version.by.is_empty() && self.timeline().is_dropped(version.object).unwrap_or(true) {
+            if plan.shown || !version.by.is_empty() && self.live.timeline().is_dropped(version.object).unwrap_or(true) {
                 self.remove_content(version.object);
                 plan.epochs.insert(version.object.epoch);
             } else if !plan.report.changed.iter().any(stays) {
                 self.remove_version(version.object);
                 plan.epochs.insert(version.object.epoch);
             }
-            plan.gently.removed(&self.store_dir);
+            plan.gently.removed(&self.serving.store_dir);
             return Ok(true);
         }
         let Some(step) = plan.steps.next() else { return Ok(false) };
@@ -320,23 +352,23 @@ impl Engine {
     /// Deletes a checkpoint for good, unless it was pinned, tagged or brought back since; whether it is gone.
     fn delete_planned(&self, by: &Actor, planned: &Kept) -> VerbResult<bool> {
         {
-            let _one_at_a_time = self.checkpointing.lock();
-            let now = self.timeline().checkpoint(planned.id).or_else(|| self.timeline().hidden_checkpoint(planned.id));
+            let _one_at_a_time = self.checkpoints.checkpointing.lock();
+            let now = self.live.timeline().checkpoint(planned.id).or_else(|| self.live.timeline().hidden_checkpoint(planned.id));
             // Somebody else has deleted it: it is gone.
             let Some(now) = now else { return Ok(true) };
             if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
                 return Ok(false);
             }
-            self.timeline().free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
+            self.live.timeline().free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
         }
         if !planned.hidden {
-            self.forget_view(&CheckpointInfo::new(planned));
+            self.snapdir.forget_view(&CheckpointInfo::new(planned));
         }
         Ok(true)
     }
 
     fn remove_version(&self, object: ObjectId) {
-        match self.timeline().store().layers.remove(object) {
+        match self.live.timeline().store().layers.remove(object) {
             Err(error) if error.errno() == Errno::ENOENT => {}
             // The next run finds it.
             Err(error) => tracing::warn!(%error, ?object, "an unneeded version was not removed"),
@@ -346,30 +378,32 @@ impl Engine {
 
     /// Removes the directories that are empty now, and sees to it that the space is free when somebody asks for it; the index follows in idle time.
     fn end_gc(&self, Plan { epochs, report, .. }: &Plan) {
-        self.snapdir_changed();
+        self.snapdir.snapdir_changed();
         if epochs.is_empty() && report.gone.is_empty() {
             return;
         }
         if !epochs.is_empty() {
-            self.drop_kept();
-            self.remove_empty_layers(epochs);
+            self.checkpoints.drop_kept();
+            self.checkpoints.remove_empty_layers(epochs);
         }
         // In this order: a checkpoint that is made meanwhile is kept, or after that.
-        let upto = self.timeline().store().journal.position();
-        let kept = self.timeline().retained().into_iter().map(|(id, _)| id).collect();
+        let upto = self.live.timeline().store().journal.position();
+        let kept = self.live.timeline().retained().into_iter().map(|(id, _)| id).collect();
         // Filesystems free what was removed when they write it down.
-        match sys::syncfs(&self.store_dir) {
-            Ok(()) => self.timeline().compact_soon(kept, upto),
+        match sys::syncfs(&self.serving.store_dir) {
+            Ok(()) => self.live.timeline().compact_soon(kept, upto),
             Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
         }
     }
+}
 
+impl Checkpoints {
     /// Removes the directories of these epochs in which nothing is left; never that of the open one.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
         let mut gently = Gently::default();
-        for epoch in epochs.range(..self.timeline().epoch()) {
-            gently.removed(&self.store_dir);
-            if let Err(error) = self.timeline().store().layers.remove_epoch_if_empty(*epoch) {
+        for epoch in epochs.range(..self.live.timeline().epoch()) {
+            gently.removed(&self.serving.store_dir);
+            if let Err(error) = self.live.timeline().store().layers.remove_epoch_if_empty(*epoch) {
                 tracing::debug!(%error, "an empty layer was not removed");
             }
         }

@@ -9,6 +9,7 @@
 //! **Locking.** Hooks run one operation at a time, and hold nothing that a request needs: a hook reads and writes the mount like anybody. What a hook
 //! itself asks for (`ckptfs checkpoint` in `pre-restore`) is done without hooks.
 
+use crate::engine::checkpoint::Checkpoints;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -182,25 +183,11 @@ fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Resu
     Ok(())
 }
 
-impl Engine {
+impl Checkpoints {
     /// Makes a checkpoint between its hooks.
     pub(super) fn checkpoint_with_hooks(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
         let variables = vec![("CKPTFS_NOTE", options.note.clone()), ("CKPTFS_TAGS", options.tags.join(" "))];
         self.hooked(by, "checkpoint", variables, || self.make_checkpoint(by, options, reason), |made| vec![("CKPTFS_ID", made.id.to_string())])
-    }
-
-    /// Restores between its hooks; a dry run has none.
-    pub(super) fn restore_with_hooks(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
-        if options.dry_run {
-            return self.restore_to(requester, options);
-        }
-        let target = self.whole_id(&options.to)?;
-        let variables = vec![("CKPTFS_ID", target.to_string())];
-        let after = |restored: &Restored| {
-            let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
-            [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
-        };
-        self.hooked(requester.by(), "restore", variables, || self.restore_to(requester, options), after)
     }
 
     /// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so that what was quiesced goes on; it is told what
@@ -216,7 +203,7 @@ impl Engine {
         let Some(hooks) = self.hooks.as_ref().filter(|hooks| !hooks.is_hook(by)) else { return act() };
         let _one_at_a_time = hooks.one_at_a_time.lock();
         variables.extend([("CKPTFS_VERB", verb.to_owned()), ("CKPTFS_UID", by.uid.to_string()), ("CKPTFS_PID", by.pid.to_string())]);
-        let mount = &self.config.mount;
+        let mount = &self.serving.config.mount;
         hooks.run(&format!("pre-{verb}"), mount, &variables).map_err(|why| VerbError {
             code: "hook-failed".into(),
             message: format!("the {verb} was not made: {why}"),
@@ -233,5 +220,21 @@ impl Engine {
         }
         *hooks.failure.lock() = ended.err();
         done
+    }
+}
+
+impl Engine {
+    /// Restores between its hooks; a dry run has none.
+    pub(super) fn restore_with_hooks(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
+        if options.dry_run {
+            return self.restore_to(requester, options);
+        }
+        let target = self.states.whole_id(&options.to)?;
+        let variables = vec![("CKPTFS_ID", target.to_string())];
+        let after = |restored: &Restored| {
+            let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
+            [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
+        };
+        self.checkpoints.hooked(requester.by(), "restore", variables, || self.restore_to(requester, options), after)
     }
 }

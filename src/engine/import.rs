@@ -93,7 +93,7 @@ impl Engine {
         // A restore may have planned with what was there.
         self.live.count_change();
         let tree = self.live.tree.write();
-        let acting = Timeline::acting(Some(self.timeline().number(super::attribution::actor_process(by))));
+        let acting = Timeline::acting(Some(self.live.timeline().number(super::attribution::actor_process(by))));
         for (name, path) in staged {
             if let Err(errno) = self.put_one(name, &path.0, &mut stale, &mut steps) {
                 let _ = sys::unlink_at(self.live.staging(), name.as_bytes());
@@ -119,7 +119,7 @@ impl Engine {
         if name.is_empty() || path.split(|byte| *byte == b'/').any(|name| [b".".as_slice(), b".."].contains(&name)) {
             return Err(Errno::EINVAL);
         }
-        let (dir, trail) = self.view(State::Live).walk(above)?.ok_or(Errno::ENOENT)?;
+        let (dir, trail) = self.states.view(State::Live).walk(above)?.ok_or(Errno::ENOENT)?;
         if dir.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }

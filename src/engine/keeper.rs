@@ -6,8 +6,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::Engine;
-use super::gc::GcOptions;
+use super::gc::{Collector, GcOptions};
 use super::retention::Retention;
 use crate::store::record::Actor;
 use crate::sys;
@@ -34,11 +33,11 @@ struct State {
 }
 
 impl Keeper {
-    pub(super) fn start(self: &Arc<Keeper>, engine: &Arc<Engine>) -> std::io::Result<()> {
-        let (keeper, engine) = (Arc::clone(self), Arc::downgrade(engine));
+    pub(super) fn start(self: &Arc<Keeper>, collector: &Arc<Collector>) -> std::io::Result<()> {
+        let (keeper, collector) = (Arc::clone(self), Arc::downgrade(collector));
         self.state.lock().running = true;
         let spawned = std::thread::Builder::new().name("keeper".into()).spawn(move || {
-            keeper.run(&engine);
+            keeper.run(&collector);
             keeper.state.lock().running = false;
             keeper.changed.notify_all();
         });
@@ -69,26 +68,26 @@ impl Keeper {
         !state.stop
     }
 
-    fn run(&self, engine: &Weak<Engine>) {
+    fn run(&self, collector: &Weak<Collector>) {
         let (started, mut last) = (Instant::now(), None::<Instant>);
         while self.wait() {
-            let Some(engine) = engine.upgrade() else { return };
-            let settings = engine.settings();
+            let Some(collector) = collector.upgrade() else { return };
+            let settings = collector.serving.settings();
             let Some(every) = settings.span("retention.auto") else { continue };
             let due = last.map_or_else(|| started.elapsed() >= every.min(SETTLE), |last| last.elapsed() >= every);
             if due {
-                self.thin_out(&engine, Retention::of(&settings));
+                self.thin_out(&collector, Retention::of(&settings));
                 last = Some(Instant::now());
             }
         }
     }
 
-    fn thin_out(&self, engine: &Engine, retention: Retention) {
+    fn thin_out(&self, collector: &Collector, retention: Retention) {
         let (uid, gid) = sys::ids();
         let by = Actor { uid, gid, pid: std::process::id(), process: "ckptfs".to_owned() };
         let mut options = GcOptions { retention, dry_run: false, run: None, automatic: true };
         while !self.state.lock().stop {
-            match engine.gc_for_a_while(&by, &options) {
+            match collector.gc_for_a_while(&by, &options) {
                 Ok(report) if report.finished => {
                     if !report.gone.is_empty() {
                         tracing::info!(checkpoints = report.gone.len(), bytes = report.freed_bytes, "the history was thinned out");

@@ -5,6 +5,8 @@
 //! given (`fuse_parse_cache` in fs/fuse/readdir.c). In a live directory it is the backing filesystem's own, in a view (which never changes) the number
 //! of the name in order, in `.snapshots` it comes from the name.
 
+use crate::engine::control::Snapdir;
+use crate::engine::files::Views;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -105,17 +107,19 @@ impl Engine {
             };
             names.push(Listed { name: entry.name, node, kind: child.kind, slot: node.0, next: entry.next });
         }
-        if last && slot == Slot::ROOT && self.config.snapdir_visible {
+        if last && slot == Slot::ROOT && self.serving.config.snapdir_visible {
             names.push(Listed { name: SNAPDIR_NAME.to_vec(), node: SNAPDIR, kind: Kind::Dir, slot: SNAPDIR.0, next: AFTER_SNAPDIR });
         }
         Ok(Names { names, last })
     }
+}
 
+impl Views {
     /// Names of a directory of a view.
     pub(super) fn list_past(&self, dir: &PastNode, offset: u64) -> SysResult<Names> {
         self.check_kept(dir)?;
         self.kept_listings.part(dir.id, offset, || {
-            let mut names = self.view(dir.state()).list(&dir.trail)?;
+            let mut names = self.states.view(dir.state()).list(&dir.trail)?;
             names.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
             let dot = |name: &[u8]| (name.to_vec(), dir.id, Kind::Dir, dir.id.0);
             let children = names.into_iter().map(|(name, child)| {
@@ -126,7 +130,9 @@ impl Engine {
             Ok(all.map(|((name, node, kind, slot), next)| Listed { name, node, kind, slot, next }).collect())
         })
     }
+}
 
+impl Snapdir {
     /// Names in `.snapshots`.
     pub(super) fn list_control(&self, offset: u64) -> Names {
         self.snapdir_was_read();

@@ -12,6 +12,7 @@ pub mod auto;
 pub mod check;
 mod checkpoint;
 mod compare;
+mod config;
 mod control;
 mod counted;
 pub mod counts;
@@ -36,6 +37,7 @@ pub mod request;
 mod restore;
 pub mod retention;
 mod service;
+mod serving;
 pub mod settings;
 mod space;
 mod status;
@@ -50,9 +52,7 @@ pub mod verb;
 mod verbs;
 pub mod word;
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -63,76 +63,25 @@ use request::Caches;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 pub use crate::live::{HashMode, Keep};
-use crate::store::ids::CheckpointId;
+use absence::Absences;
+use auto::Automatic;
+use check::Verifier;
+use checkpoint::Checkpoints;
+use compare::States;
+pub use config::{Config, IoChoice};
+use config::{Served, probe_reflink, probe_times};
+use control::Snapdir;
+use dedup::Dedup;
+use files::Views;
+use find::Search;
+use gc::Collector;
+use serving::Serving;
+
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::{Comparing, Record};
 use crate::store::{Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
-
-/// Descriptors that are not for open files. Directories and segments have a few hundred of them where there are few, see `live::dirs`.
-const DESCRIPTORS_RESERVED: u64 = 512;
-
-/// Who does reads and writes of live files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoChoice {
-    /// The kernel where it can (passthrough), else the daemon.
-    #[default]
-    Auto,
-    /// The kernel; mounting fails where it cannot.
-    Passthrough,
-    /// The daemon.
-    Daemon,
-}
-
-/// How to serve a tree.
-#[derive(Debug)]
-pub struct Config {
-    /// The backing directory, opened before the mount covers it.
-    pub root: OwnedFd,
-    /// Its path, for people.
-    pub backing: PathBuf,
-    /// Where it will be mounted, for people.
-    pub mount: PathBuf,
-    /// Who does reads and writes.
-    pub io: IoChoice,
-    /// Where the kernel does them, it does them for every user, and not for those alone whom the tree belongs to ([`Live::passes_through`]).
-    pub io_for_all: bool,
-    /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that every cut is exact.
-    pub strict_writes: bool,
-    /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
-    pub snapdir_visible: bool,
-    /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
-    pub succession: Option<takeover::Succession>,
-    /// What is done ahead of need, when the machine is idle (`--seal`).
-    pub seal: HashMode,
-    /// Permission bits of `.snapshots`; those of the root directory if not given.
-    pub snapdir_mode: Option<u32>,
-    /// Checkpoints that the daemon makes by itself.
-    pub auto: auto::AutoConfig,
-    /// Commands around checkpoints and restores.
-    pub hooks: Option<hooks::HooksConfig>,
-}
-
-impl Config {
-    /// For a directory that is not mounted, or only to be looked at: whoever opens it does all I/O, and nothing is done by itself.
-    pub fn bare(root: OwnedFd, backing: PathBuf) -> Config {
-        Config {
-            root,
-            mount: backing.clone(),
-            backing,
-            io: IoChoice::Daemon,
-            io_for_all: false,
-            strict_writes: false,
-            snapdir_visible: false,
-            succession: None,
-            seal: HashMode::Off,
-            snapdir_mode: None,
-            auto: auto::AutoConfig::default(),
-            hooks: None,
-        }
-    }
-}
 
 /// What somebody should know who mounts after that.
 const TORN: &str = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
@@ -140,64 +89,29 @@ const TORN: &str = "the journal's end was torn, as a power cut tears it; what ha
 /// A served tree. See the module.
 pub struct Engine {
     live: Arc<Live>,
-    config: Served,
-    store_dir: OwnedFd,
-    caches: OnceLock<Arc<dyn Caches>>,
-    past: past::Past,
-    kept_listings: listing::Kept,
-    /// The kernel may have cached a listing of `.snapshots`.
-    snapdir_read: AtomicBool,
-    links: control::Links,
+    serving: Arc<Serving>,
+    states: Arc<States>,
+    views: Arc<Views>,
+    snapdir: Arc<Snapdir>,
+    checkpoints: Arc<Checkpoints>,
+    absences: Absences,
+    automatic: Arc<Automatic>,
+    collector: Arc<Collector>,
+    search: Search,
+    verifier: Verifier,
+    dedup: Dedup,
     announcer: Arc<announce::Announcer>,
     succession: Option<takeover::Succession>,
     /// What the kernel must forget because a restore was finished before this worker served anything.
     stale: Mutex<Option<restore::Stale>>,
-    /// Held while a checkpoint or a restore is made: one at a time.
-    checkpointing: Mutex<()>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
     asked_by_kernel: Mutex<quota::Pace>,
-    /// What was changed while nobody served the tree, by checkpoint, as far as it was asked for. A leaf.
-    unserved: Mutex<HashMap<CheckpointId, Arc<Vec<api::Change>>>>,
-    counted: counted::Counted,
-    checks: check::Checks,
-    gc_runs: gc::Runs<gc::Run>,
     keeper: Arc<keeper::Keeper>,
-    du_runs: gc::Runs<Box<space::Measuring>>,
-    dedup_runs: gc::Runs<Box<dedup::Run>>,
-    /// By how much the history was larger than it may be, and could not be made smaller, when that was looked at last.
-    over_bytes: std::sync::atomic::AtomicU64,
     exports: export::Exports,
-    /// Descriptors that open files may have.
-    descriptors_max: usize,
     started: String,
-    counts: Arc<counts::RequestCounts>,
     syncer: Arc<syncer::Syncer>,
-    warnings: Mutex<Vec<String>>,
     /// Somebody may have something of the directory below the mount, as far as was told.
     had_below: AtomicBool,
-    auto: auto::Auto,
-    /// What was changed while nothing was mounted, before this mount.
-    absence: Mutex<Option<api::AbsenceInfo>>,
-    /// What was asked to be kept when this daemon ends.
-    keep: Mutex<Option<Keep>>,
-    tripwire: Option<tripwire::Tripwire>,
-    hooks: Option<hooks::Hooks>,
-    /// The store's configuration file.
-    store_file: settings::StoreFile,
-}
-
-/// What [`Config`] said, for as long as the tree is served.
-struct Served {
-    backing: PathBuf,
-    mount: PathBuf,
-    filesystem: &'static str,
-    wants_passthrough: bool,
-    io_for_all: bool,
-    strict_writes: bool,
-    snapdir_visible: bool,
-    seal: HashMode,
-    snapdir_mode: Option<u32>,
-    auto: auto::AutoConfig,
 }
 
 impl Engine {
@@ -228,7 +142,7 @@ impl Engine {
 
     /// What was mounted for the first time could not be: its store goes, for nothing is in it.
     pub fn unmake(&self) {
-        self.timeline().store().layout.unmake(self.live.root());
+        self.live.timeline().store().layout.unmake(self.live.root());
     }
 
     fn open_store(mut config: Config, store: &Arc<Store>, opened: Opened) -> VerbResult<Arc<Engine>> {
@@ -243,41 +157,42 @@ impl Engine {
         let warnings = if opened.torn { vec![TORN.to_owned()] } else { Vec::new() };
         let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
         let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), succession.as_ref().map(|after| Arc::clone(&after.ledger))));
-        let engine = Arc::new(Engine {
-            live,
+        let serving = Arc::new(Serving {
             config: served,
             store_dir,
             caches: OnceLock::new(),
-            past: past::Past::default(),
-            kept_listings: listing::Kept::default(),
-            snapdir_read: AtomicBool::new(false),
-            links: control::Links::default(),
+            counts: Arc::default(),
+            store_file: settings::StoreFile::default(),
+            warnings: Mutex::new(warnings),
+        });
+        let states = Arc::new(States::new(Arc::clone(&live)));
+        let views = Arc::new(Views::new(Arc::clone(&live), Arc::clone(&states)));
+        let snapdir = Arc::new(Snapdir::new(Arc::clone(&live), Arc::clone(&serving), Arc::clone(&views)));
+        let hooks = config.hooks.map(hooks::Hooks::new);
+        let checkpoints = Arc::new(Checkpoints::new(Arc::clone(&live), Arc::clone(&serving), Arc::clone(&states), Arc::clone(&snapdir), hooks));
+        let took_over = succession.as_ref().is_some_and(|succession| succession.orphans.is_some());
+        let engine = Arc::new(Engine {
+            absences: Absences::new(Arc::clone(&checkpoints), took_over),
+            automatic: Arc::new(Automatic::new(Arc::clone(&checkpoints))),
+            collector: Arc::new(Collector::new(Arc::clone(&checkpoints))),
+            search: Search::new(Arc::clone(&checkpoints)),
+            verifier: Verifier::new(Arc::clone(&live), Arc::clone(&states)),
+            dedup: Dedup::new(Arc::clone(&checkpoints)),
+            live,
+            serving,
+            states,
+            views,
+            snapdir,
+            checkpoints,
             announcer,
             succession,
             stale: Mutex::default(),
-            checkpointing: Mutex::ranked(Rank::Checkpointing, ()),
             asked_by_kernel: Mutex::ranked(Rank::Asked, quota::Pace::default()),
-            unserved: Mutex::default(),
-            counted: counted::Counted::default(),
-            checks: check::Checks::default(),
-            gc_runs: gc::Runs::default(),
             keeper: Arc::default(),
-            du_runs: gc::Runs::default(),
-            dedup_runs: gc::Runs::default(),
-            over_bytes: std::sync::atomic::AtomicU64::new(0),
             exports: export::Exports::default(),
-            descriptors_max: descriptors_max(sys::nofile()),
             started: jiff::Timestamp::now().to_string(),
-            counts: Arc::default(),
             syncer: Arc::default(),
-            warnings: Mutex::new(warnings),
             had_below: AtomicBool::new(true),
-            auto: auto::Auto::default(),
-            absence: Mutex::default(),
-            keep: Mutex::default(),
-            tripwire: config.auto.tripwire.map(tripwire::Tripwire::new),
-            hooks: config.hooks.map(hooks::Hooks::new),
-            store_file: settings::StoreFile::default(),
         });
         engine.hand_over();
         engine.take_up(&aftermath).map_err(failed)?;
@@ -289,20 +204,20 @@ impl Engine {
         if aftermath.unclean {
             self.live.verify_moved(&aftermath.moved)?;
         }
-        let comparison = self.comparison(aftermath);
+        let comparison = self.absences.comparison(aftermath);
         self.begin_service(aftermath, comparison.as_ref().map(|(_, comparing)| *comparing))?;
         self.name_incomplete()?;
         if aftermath.unclean {
             self.live.recover(aftermath)?;
         }
-        let held = self.timeline().store().layout.noted_held() == Some(self.timeline().epoch());
+        let held = self.live.timeline().store().layout.noted_held() == Some(self.live.timeline().epoch());
         let watch = || if aftermath.unclean || held { self.live.watch_mapped(aftermath.unclean && self.took_over()) } else { Ok(()) };
         match comparison {
-            Some((baseline, comparing)) => self.take_in_absence(&baseline, comparing, held, watch)?,
+            Some((baseline, comparing)) => self.absences.take_in_absence(&baseline, comparing, held, watch)?,
             None => {
                 watch()?;
-                self.record_unseen(Ok(()))?;
-                self.keep_untold(aftermath, held);
+                self.absences.record_unseen(Ok(()))?;
+                self.absences.keep_untold(aftermath, held);
             }
         }
         match self.finish_restore(aftermath) {
@@ -316,17 +231,17 @@ impl Engine {
 
     /// Starts the threads that see to the store while it is served.
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
-        self.timeline().start_indexer()?;
+        self.live.timeline().start_indexer()?;
         self.syncer.start(&self.live)?;
-        self.live.start_hasher(self.config.seal)?;
-        auto::Auto::start(self)?;
-        self.keeper.start(self)
+        self.live.start_hasher(self.serving.config.seal)?;
+        auto::Auto::start(&self.automatic)?;
+        self.keeper.start(&self.collector)
     }
 
     /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it cannot.
     pub fn set_caches(&self, caches: Arc<dyn Caches>) {
-        self.announcer.mounted(&self.config.mount, Arc::clone(&caches));
-        let _ = self.caches.set(caches);
+        self.announcer.mounted(&self.serving.config.mount, Arc::clone(&caches));
+        let _ = self.serving.caches.set(caches);
         let stale = self.stale.lock().take();
         if let (Some(stale), true) = (stale, self.took_over()) {
             self.forget_stale(&stale);
@@ -341,13 +256,13 @@ impl Engine {
     /// How much content is to be kept when this daemon ends; `None`: as was said before, or as the settings say.
     pub fn keep_at_end(&self, keep: Option<Keep>) {
         if keep.is_some() {
-            *self.keep.lock() = keep;
+            *self.absences.keep.lock() = keep;
         }
     }
 
     /// Whether the session should ask the kernel for passthrough.
     pub fn wants_passthrough(&self) -> bool {
-        self.config.wants_passthrough
+        self.serving.config.wants_passthrough
     }
 
     /// Does something in the store that a mount needs, with what room there is in reserve.
@@ -356,7 +271,7 @@ impl Engine {
     /// Those of the call.
     pub fn with_last_room<T>(&self, mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
         let errno = |error: &std::io::Error| Errno(error.raw_os_error().unwrap_or(Errno::EIO.0));
-        let store = self.timeline().store();
+        let store = self.live.timeline().store();
         let done = store.reserve.with_last_room(&mut call, errno);
         match done {
             Err(error) if errno(&error).is_no_room() && store.index.give_up() => call(),
@@ -366,23 +281,22 @@ impl Engine {
 
     /// Something that somebody should know.
     pub fn warn(&self, warning: String) {
-        tracing::warn!(warning);
-        self.warnings.lock().push(warning);
+        self.serving.warn(warning);
+    }
+
+    /// What was changed before this mount, while nothing was mounted, as long as both checkpoints around it are there.
+    pub fn absence(&self) -> Option<api::AbsenceInfo> {
+        self.absences.absence()
     }
 
     /// There is so little free space that anything may fail for want of it.
     pub fn is_full(&self) -> bool {
-        self.timeline().store().reserve.is_full()
+        self.live.timeline().store().reserve.is_full()
     }
 
     /// The store's directory.
     pub fn store_fd(&self) -> BorrowedFd<'_> {
-        self.store_dir.as_fd()
-    }
-
-    /// What the store's configuration file says now.
-    pub fn settings(&self) -> settings::Settings {
-        self.store_file.look(&self.store_dir).0
+        self.serving.store_dir.as_fd()
     }
 
     /// The backing directory.
@@ -392,35 +306,35 @@ impl Engine {
 
     /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
     pub fn close(&self) {
-        self.auto.stop();
+        self.automatic.auto.stop();
         self.keeper.stop();
         self.syncer.stop();
         self.live.stop_hasher();
         self.live.drop_prepared();
         let end = sys::now();
-        if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
+        if let Err(errno) = self.live.timeline().append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
         }
         if self.live.outlived() {
             tracing::info!("the mount ends, and somebody can still write to files of it");
-            if let Err(error) = self.timeline().store().layout.note_held(self.timeline().epoch()) {
+            if let Err(error) = self.live.timeline().store().layout.note_held(self.live.timeline().epoch()) {
                 tracing::warn!(%error, "that could not be noted: checkpoints after the next mount may show later content");
             }
         }
-        if self.timeline().unsynced().next().is_some()
+        if self.live.timeline().unsynced().next().is_some()
             && let Err(errno) = sync_checkpoints(&self.live)
         {
             tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
-        self.timeline().stop();
+        self.live.timeline().stop();
         // Over the directory itself a mount leaves nobody a way there who was not there before.
-        let alone = self.config.mount == self.config.backing && !self.had_below.load(Ordering::Relaxed);
-        match self.live.write_baseline(self.keeps_content(), alone, self.config.auto.absence) {
+        let alone = self.serving.config.mount == self.serving.config.backing && !self.had_below.load(Ordering::Relaxed);
+        match self.live.write_baseline(self.absences.keeps_content(), alone, self.serving.config.auto.absence) {
             Ok(files) => {
                 if files > 0 {
                     tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints");
                 }
-                if let Err(error) = self.timeline().store().layout.note_unkept(files) {
+                if let Err(error) = self.live.timeline().store().layout.note_unkept(files) {
                     tracing::debug!(%error, "that is not told to who unmounts");
                 }
             }
@@ -430,15 +344,6 @@ impl Engine {
         }
         // Whoever changes the tree once we are gone shall be seen to have done so after us.
         sys::wait_for_tick(end);
-    }
-
-    fn keeps_content(&self) -> Keep {
-        let asked = *self.keep.lock();
-        asked.or_else(|| Keep::named(self.settings().text("umount.keep")?)).unwrap_or_default()
-    }
-
-    fn timeline(&self) -> &Arc<Timeline> {
-        self.live.timeline()
     }
 
     /// Records that the tree is served from now on, since when it was not, and that it is being compared. Whatever is changed after is changed by us.
@@ -465,18 +370,18 @@ impl Engine {
         let compares = comparing.is_some() || aftermath.comparing.is_some();
         let records: Vec<Record> =
             compares.then_some(Record::Comparing(comparing)).into_iter().chain([Record::Mounted { at_ns, stopped_ns }]).collect();
-        match self.timeline().append(&records) {
+        match self.live.timeline().append(&records) {
             // Nothing that needs a record can be done either, until these are there; but what frees space can.
-            Err(errno) if errno.is_no_room() => records.into_iter().for_each(|record| self.timeline().tell(record)),
+            Err(errno) if errno.is_no_room() => records.into_iter().for_each(|record| self.live.timeline().tell(record)),
             done => done?,
         }
-        self.timeline().begin_service(at_ns, stopped_ns);
+        self.live.timeline().begin_service(at_ns, stopped_ns);
         Ok(())
     }
 
     /// When the last daemon last wrote to the journal.
     fn journal_written_ns(&self) -> crate::sys::SysResult<i64> {
-        let store = self.timeline().store();
+        let store = self.live.timeline().store();
         if let Some(written_ns) = store.journal.tail_written_ns() {
             return Ok(written_ns);
         }
@@ -490,105 +395,6 @@ impl Engine {
         }
         Ok(last)
     }
-}
-
-impl Served {
-    fn new(config: &Config, reflink: bool, exact_times: bool) -> VerbResult<Served> {
-        let filesystem = sys::statfs_fd(&config.root).map(|info| sys::fs_name(info.fs_type)).unwrap_or("unknown");
-        let possible = reflink && exact_times && sys::has_sys_admin() && !config.strict_writes;
-        if config.io == IoChoice::Passthrough && !possible {
-            let why = if !reflink {
-                format!("{filesystem} has no reflink, and a plain copy of a file that the kernel writes to is of no one instant")
-            } else if config.strict_writes {
-                "--writes=daemon says the opposite".to_owned()
-            } else if !exact_times {
-                "the times of files are too coarse to show every change (Linux 6.13 has finer ones on xfs and btrfs)".to_owned()
-            } else {
-                "it needs CAP_SYS_ADMIN".to_owned()
-            };
-            return Err(VerbError {
-                code: "no-passthrough".into(),
-                message: format!("passthrough cannot be had here: {why}"),
-                hint: Some("use --io auto or --io daemon".into()),
-            });
-        }
-        Ok(Served {
-            backing: config.backing.clone(),
-            mount: config.mount.clone(),
-            filesystem,
-            wants_passthrough: possible && config.io != IoChoice::Daemon,
-            io_for_all: config.io_for_all,
-            strict_writes: config.strict_writes,
-            snapdir_visible: config.snapdir_visible,
-            seal: config.seal,
-            snapdir_mode: config.snapdir_mode,
-            auto: config.auto,
-        })
-    }
-}
-
-/// Of the descriptors that the process may have, how many are for open files. The others are needed to keep the past, and for the directories and
-/// segments that are kept open: a client that opens files until it is refused must not make changes of others fail, nor a checkpoint.
-fn descriptors_max(all: u64) -> usize {
-    usize::try_from(all.saturating_sub(DESCRIPTORS_RESERVED).max(all / 4)).unwrap_or(usize::MAX)
-}
-
-/// Whether the filesystem clones: tried, not guessed from its name. EXDEV if files are on other devices than their directories.
-fn probe_reflink(store: &Store) -> crate::sys::SysResult<bool> {
-    match probe_reflink_in_tmp(store) {
-        Err(errno) if errno.is_no_room() => {}
-        probed => return probed,
-    }
-    // Nothing can be made.
-    Ok(sys::can_share(store.layout.lock_file().map_err(|error| error.errno())?))
-}
-
-fn probe_reflink_in_tmp(store: &Store) -> crate::sys::SysResult<bool> {
-    let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
-    for name in [b"probe-a".as_slice(), b"probe-b"] {
-        let _ = sys::unlink_at(tmp, name);
-    }
-    let source = sys::create_file_at(tmp, b"probe-a", sys::Open::READ_WRITE, 0o600)?;
-    if sys::stat_fd(&source)?.dev != sys::stat_fd(tmp)?.dev {
-        let _ = sys::unlink_at(tmp, b"probe-a");
-        return Err(Errno::EXDEV);
-    }
-    sys::write_all_at(&source, &[1; 4096], 0)?;
-    let cloned = sys::clone_to(&source, tmp, b"probe-b");
-    let _ = sys::unlink_at(tmp, b"probe-a");
-    let _ = sys::unlink_at(tmp, b"probe-b");
-    match cloned {
-        Err(errno) if errno.is_no_room() => Err(errno),
-        cloned => Ok(cloned.is_ok()),
-    }
-}
-
-/// Whether every change of a file whose attributes were asked for shows in its ctime: what the cut, and whoever asks whether a file was changed
-/// without a request, rely on. Tried: with coarse times, as before Linux 6.13, several writes fall into one tick.
-fn probe_times(store: &Store) -> crate::sys::SysResult<bool> {
-    let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
-    let _ = sys::unlink_at(tmp, b"probe-times");
-    let file = sys::create_file_at(tmp, b"probe-times", sys::Open::READ_WRITE, 0o600);
-    let _ = sys::unlink_at(tmp, b"probe-times");
-    match file.and_then(|file| shows_every(&file, || sys::write_all_at(&file, &[1], 0))) {
-        Err(errno) if errno.is_no_room() => {}
-        probed => return probed,
-    }
-    let lock = store.layout.lock_file().map_err(|error| error.errno())?;
-    let probe = || shows_every(lock, || sys::set_file_mode(lock, 0o600));
-    store.reserve.with_last_room(probe, |errno| *errno)
-}
-
-fn shows_every(file: &std::fs::File, change: impl Fn() -> crate::sys::SysResult<()>) -> crate::sys::SysResult<bool> {
-    const CHANGES: u64 = 16;
-    for _ in 0..CHANGES {
-        let before = sys::stat_fd(file)?;
-        change()?;
-        if sys::stat_fd(file)?.ctime == before.ctime {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// The directory in which a restore prepares what it puts into the tree.

@@ -1,8 +1,8 @@
 //! `checkpoint --quiesce`: waiting for an instant at which nothing is being changed.
 
+use crate::engine::checkpoint::Checkpoints;
 use std::time::{Duration, Instant};
 
-use super::Engine;
 use super::auto::Stir;
 use crate::live::Freeze;
 use crate::sys::SysResult;
@@ -24,7 +24,7 @@ pub(super) struct Frozen<'a> {
     pub(super) _one_at_a_time: MutexGuard<'a, ()>,
 }
 
-impl Engine {
+impl Checkpoints {
     /// Freezes; with a time, at an instant when nothing is being changed, if there is one before it is over.
     ///
     /// # Errors

@@ -5,10 +5,10 @@
 //! So root in a container is, unless the container is privileged. What was deleted can be brought back, and counts by itself: the oldest is freed for
 //! good where there is too much of it.
 
+use crate::engine::gc::Collector;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use super::Engine;
 use super::request::Caller;
 use super::settings::Settings;
 use crate::store::ids::CheckpointId;
@@ -69,7 +69,7 @@ impl Pace {
     }
 }
 
-impl Engine {
+impl Collector {
     /// One more checkpoint is asked for with mkdir(2).
     ///
     /// # Errors
@@ -78,13 +78,13 @@ impl Engine {
         if caller.uid == sys::ids().0 && sys::has_our_rights(caller.pid) {
             return Ok(());
         }
-        let limits = Limits::of(&self.settings());
+        let limits = Limits::of(&self.serving.settings());
         if !pace.take(caller.uid, limits.per_minute, Instant::now()) {
             return Err(Errno::EAGAIN);
         }
         let all = usize::try_from(limits.per_user.saturating_mul(USERS)).unwrap_or(usize::MAX);
         let per_user = usize::try_from(limits.per_user).unwrap_or(usize::MAX);
-        let made = self.timeline().made_by_mkdir(caller.uid);
+        let made = self.live.timeline().made_by_mkdir(caller.uid);
         if made.theirs >= per_user || made.all >= all {
             tracing::warn!(uid = caller.uid, theirs = made.theirs, all = made.all, "mkdir(2) may make no more checkpoints: see snapdir.per-user");
             return Err(Errno::EDQUOT);
@@ -98,11 +98,11 @@ impl Engine {
 
     /// Best effort: the next one tries again.
     fn free_hidden(&self, caller: Caller, id: CheckpointId) {
-        let _one_at_a_time = self.checkpointing.lock();
-        let Some(kept) = self.timeline().hidden_checkpoint(id).filter(|kept: &Kept| kept.pinned.is_none()) else { return };
-        let freed = self.timeline().unneeded_without(id).and_then(|unneeded| {
-            self.timeline().free(&caller.actor(), id)?;
-            self.remove_unneeded(&kept, &unneeded);
+        let _one_at_a_time = self.checkpoints.checkpointing.lock();
+        let Some(kept) = self.live.timeline().hidden_checkpoint(id).filter(|kept: &Kept| kept.pinned.is_none()) else { return };
+        let freed = self.live.timeline().unneeded_without(id).and_then(|unneeded| {
+            self.live.timeline().free(&caller.actor(), id)?;
+            self.checkpoints.remove_unneeded(&kept, &unneeded);
             Ok(())
         });
         if let Err(errno) = freed {

@@ -66,7 +66,7 @@ fn set_time(time: NewTime) -> SetTime {
 impl Engine {
     fn node(&self, node: NodeId) -> SysResult<Node> {
         if node.0 & PAST != 0 {
-            self.past_node(node).map(Node::Past)
+            self.views.past_node(node).map(Node::Past)
         } else if is_dummy(node) {
             Err(Errno::ESTALE)
         } else if node.0 & CONTROL != 0 {
@@ -109,7 +109,7 @@ impl Engine {
     /// (`HANDLE_KILLPRIV_V2`): after a write it asks for times and size anew, and for the mode only if something else made it. Or a new file may be
     /// mapped, and stores change its times.
     fn attributes_changed(&self, node: NodeId) {
-        if let Some(caches) = self.caches.get() {
+        if let Some(caches) = self.serving.caches.get() {
             caches.forget_attributes(node);
         }
     }
@@ -124,7 +124,7 @@ impl Engine {
         if passthrough.is_some()
             && handle.flags.write
             && handle.flags.read
-            && let Some(caches) = self.caches.get()
+            && let Some(caches) = self.serving.caches.get()
         {
             // It can be mapped now, and stores change its times without a request. Only attributes are forgotten, which waits for nothing.
             caches.forget_attributes(NodeId(handle.slot.0));
@@ -142,11 +142,11 @@ impl Engine {
 
     fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
         if Engine::is_reserved(parent, name) {
-            return self.lookup_reserved(name);
+            return self.snapdir.lookup_reserved(name);
         }
         match self.node(parent)? {
-            Node::Control(_) => self.lookup_snapshot(name),
-            Node::Past(dir) => self.past_lookup(&dir, &name_of(name)?),
+            Node::Control(_) => self.snapdir.lookup_snapshot(name),
+            Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
             Node::Live(slot) => match self.live.lookup(slot, &name_of(name)?) {
                 Ok((slot, generation, stat)) => Ok(Looked::Found(self.live_entry(slot, generation, stat))),
                 Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
@@ -163,7 +163,7 @@ fn check_not_own(name: &[u8]) -> SysResult<()> {
 
 impl Service for Engine {
     fn counts(&self) -> &Arc<RequestCounts> {
-        &self.counts
+        &self.serving.counts
     }
 
     fn ledger(&self) -> Option<Arc<Ledger>> {
@@ -179,7 +179,7 @@ impl Service for Engine {
     }
 
     fn started(&self, passthrough: bool) {
-        self.live.set_passthrough(passthrough && self.config.wants_passthrough, self.config.io_for_all);
+        self.live.set_passthrough(passthrough && self.serving.config.wants_passthrough, self.serving.config.io_for_all);
     }
 
     fn ended(&self) {
@@ -203,9 +203,9 @@ impl Service for Engine {
 
     fn forget(&self, node: NodeId, lookups: u64) {
         if node.0 & PAST != 0 {
-            self.past.forget(node, lookups);
+            self.views.past.forget(node, lookups);
         } else if node.0 & CONTROL != 0 {
-            self.links.forget(node, lookups);
+            self.snapdir.links.forget(node, lookups);
         } else {
             self.live.forget(Slot(node.0), lookups);
         }
@@ -216,8 +216,8 @@ impl Service for Engine {
             return Ok(announce::attr(node));
         }
         match self.node(node)? {
-            Node::Past(past) => Ok(Attr { stat: self.past_stat(&past)?, ttl: FOR_EVER }),
-            Node::Control(id) => Ok(Attr { stat: self.control_stat(id)?, ttl: Duration::ZERO }),
+            Node::Past(past) => Ok(Attr { stat: self.views.past_stat(&past)?, ttl: FOR_EVER }),
+            Node::Control(id) => Ok(Attr { stat: self.snapdir.control_stat(id)?, ttl: Duration::ZERO }),
             Node::Live(slot) => {
                 let stat = match (self.live.stat(slot), fh) {
                     (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => {
@@ -252,20 +252,20 @@ impl Service for Engine {
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
         let empties = change.size == Some(0);
         let act = || self.live.set_attr(slot, file, &change);
-        let stat = if empties { self.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
+        let stat = if empties { self.automatic.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
         // One that fails may have changed something, and the kernel goes on believing what it knew.
         let stat = stat.inspect_err(|_| self.attributes_changed(node))?;
-        self.root_changed(slot);
+        self.snapdir.root_changed(slot);
         Ok(self.live_attr(slot, stat))
     }
 
     fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>> {
         match self.node(node)? {
             Node::Live(slot) => self.live.read_link(slot),
-            Node::Control(id) => self.control_link(id),
+            Node::Control(id) => self.snapdir.control_link(id),
             Node::Past(past) => {
-                self.check_kept(&past)?;
-                self.view(past.state()).attr(&past.trail)?.target.ok_or(Errno::EINVAL)
+                self.views.check_kept(&past)?;
+                self.states.view(past.state()).attr(&past.trail)?.target.ok_or(Errno::EINVAL)
             }
         }
     }
@@ -324,7 +324,7 @@ impl Service for Engine {
         let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let act = || removed(self.live.unlink(slot, &name), caller.again);
-        self.destroying(caller, || !self.is_temporary(slot, &name), act, |gone| *gone).map(drop)
+        self.automatic.destroying(caller, || !self.automatic.is_temporary(slot, &name), act, |gone| *gone).map(drop)
     }
 
     fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
@@ -337,7 +337,7 @@ impl Service for Engine {
         let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let act = || removed(self.live.rmdir(slot, &name), caller.again);
-        self.destroying(caller, || true, act, |gone| *gone).map(drop)
+        self.automatic.destroying(caller, || true, act, |gone| *gone).map(drop)
     }
 
     fn rename(&self, caller: Caller, parent: NodeId, name: &[u8], new_parent: NodeId, new_name: &[u8], how: RenameHow) -> SysResult<()> {
@@ -356,12 +356,12 @@ impl Service for Engine {
         };
         let turn = Turn { request: caller.request, again: caller.again, owner: (caller.uid, caller.gid) };
         let act = |how| self.live.rename((from.0, &from.1), (to.0, &to.1), how, turn);
-        if how != RenameMode::Replace || caller.again || !self.suspects(caller) {
-            return self.destroying(caller, || false, || act(how), |replaced| *replaced).map(drop);
+        if how != RenameMode::Replace || caller.again || !self.automatic.suspects(caller) {
+            return self.automatic.destroying(caller, || false, || act(how), |replaced| *replaced).map(drop);
         }
         // Whether there is something in the way is asked with the rename itself: it costs nothing where there is not.
         match act(RenameMode::NoReplace) {
-            Err(Errno::EEXIST) => self.destroying(caller, || true, || act(how), |replaced| *replaced).map(drop),
+            Err(Errno::EEXIST) => self.automatic.destroying(caller, || true, || act(how), |replaced| *replaced).map(drop),
             done => done.map(drop),
         }
     }
@@ -370,20 +370,20 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.open(caller, node) {
             return answer;
         }
-        self.check_descriptors()?;
+        self.views.check_descriptors()?;
         let flags = open_flags(flags, Some(caller.asker()));
         match self.node(node)? {
             Node::Control(_) => Err(Errno::EINVAL),
             Node::Past(_) if flags.write || flags.truncate => Err(Errno::EROFS),
             Node::Past(past) => {
-                self.check_kept(&past)?;
-                let fh = self.past.open(&self.view(past.state()), past)?;
+                self.views.check_kept(&past)?;
+                let fh = self.views.past.open(&self.states.view(past.state()), past)?;
                 Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None, by: 0 })
             }
             Node::Live(slot) => {
                 let _acting = (flags.write || flags.truncate).then(|| self.live.acting_for(caller.pid, caller.uid));
                 let act = || self.live.open(slot, flags);
-                let opened = if flags.truncate { self.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
+                let opened = if flags.truncate { self.automatic.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
                 let (id, handle) = opened?;
                 if flags.truncate && handle.may_be_set_id() {
                     self.attributes_changed(node);
@@ -397,7 +397,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer.map(|dummy| (dummy, announce::opened()));
         }
-        self.check_descriptors()?;
+        self.views.check_descriptors()?;
         let _acting = self.live.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
@@ -425,11 +425,11 @@ impl Service for Engine {
     }
 
     fn read(&self, _node: NodeId, fh: Fh, offset: u64, size: u32, for_cache: bool) -> SysResult<Vec<u8>> {
-        match self.open_file(fh)? {
+        match self.views.open_file(fh)? {
             // sendfile(2) and splice(2) read by way of the cache, also where the handle has none, and that would go stale unseen.
             Open::Live(handle) if for_cache && self.live.changes_past_cache(&handle) => Err(Errno::EINVAL),
             Open::Live(_) => self.live.read(HandleId(fh.0), offset, size),
-            Open::Past(handle) => handle.read(&self.view(handle.state()), offset, size),
+            Open::Past(handle) => handle.read(&self.states.view(handle.state()), offset, size),
         }
     }
 
@@ -451,7 +451,7 @@ impl Service for Engine {
     }
 
     fn release(&self, _node: NodeId, fh: Fh) {
-        if fh.0 & PAST_HANDLE != 0 { self.past.release(fh) } else { self.live.release(HandleId(fh.0)) }
+        if fh.0 & PAST_HANDLE != 0 { self.views.past.release(fh) } else { self.live.release(HandleId(fh.0)) }
     }
 
     fn fsync(&self, _node: NodeId, fh: Fh, data_only: bool) -> SysResult<()> {
@@ -461,15 +461,15 @@ impl Service for Engine {
     fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names> {
         match self.node(node)? {
             Node::Live(slot) => self.list_live(node, slot, offset),
-            Node::Past(dir) => self.list_past(&dir, offset),
-            Node::Control(SNAPDIR) => Ok(self.list_control(offset)),
+            Node::Past(dir) => self.views.list_past(&dir, offset),
+            Node::Control(SNAPDIR) => Ok(self.snapdir.list_control(offset)),
             Node::Control(_) => Err(Errno::ENOTDIR),
         }
     }
 
     fn plus(&self, parent: NodeId, listed: &Listed) -> Option<Entry> {
         if let Ok(Node::Past(dir)) = self.node(parent) {
-            return self.past_listed(&dir, listed).ok();
+            return self.views.past_listed(&dir, listed).ok();
         }
         match self.look_up(parent, &listed.name) {
             // Asked after the look-up: if that saw the name gone, this is known.
@@ -517,7 +517,7 @@ impl Service for Engine {
             Err(Errno::EEXIST) if caller.again => {}
             set => set?,
         }
-        self.root_changed(slot);
+        self.snapdir.root_changed(slot);
         Ok(())
     }
 
@@ -527,10 +527,10 @@ impl Service for Engine {
         }
         match self.node(node)? {
             Node::Live(slot) => self.live.get_xattr(slot, name),
-            Node::Control(SNAPDIR) => self.snapdir_xattr(name),
+            Node::Control(SNAPDIR) => self.snapdir.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
-                let xattrs = self.view(past.state()).xattrs(&past.trail)?;
+                let xattrs = self.states.view(past.state()).xattrs(&past.trail)?;
                 xattrs.into_iter().find(|(known, _)| known == name).map(|(_, value)| value).ok_or(Errno::NO_XATTR)
             }
         }
@@ -540,7 +540,7 @@ impl Service for Engine {
         let mut names: Vec<Vec<u8>> = match self.node(node)? {
             Node::Live(slot) => self.live.list_xattrs(slot)?,
             Node::Control(_) => Vec::new(),
-            Node::Past(past) => self.view(past.state()).xattrs(&past.trail)?.into_iter().map(|(name, _)| name).collect(),
+            Node::Past(past) => self.states.view(past.state()).xattrs(&past.trail)?.into_iter().map(|(name, _)| name).collect(),
         };
         names.retain(|name| !is_own_xattr(name));
         // Whether somebody may read their values the kernel asks by itself, but not whether somebody may know of them (xattr(7)).
@@ -559,7 +559,7 @@ impl Service for Engine {
             Err(Errno::NO_XATTR) if caller.again => {}
             removed => removed?,
         }
-        self.root_changed(slot);
+        self.snapdir.root_changed(slot);
         Ok(())
     }
 
@@ -573,7 +573,7 @@ impl Service for Engine {
 
     fn fallocate(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
         let _acting = self.live.acting_for(caller.pid, caller.uid);
-        let Open::Live(handle) = self.open_file(fh)? else { return Err(Errno::EROFS) };
+        let Open::Live(handle) = self.views.open_file(fh)? else { return Err(Errno::EROFS) };
         self.live.change_content(&handle, Some(caller.asker()), |file| sys::fallocate(file, mode, offset, length))?;
         if handle.may_be_set_id() {
             self.attributes_changed(node);
@@ -582,13 +582,13 @@ impl Service for Engine {
     }
 
     fn lseek(&self, _node: NodeId, fh: Fh, offset: u64, seek: Seek) -> SysResult<u64> {
-        self.seek(fh, offset, seek)
+        self.views.seek(fh, offset, seek)
     }
 
     fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
         let _acting = self.live.acting_for(caller.pid, caller.uid);
-        let Open::Live(target) = self.open_file(to.1)? else { return Err(Errno::EROFS) };
-        let copied = self.copy_range(caller.asker(), (from.1, from.2), (&target, to.2), length)?;
+        let Open::Live(target) = self.views.open_file(to.1)? else { return Err(Errno::EROFS) };
+        let copied = self.views.copy_range(caller.asker(), (from.1, from.2), (&target, to.2), length)?;
         if target.may_be_set_id() {
             self.attributes_changed(to.0);
         }

@@ -7,9 +7,9 @@
 //!
 //! btrfs keeps an extent whole as long as a part of it is used, so there ranges that overlap count as one: it may free more than is told, not less.
 
+use crate::engine::gc::Collector;
 use std::collections::HashSet;
 
-use super::Engine;
 use crate::history::needed::Census;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::sys::{self, Allocation, Errno, Kind, Placed, Stat, SysResult};
@@ -221,11 +221,11 @@ impl Measuring {
     }
 }
 
-impl Engine {
+impl Collector {
     /// Measures the next version; `false`: there is no further. One that is not there takes nothing and is left out.
     pub(super) fn measure_next(&self, measuring: &mut Measuring) -> SysResult<bool> {
         let Some(mut version) = measuring.census.versions.get(measuring.next).cloned() else { return Ok(false) };
-        self.timeline().narrow(&measuring.census, &mut version)?;
+        self.live.timeline().narrow(&measuring.census, &mut version)?;
         if let Some(allocation) = self.object_allocation(version.object)? {
             measuring.collected.add(&allocation);
             measuring.measured.push(measuring.next);
@@ -245,7 +245,7 @@ impl Engine {
 
     /// The space of a version; `None`: it is not there.
     fn object_allocation(&self, object: ObjectId) -> SysResult<Option<Allocation>> {
-        let layers = &self.timeline().store().layers;
+        let layers = &self.live.timeline().store().layers;
         let Some(stat) = layers.stat(object).map_err(|error| error.errno())? else { return Ok(None) };
         if stat.kind != Kind::File {
             return Ok(Some(Allocation::default()));
@@ -272,7 +272,7 @@ impl Engine {
 
     /// Extents are kept whole here as long as a part of them is used.
     pub(super) fn keeps_extents_whole(&self) -> bool {
-        self.config.filesystem == "btrfs"
+        self.serving.config.filesystem == "btrfs"
     }
 }
 

@@ -16,15 +16,15 @@ impl Engine {
             let warnings = self.warnings();
             if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
         };
-        self.settle();
-        let (latest, base) = (self.timeline().latest(), self.timeline().base());
+        self.checkpoints.settle();
+        let (latest, base) = (self.live.timeline().latest(), self.live.timeline().base());
         let dirty = match base {
-            Some(id) => self.compare_all(State::At(id), State::Live).map_err(failed)?,
+            Some(id) => self.states.compare_all(State::At(id), State::Live).map_err(failed)?,
             None => Vec::new(),
         };
         let mut warnings = self.warnings();
         if let Some(id) = base {
-            let unserved = self.changed_unserved(id).map_err(failed)?;
+            let unserved = self.states.changed_unserved(id).map_err(failed)?;
             if !unserved.is_empty() {
                 warnings.push(format!(
                     "{} paths were changed while nothing was mounted, or past the mount: checkpoints before that cannot show them",
@@ -34,24 +34,24 @@ impl Engine {
         }
         let (io, writes) = self.io();
         Ok(Status {
-            mount: self.config.mount.clone(),
-            backing: self.config.backing.clone(),
-            store: self.config.backing.join(".ckptfs"),
-            filesystem: self.config.filesystem.to_owned(),
+            mount: self.serving.config.mount.clone(),
+            backing: self.serving.config.backing.clone(),
+            store: self.serving.config.backing.join(".ckptfs"),
+            filesystem: self.serving.config.filesystem.to_owned(),
             capture: if self.live.reflink() { "reflink" } else { "copy" }.to_owned(),
             io: io.to_owned(),
             writes: writes.to_owned(),
             daemon: self.daemon_info(),
-            epoch: self.timeline().epoch().0,
+            epoch: self.live.timeline().epoch().0,
             latest,
             base,
-            checkpoints: self.timeline().checkpoint_count() as u64,
+            checkpoints: self.live.timeline().checkpoint_count() as u64,
             dirty,
             shared: {
                 let (files, bytes) = self.live.shared().get();
                 super::dedup::Count { files, bytes }
             },
-            absence: self.absence(),
+            absence: self.absences.absence(),
             warnings,
             had_below: self.had_below.load(Ordering::Relaxed),
         })
@@ -61,16 +61,16 @@ impl Engine {
         let memory = sys::own_memory().map_err(|errno| error::failed("the daemon's memory cannot be asked for", errno))?;
         let (io, writes) = self.io();
         Ok(Stats {
-            mount: self.config.mount.clone(),
+            mount: self.serving.config.mount.clone(),
             daemon: self.daemon_info(),
             io: io.to_owned(),
             writes: writes.to_owned(),
-            requests: self.counts.by_kind(),
+            requests: self.serving.counts.by_kind(),
             rss_bytes: memory.rss_bytes,
             threads: memory.threads,
-            open_files: (self.live.open_handles() + self.past.open_handles()) as u64,
+            open_files: (self.live.open_handles() + self.views.past.open_handles()) as u64,
             inodes: self.live.known() as u64,
-            past_inodes: self.past.known() as u64,
+            past_inodes: self.views.past.known() as u64,
             announcing: self.announcer.is_at_work(),
             sealer: self.sealer_info(),
         })
@@ -78,30 +78,30 @@ impl Engine {
 
     /// Who does reads, and who does writes: `passthrough` or `daemon`.
     pub fn io(&self) -> (&'static str, &'static str) {
-        (self.io_name(), if self.config.strict_writes { "daemon" } else { self.io_name() })
+        (self.io_name(), if self.serving.config.strict_writes { "daemon" } else { self.io_name() })
     }
 
     /// What somebody should know.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.warnings.lock().clone();
-        if self.timeline().store().journal.is_latched() {
+        let mut warnings = self.serving.warnings.lock().clone();
+        if self.live.timeline().store().journal.is_latched() {
             let next = "unmount, run `ckptfs fsck`, and mount again";
             warnings.push(format!(
                 "the journal or a version cannot be written: changes to what checkpoints can see fail with EIO until the next mount; {next}"
             ));
         }
-        if let Some(why) = self.timeline().index_trouble() {
-            let refused = if self.timeline().takes_checkpoints() { "will soon be" } else { "are" };
+        if let Some(why) = self.live.timeline().index_trouble() {
+            let refused = if self.live.timeline().takes_checkpoints() { "will soon be" } else { "are" };
             warnings.push(format!(
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));
         }
-        if self.timeline().store().index.is_in_memory() {
+        if self.live.timeline().store().index.is_in_memory() {
             warnings.push("the filesystem was full: the index is in memory until the next mount, which takes longer for it; free some space".into());
         }
-        warnings.extend(self.hooks.as_ref().and_then(super::hooks::Hooks::warning));
-        warnings.extend(self.store_file.look(&self.store_dir).1);
-        let over = self.over_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        warnings.extend(self.checkpoints.hooks.as_ref().and_then(super::hooks::Hooks::warning));
+        warnings.extend(self.serving.store_file.look(&self.serving.store_dir).1);
+        let over = self.collector.over_bytes.load(std::sync::atomic::Ordering::Relaxed);
         if over > 0 {
             warnings.push(format!(
                 "the history takes {over} bytes more than retention.max-size: the rest is pinned, tagged or the newest; `ckptfs du` tells what takes it"
@@ -127,7 +127,7 @@ impl Engine {
 
     fn sealer_info(&self) -> SealerInfo {
         let stats = self.live.hash_stats();
-        let mode = match self.config.seal {
+        let mode = match self.serving.config.seal {
             HashMode::Off => "off",
             HashMode::Hash => "hash",
             HashMode::Full => "full",

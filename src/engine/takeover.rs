@@ -1,5 +1,6 @@
 //! Taking over from a worker that died (docs/adr/0009-the-mount-outlives-its-daemon.md).
 
+use crate::engine::files::Views;
 use std::sync::Arc;
 
 use super::Engine;
@@ -53,7 +54,7 @@ impl Engine {
     pub(super) fn hand_over(&self) {
         if let Some(succession) = &self.succession {
             self.live.hand_over(Legacy::new(Arc::clone(&succession.ledger), Arc::clone(&succession.keeper)));
-            self.past.hand_over(&succession.ledger);
+            self.views.past.hand_over(&succession.ledger);
         }
     }
 
@@ -71,8 +72,8 @@ impl Engine {
     pub(super) fn adopt_open(&self, left: &LeftOpen) -> SysResult<()> {
         let Some(orphans) = self.succession.as_ref().and_then(|succession| succession.orphans.as_ref()) else { return Err(Errno::ESTALE) };
         if left.fh.0 & PAST_HANDLE != 0 {
-            let node = self.past_node(left.node)?;
-            return self.past.adopt(&self.view(node.state()), node, left.fh);
+            let node = self.views.past_node(left.node)?;
+            return self.views.past.adopt(&self.states.view(node.state()), node, left.fh);
         }
         let io = if left.passthrough { IoMode::Passthrough } else { IoMode::Daemon };
         let _acting = crate::history::timeline::Timeline::acting(self.live.opener(left.by));
@@ -85,7 +86,9 @@ impl Engine {
             self.live.adopt_rest(orphans);
         }
     }
+}
 
+impl Views {
     /// A node of a view that the kernel knows, from us or from a worker before us.
     pub(super) fn past_node(&self, id: NodeId) -> SysResult<PastNode> {
         match self.past.get(id) {
@@ -104,7 +107,7 @@ impl Engine {
                 Err(Errno::ESTALE) => self.revive(left.up, depth + 1)?,
                 found => found?,
             };
-            let names = self.view(up.state()).list(&up.trail)?;
+            let names = self.states.view(up.state()).list(&up.trail)?;
             let (name, _) = names.into_iter().find(|(_, child)| *child == left.child).ok_or(Errno::ESTALE)?;
             up.trail.step(&name, left.child.slot)
         };

@@ -14,11 +14,11 @@
 //! **Cost.** An operation takes a leaf lock twice and looks into small tables. `/proc` is read only when there were more operations in the time than
 //! one tree may make, once for each process, to tell whether they are of one. A mark is made at most once in the time, whoever destroys.
 
+use crate::engine::auto::Automatic;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Engine;
 use super::auto::TripwireConfig;
 use super::request::Caller;
 use crate::store::ids::{CheckpointId, Slot};
@@ -222,7 +222,7 @@ impl Tripwire {
     }
 }
 
-impl Engine {
+impl Automatic {
     /// Does something that may destroy: the state before is kept if this may be the beginning of a burst. `destroys` is asked only then; `destroyed`
     /// says what was, if something was.
     pub(super) fn destroying<T>(
@@ -267,14 +267,14 @@ impl Engine {
     /// Keeps the state of the tree. This is a thread that serves a request, of a process that holds a lock of the kernel: nothing is waited for that may
     /// need another request. So stores through mappings that the daemon serves and that are still in the kernel's cache are left out, and it says so.
     fn make_mark(&self, tripwire: &Tripwire, caller: Caller) {
-        let clean = self.timeline().dirty() == 0 && self.timeline().last().is_some();
+        let clean = self.live.timeline().dirty() == 0 && self.live.timeline().last().is_some();
         let (mut made, mut edited) = (None, HashSet::new());
         if !clean {
-            if !self.timeline().takes_checkpoints() {
+            if !self.live.timeline().takes_checkpoints() {
                 return;
             }
             // Another checkpoint or a restore is being made: with the next operation it is tried again.
-            let Some(_one_at_a_time) = self.checkpointing.try_lock() else { return };
+            let Some(_one_at_a_time) = self.checkpoints.checkpointing.try_lock() else { return };
             self.live.await_closes();
             self.live.settle_mapped();
             self.live.preflush();
@@ -282,8 +282,8 @@ impl Engine {
             let note = format!("before {} (pid {}) began to remove or empty files", actor.process, actor.pid);
             let closed = self.live.freeze().and_then(|_freeze| {
                 let flushed = self.live.mapped_through_daemon().is_empty();
-                edited = self.timeline().data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
-                self.close_epoch(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)
+                edited = self.live.timeline().data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
+                self.checkpoints.close_epoch(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)
             });
             match closed {
                 Ok((checkpoint, _)) => made = Some(checkpoint.id),

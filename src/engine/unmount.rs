@@ -34,7 +34,7 @@ impl Verb for Unmount {
     type Answer = ();
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<()> {
-        let at = &engine.config.mount;
+        let at = &engine.serving.config.mount;
         engine.hush();
         engine.keep_at_end(self.keep);
         unmount(at, self.lazy).map_err(|cause| unmount_error(at, cause))

@@ -4,6 +4,7 @@
 //! with a baseline has told of, and then once for that checkpoint and mount, and when `verify` is asked for it. What is changed while the tree is served, past the mount, is known
 //! when somebody meets it in a view.
 
+use crate::engine::compare::States;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +25,7 @@ impl Engine {
         let mut failed = Vec::new();
         for (path, ino) in files {
             let shown = String::from_utf8_lossy(path).escape_debug().to_string();
-            let room = self.check_descriptors().is_ok();
+            let room = self.views.check_descriptors().is_ok();
             match if room { self.live.watch_held(path, ino) } else { Err(Errno::EMFILE) } {
                 Ok(true) => tracing::info!(path = shown, "somebody can write to a file past the mount: each checkpoint captures it"),
                 // It is something else there now, or nothing that can be written to.
@@ -35,7 +36,7 @@ impl Engine {
         if let Some(first) = failed.first() {
             let more = if failed.len() > 1 { format!(" and {} more", failed.len() - 1) } else { String::new() };
             let text = format!("may be written to past the mount and cannot be watched, so that checkpoints may show later content: {first}{more}");
-            self.warnings.lock().push(text);
+            self.serving.warnings.lock().push(text);
         }
     }
 
@@ -44,10 +45,12 @@ impl Engine {
         self.had_below.store(found || !all, Ordering::Relaxed);
         if !all {
             let text = "not every process could be looked at: who has something of the directory below the mount is not all known";
-            self.warnings.lock().push(text.to_owned());
+            self.serving.warnings.lock().push(text.to_owned());
         }
     }
+}
 
+impl States {
     /// Every path that is known to have been changed behind our back, after checkpoint `id`; what it was then, nobody knows. A directory is among them
     /// if names in it came or went.
     ///
@@ -55,7 +58,7 @@ impl Engine {
     /// Those of reading the live tree.
     pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let mut known = (*self.changed_in_absence(id)?).clone();
-        known.extend(self.timeline().met_unseen(id).into_iter().map(|(path, kind)| unknown(&path, kind)));
+        known.extend(self.live.timeline().met_unseen(id).into_iter().map(|(path, kind)| unknown(&path, kind)));
         known.sort_by(|a, b| a.path.cmp(&b.path));
         known.dedup_by(|a, b| a.path == b.path);
         Ok(known)
@@ -64,12 +67,12 @@ impl Engine {
     /// What cannot be told to differ between two states, or not to, because it was changed behind our back: it is known of the older one no more.
     ///
     /// # Errors
-    /// As [`Engine::changed_unserved`].
+    /// As [`States::changed_unserved`].
     pub(super) fn unseen_between(&self, from: State, to: State) -> SysResult<Vec<Change>> {
         let (State::At(older), newer, _) = ordered(from, to) else { return Ok(Vec::new()) };
         let mut unseen = self.changed_unserved(older)?;
         if let State::At(newer) = newer
-            && !self.timeline().was_absent_between(older, newer)
+            && !self.live.timeline().was_absent_between(older, newer)
         {
             // What was changed later only was the same in both, or has records that tell how it differed.
             let later: HashSet<TreePath> = self.changed_unserved(newer)?.into_iter().map(|change| change.path).collect();
@@ -80,7 +83,7 @@ impl Engine {
 
     /// What was changed while nobody served the tree.
     fn changed_in_absence(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
-        if !self.timeline().may_have_unseen(id) {
+        if !self.live.timeline().may_have_unseen(id) {
             return Ok(Arc::default());
         }
         if let Some(known) = self.unserved.lock().get(&id) {
@@ -91,7 +94,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// As [`Engine::changed_unserved`], found by a walk.
+    /// As [`States::changed_unserved`], found by a walk.
     pub(super) fn find_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let (then, live) = (self.view(State::At(id)), self.view(State::Live));
         let (mut found, mut passed) = (Vec::new(), HashSet::new());

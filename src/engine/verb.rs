@@ -3,6 +3,7 @@
 //! Everything else about a verb is derived from that: the client and the server of the control socket, what this process answers without a daemon, and the
 //! JSON in between. A new verb is one type with an `impl Verb`, and one line in the list of [`Request`].
 
+use crate::engine::checkpoint::Checkpoints;
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -153,7 +154,7 @@ pub const CANCELLED: &str = "cancelled";
 /// How often somebody who waits for his turn looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(5);
 
-impl Engine {
+impl Checkpoints {
     /// Waits until no checkpoint and no restore is being made, as long as it is wanted.
     pub(super) fn wait_turn(&self, requester: &Requester) -> VerbResult<MutexGuard<'_, ()>> {
         loop {

@@ -22,18 +22,18 @@ impl Verb for CheckpointOptions {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         if self.if_changed
-            && let Some(newest) = engine.timeline().base()
-            && let Some(checkpoint) = engine.timeline().checkpoint(newest)
+            && let Some(newest) = engine.live.timeline().base()
+            && let Some(checkpoint) = engine.live.timeline().checkpoint(newest)
         {
-            engine.settle();
-            let same = engine.compare_all(State::At(newest), State::Live).map(|changes| changes.is_empty());
+            engine.checkpoints.settle();
+            let same = engine.states.compare_all(State::At(newest), State::Live).map(|changes| changes.is_empty());
             if same.map_err(|errno| error::failed("the tree cannot be compared", errno))? {
                 return Ok(CheckpointInfo { unchanged: true, ..CheckpointInfo::new(&checkpoint) });
             }
         }
         let reason = self.of_ns.map_or(Reason::Asked, |of_ns| Reason::Imported { of_ns });
-        let made = engine.checkpoint_with_hooks(requester.by(), &self, reason)?;
-        engine.snapdir_changed();
+        let made = engine.checkpoints.checkpoint_with_hooks(requester.by(), &self, reason)?;
+        engine.snapdir.snapdir_changed();
         Ok(made)
     }
 }
@@ -73,7 +73,7 @@ impl Verb for ListCheckpoints {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
-        Ok(engine.timeline().checkpoints().iter().rev().map(CheckpointInfo::new).collect())
+        Ok(engine.live.timeline().checkpoints().iter().rev().map(CheckpointInfo::new).collect())
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<CheckpointInfo>> {
@@ -93,9 +93,9 @@ impl Verb for ShowCheckpoint {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
-        let id = engine.checkpoint_id(&self.state)?;
-        let checkpoint = engine.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.state_names()))?;
-        Ok(CheckpointInfo { open_at_cut: engine.open_at(id)?, dropped: engine.dropped_info(id)?, ..CheckpointInfo::new(&checkpoint) })
+        let id = engine.states.checkpoint_id(&self.state)?;
+        let checkpoint = engine.live.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
+        Ok(CheckpointInfo { open_at_cut: engine.checkpoints.open_at(id)?, dropped: engine.dropped_info(id)?, ..CheckpointInfo::new(&checkpoint) })
     }
 
     fn read(self, store: &Offline) -> VerbResult<CheckpointInfo> {
@@ -108,7 +108,7 @@ impl Verb for Query {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
-        engine.find_checkpoints(&self)
+        engine.search.find_checkpoints(&self)
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<CheckpointInfo>> {
@@ -129,8 +129,8 @@ impl Verb for ChangeTags {
     type Answer = CheckpointInfo;
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
-        let tagged = engine.retag_checkpoint(requester.by(), &self.state, &self.retag)?;
-        engine.snapdir_changed();
+        let tagged = engine.checkpoints.retag_checkpoint(requester.by(), &self.state, &self.retag)?;
+        engine.snapdir.snapdir_changed();
         Ok(tagged)
     }
 }
@@ -148,7 +148,7 @@ impl Verb for PinCheckpoint {
     type Answer = CheckpointInfo;
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
-        engine.pin_checkpoint(requester.by(), &self.state, self.reason.as_deref())
+        engine.checkpoints.pin_checkpoint(requester.by(), &self.state, self.reason.as_deref())
     }
 }
 
@@ -164,7 +164,7 @@ impl Verb for ListVersions {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<VersionInfo>> {
-        engine.version_infos(&self.path)
+        engine.search.version_infos(&self.path)
     }
 }
 
@@ -185,15 +185,15 @@ impl Verb for Compare {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<Change>> {
-        let from = engine.state(&self.from)?;
-        let to = self.to.as_ref().map_or(Ok(State::Live), |to| engine.state(to))?;
+        let from = engine.states.state(&self.from)?;
+        let to = self.to.as_ref().map_or(Ok(State::Live), |to| engine.states.state(to))?;
         if from == State::Live || to == State::Live {
-            engine.settle();
+            engine.checkpoints.settle();
         }
-        let mut changes = engine.compare_all(from, to).map_err(|errno| error::failed("the two states cannot be compared", errno))?;
+        let mut changes = engine.states.compare_all(from, to).map_err(|errno| error::failed("the two states cannot be compared", errno))?;
         for change in changes.iter_mut().filter(|_| self.sizes) {
             let before = change.from.as_ref().unwrap_or(&change.path);
-            (change.old_size, change.size) = (engine.size_of(from, before), engine.size_of(to, &change.path));
+            (change.old_size, change.size) = (engine.states.size_of(from, before), engine.states.size_of(to, &change.path));
         }
         Ok(changes)
     }
@@ -257,10 +257,10 @@ impl Verb for Delete {
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         let Delete { state, now } = self;
         let deleted = match now {
-            true => engine.free_checkpoint(requester.by(), engine.stored_id(&state)?)?,
-            false => engine.delete_checkpoint(requester.by(), engine.whole_id(&state)?)?,
+            true => engine.checkpoints.free_checkpoint(requester.by(), engine.stored_id(&state)?)?,
+            false => engine.checkpoints.delete_checkpoint(requester.by(), engine.states.whole_id(&state)?)?,
         };
-        engine.snapdir_changed();
+        engine.snapdir.snapdir_changed();
         Ok(deleted)
     }
 }
@@ -301,7 +301,7 @@ impl Verb for VerifyOptions {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Verified> {
-        engine.verify_for_a_while(&self)
+        engine.verifier.verify_for_a_while(&self)
     }
 }
 
@@ -315,7 +315,7 @@ impl Verb for DuOptions {
     }
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<DuReport> {
-        engine.du_for_a_while(&self)
+        engine.collector.du_for_a_while(&self)
     }
 }
 
@@ -327,7 +327,7 @@ impl Verb for GcOptions {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<GcReport> {
-        engine.gc_for_a_while(requester.by(), &self)
+        engine.collector.gc_for_a_while(requester.by(), &self)
     }
 }
 
@@ -340,7 +340,7 @@ impl Verb for DedupOptions {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<DedupReport> {
         let mut files = Vec::new();
-        let report = engine.dedup_for_a_while(&self, &mut files)?;
+        let report = engine.dedup.dedup_for_a_while(&self, &mut files)?;
         requester.give(files);
         Ok(report)
     }
@@ -355,7 +355,7 @@ impl Verb for ListAudit {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<AuditEvent>> {
-        super::audit::events(&engine.timeline().store().journal)
+        super::audit::events(&engine.live.timeline().store().journal)
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<AuditEvent>> {

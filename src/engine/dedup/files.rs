@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use super::Dedup;
 use super::LeftWhy;
-use crate::engine::Engine;
 use crate::engine::api::TreePath;
 use crate::history::present::Trail;
 use crate::store::check::object_path;
@@ -47,12 +47,12 @@ impl Place {
 }
 
 impl Item {
-    pub(super) fn open(&self, engine: &Engine) -> SysResult<Arc<File>> {
+    pub(super) fn open(&self, dedup: &Dedup) -> SysResult<Arc<File>> {
         match &self.place {
-            Place::Captured(object) => engine.timeline().store().layers.open(*object).map(Arc::new).map_err(|error| error.errno()),
+            Place::Captured(object) => dedup.live.timeline().store().layers.open(*object).map(Arc::new).map_err(|error| error.errno()),
             // That such a file is as it was is told by what it shares with its capture.
-            Place::Live(trail) if engine.timeline().data_now(trail.slot).is_some_and(|data| data.provisional) => Err(Errno::EBUSY),
-            Place::Live(trail) => engine.live.open_quietly(trail).map(Arc::new),
+            Place::Live(trail) if dedup.live.timeline().data_now(trail.slot).is_some_and(|data| data.provisional) => Err(Errno::EBUSY),
+            Place::Live(trail) => dedup.live.open_quietly(trail).map(Arc::new),
         }
     }
 }
@@ -72,17 +72,17 @@ pub fn why_of(errno: Errno) -> LeftWhy {
 
 /// The files of a run as [`crate::store::dedup`] wants them.
 pub(super) struct Opener<'a> {
-    pub(super) engine: &'a Engine,
+    pub(super) dedup: &'a Dedup,
     pub(super) items: &'a [Item],
 }
 
 impl Files for Opener<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<File>> {
-        self.items.get(number).ok_or(Errno::ENOENT)?.open(self.engine)
+        self.items.get(number).ok_or(Errno::ENOENT)?.open(self.dedup)
     }
 
     fn way(&self, source: usize, target: usize) -> Way {
-        match (self.engine.live.reflink(), self.clone_at(source), self.clone_at(target)) {
+        match (self.dedup.live.reflink(), self.clone_at(source), self.clone_at(target)) {
             (true, _, _) => Way::Extents,
             (false, Some(_), Some(_)) => Way::Link,
             (false, _, _) => Way::Never,
@@ -91,12 +91,12 @@ impl Files for Opener<'_> {
 
     fn link(&mut self, source: usize, target: usize) -> SysResult<bool> {
         let (Some(source), Some(target)) = (self.clone_at(source), self.clone_at(target)) else { return Err(Errno::EOPNOTSUPP) };
-        self.engine.timeline().store().link_same(source, target)
+        self.dedup.live.timeline().store().link_same(source, target)
     }
 
     /// Only a clone can be a name of another.
     fn rank(&self, number: usize) -> u8 {
-        u8::from(!self.engine.live.reflink() && self.clone_at(number).is_some())
+        u8::from(!self.dedup.live.reflink() && self.clone_at(number).is_some())
     }
 }
 

@@ -13,6 +13,9 @@
 mod files;
 mod run;
 
+use super::checkpoint::Checkpoints;
+use super::gc::Runs;
+use crate::live::Live;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +24,6 @@ use serde::{Deserialize, Serialize};
 
 pub use self::files::why_of;
 pub(super) use self::run::Run;
-use super::Engine;
 use super::api::{TreePath, VerbError, VerbResult};
 use super::error;
 pub use crate::live::drop_kept;
@@ -206,7 +208,18 @@ pub struct DedupReport {
     pub files: Vec<u64>,
 }
 
-impl Engine {
+/// Runs under way. See the module.
+pub(super) struct Dedup {
+    pub(super) live: Arc<Live>,
+    checkpoints: Arc<Checkpoints>,
+    dedup_runs: Runs<Box<Run>>,
+}
+
+impl Dedup {
+    pub(super) fn new(checkpoints: Arc<Checkpoints>) -> Dedup {
+        Dedup { live: Arc::clone(&checkpoints.live), checkpoints, dedup_runs: Runs::default() }
+    }
+
     pub(super) fn dedup_for_a_while(&self, options: &DedupOptions, files: &mut Vec<Arc<File>>) -> VerbResult<DedupReport> {
         if options.live && !self.live.reflink() {
             return Err(VerbError {
@@ -223,7 +236,7 @@ impl Engine {
         let report = report?;
         if report.finished && !options.keep {
             if options.live && !options.dry_run {
-                self.drop_kept();
+                self.checkpoints.drop_kept();
             }
             return Ok(DedupReport { run: options.run.unwrap_or(0), ..report });
         }

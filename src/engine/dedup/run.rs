@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
+use super::Dedup;
 use super::files::{Item, Opener, Place, why_of};
 use super::{Content, DedupOptions, DedupReport, DedupStage, LeftOut, LeftWhy, PART_LEFT_MAX};
-use crate::engine::Engine;
 use crate::history::present::{Present, Trail};
 use crate::store::dedup::{Done, Fate, Same};
 use crate::store::hash::{Hash, Hashers, Hashing};
@@ -54,9 +54,9 @@ enum Work {
 }
 
 impl Run {
-    pub(super) fn new(engine: &Engine, options: &DedupOptions) -> SysResult<Run> {
-        let open = engine.timeline().epoch();
-        let mut epochs = engine.timeline().store().layers.epochs().map_err(|error| error.errno())?;
+    pub(super) fn new(dedup: &Dedup, options: &DedupOptions) -> SysResult<Run> {
+        let open = dedup.live.timeline().epoch();
+        let mut epochs = dedup.live.timeline().store().layers.epochs().map_err(|error| error.errno())?;
         // Captures of the open epoch can still be taken back.
         epochs.retain(|epoch| *epoch < open);
         epochs.reverse();
@@ -117,36 +117,36 @@ impl Run {
     }
 
     /// One of its files.
-    pub(super) fn open(&self, engine: &Engine, number: u64) -> Option<Arc<File>> {
-        self.items.get(usize::try_from(number).ok()?)?.open(engine).ok()
+    pub(super) fn open(&self, dedup: &Dedup, number: u64) -> Option<Arc<File>> {
+        self.items.get(usize::try_from(number).ok()?)?.open(dedup).ok()
     }
 
     /// Does a little more; `false`: it is finished.
     ///
     /// # Errors
     /// EIO if the history cannot be read. What goes wrong with one file is told of that.
-    pub(super) fn step(&mut self, engine: &Engine) -> SysResult<bool> {
+    pub(super) fn step(&mut self, dedup: &Dedup) -> SysResult<bool> {
         match std::mem::replace(&mut self.work, Work::Finished) {
             Work::Listing => {
                 self.work = Work::Listing;
-                self.list(engine)?;
+                self.list(dedup)?;
             }
             Work::Hashing { mut left, now } => match now {
                 Some((number, file, hashing)) => {
-                    let now = self.hash(engine, number, file, hashing);
+                    let now = self.hash(dedup, number, file, hashing);
                     self.work = Work::Hashing { left, now };
                 }
                 None => match left.pop() {
                     Some(number) => {
-                        let now = self.begin_hash(engine, number);
+                        let now = self.begin_hash(dedup, number);
                         self.work = Work::Hashing { left, now };
                     }
-                    None => self.begin_sharing(engine),
+                    None => self.begin_sharing(dedup),
                 },
             },
             Work::Sharing { mut left, now } => match now {
                 Some(same) => {
-                    let now = self.share(engine, same);
+                    let now = self.share(dedup, same);
                     self.work = Work::Sharing { left, now };
                 }
                 None => {
@@ -160,17 +160,17 @@ impl Run {
         Ok(true)
     }
 
-    fn list(&mut self, engine: &Engine) -> SysResult<()> {
+    fn list(&mut self, dedup: &Dedup) -> SysResult<()> {
         if let Some(epoch) = self.epochs.pop() {
             self.report.done += 1;
-            return self.list_epoch(engine, epoch);
+            return self.list_epoch(dedup, epoch);
         }
         let Some(dir) = self.dirs.pop() else {
             self.begin_hashing();
             return Ok(());
         };
         self.report.done += 1;
-        match engine.live.list(&dir) {
+        match dedup.live.list(&dir) {
             Ok(names) => {
                 for (name, child) in names {
                     let trail = dir.step(&name, child.slot);
@@ -179,7 +179,7 @@ impl Run {
                             self.report.total += 1;
                             self.dirs.push(trail);
                         }
-                        Kind::File if self.slots.insert(child.slot) => self.list_live(engine, trail),
+                        Kind::File if self.slots.insert(child.slot) => self.list_live(dedup, trail),
                         _ => {}
                     }
                 }
@@ -191,13 +191,13 @@ impl Run {
         Ok(())
     }
 
-    fn list_epoch(&mut self, engine: &Engine, epoch: Epoch) -> SysResult<()> {
-        let layers = &engine.timeline().store().layers;
+    fn list_epoch(&mut self, dedup: &Dedup, epoch: Epoch) -> SysResult<()> {
+        let layers = &dedup.live.timeline().store().layers;
         let objects = layers.list(epoch).map_err(|error| error.errno())?;
         if objects.is_empty() {
             return Ok(());
         }
-        let known: HashMap<ObjectId, ObjectHash> = engine.timeline().sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
+        let known: HashMap<ObjectId, ObjectHash> = dedup.live.timeline().sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
         for object in objects {
             let (size, hash) = match known.get(&object) {
                 Some(sealed) => (sealed.size, Some(sealed.hash)),
@@ -212,12 +212,12 @@ impl Run {
         Ok(())
     }
 
-    fn list_live(&mut self, engine: &Engine, trail: Arc<Trail>) {
-        match engine.live.stat(&trail) {
+    fn list_live(&mut self, dedup: &Dedup, trail: Arc<Trail>) {
+        match dedup.live.stat(&trail) {
             Ok(stat) if stat.kind == Kind::File => {
                 let look = Look::of(&stat);
                 // A hint that cannot be read is none.
-                let hash = engine.timeline().store().index.seen(trail.slot, &look).ok().flatten();
+                let hash = dedup.live.timeline().store().index.seen(trail.slot, &look).ok().flatten();
                 self.add(Item { place: Place::Live(trail), size: stat.size, hash, look: Some(look), left: false });
             }
             Ok(_) | Err(Errno::ENOENT | Errno::ESTALE) => {}
@@ -250,8 +250,8 @@ impl Run {
         self.work = Work::Hashing { left, now: None };
     }
 
-    fn begin_hash(&mut self, engine: &Engine, number: usize) -> Option<(usize, Arc<File>, Box<Hashing>)> {
-        let opened = self.items.get(number).ok_or(Errno::ENOENT).and_then(|item| item.open(engine));
+    fn begin_hash(&mut self, dedup: &Dedup, number: usize) -> Option<(usize, Arc<File>, Box<Hashing>)> {
+        let opened = self.items.get(number).ok_or(Errno::ENOENT).and_then(|item| item.open(dedup));
         match opened {
             Ok(file) => Some((number, file, Box::new(Hashing::new()))),
             Err(errno) => {
@@ -261,19 +261,19 @@ impl Run {
         }
     }
 
-    fn hash(&mut self, engine: &Engine, number: usize, file: Arc<File>, mut hashing: Box<Hashing>) -> Option<(usize, Arc<File>, Box<Hashing>)> {
+    fn hash(&mut self, dedup: &Dedup, number: usize, file: Arc<File>, mut hashing: Box<Hashing>) -> Option<(usize, Arc<File>, Box<Hashing>)> {
         let before = hashing.done();
         let stepped = hashing.step(&file, &self.hashers, self.items.get(number).is_some_and(|item| item.place.is_captured()));
         self.report.done += hashing.done() - before;
         match stepped {
             Ok(None) => return Some((number, file, hashing)),
-            Ok(Some((size, hash))) => self.hashed(engine, number, &file, size, hash),
+            Ok(Some((size, hash))) => self.hashed(dedup, number, &file, size, hash),
             Err(errno) => self.fail(number, errno),
         }
         None
     }
 
-    fn hashed(&mut self, engine: &Engine, number: usize, file: &File, size: u64, hash: Hash) {
+    fn hashed(&mut self, dedup: &Dedup, number: usize, file: &File, size: u64, hash: Hash) {
         let Some(item) = self.items.get_mut(number) else { return };
         self.report.hashed.add(size);
         let look = item.look.map(|before| (before, sys::stat_fd(file).map(|stat| Look::of(&stat))));
@@ -287,13 +287,13 @@ impl Run {
                 let of_epoch = self.sealed.entry(object.epoch).or_default();
                 of_epoch.push(ObjectHash { object, size, hash });
                 if of_epoch.len() >= RECORD_OBJECTS_MAX {
-                    self.record(engine);
+                    self.record(dedup);
                 }
             }
             (Place::Live(trail), Some(look)) if is_settled(&look) => {
                 self.seen.push((trail.slot, look, hash));
                 if self.seen.len() >= RECORD_OBJECTS_MAX {
-                    self.record(engine);
+                    self.record(dedup);
                 }
             }
             (Place::Live(_), _) => {}
@@ -301,8 +301,8 @@ impl Run {
     }
 
     /// Puts what was hashed where the next run finds it. Best effort: it can be hashed again.
-    fn record(&mut self, engine: &Engine) {
-        let store = engine.timeline().store();
+    fn record(&mut self, dedup: &Dedup) {
+        let store = dedup.live.timeline().store();
         if let Err(error) = store.index.note_seen(&std::mem::take(&mut self.seen)) {
             tracing::debug!(%error, "hashes of live files are not kept");
         }
@@ -311,15 +311,15 @@ impl Run {
             return;
         }
         for (epoch, objects) in sealed {
-            if let Err(errno) = engine.timeline().add_hashes(epoch, objects, false) {
+            if let Err(errno) = dedup.live.timeline().add_hashes(epoch, objects, false) {
                 tracing::warn!(%errno, "hashes are not recorded");
                 return;
             }
         }
     }
 
-    fn begin_sharing(&mut self, engine: &Engine) {
-        self.record(engine);
+    fn begin_sharing(&mut self, dedup: &Dedup) {
+        self.record(dedup);
         let mut groups: HashMap<(u64, Hash), Vec<usize>> = HashMap::new();
         for (number, item) in self.items.iter().enumerate().filter(|(_, item)| !item.left) {
             if let Some(hash) = item.hash {
@@ -341,14 +341,14 @@ impl Run {
         self.work = Work::Sharing { left, now: None };
     }
 
-    fn share(&mut self, engine: &Engine, mut same: Box<Same>) -> Option<Box<Same>> {
-        match same.step(&mut Opener { engine, items: &self.items }) {
+    fn share(&mut self, dedup: &Dedup, mut same: Box<Same>) -> Option<Box<Same>> {
+        match same.step(&mut Opener { dedup, items: &self.items }) {
             Done::Some => {}
             Done::All => return None,
             Done::Fate(number, fate) => {
                 self.note(number, fate);
                 if let (Fate::Shared { .. } | Fate::Linked { .. }, false, Some(item)) = (fate, self.dry_run, self.items.get(number)) {
-                    engine.live.shared().add(item.size);
+                    dedup.live.shared().add(item.size);
                 }
             }
         }

@@ -4,9 +4,9 @@
 //! keeps things, so the change was; at every checkpoint that shows it, all its names were in a tier that says so; and none of these checkpoints is pinned.
 //! What only hidden checkpoints show, which go in the same run, is not asked for.
 
+use crate::engine::gc::Collector;
 use std::collections::HashMap;
 
-use super::super::Engine;
 use super::super::api::{VerbError, VerbResult};
 use super::super::error;
 use super::super::retention::{Known, Retention, order, rules};
@@ -86,7 +86,7 @@ impl Matching {
     }
 }
 
-impl Engine {
+impl Collector {
     /// Looks at the next version; `false`: there is no further.
     pub(super) fn match_next(&self, matching: &mut Matching) -> SysResult<bool> {
         let Some(at) = matching.measured.get(matching.fates.len()) else { return Ok(false) };
@@ -103,8 +103,8 @@ impl Engine {
         if version.open || by.is_empty() {
             return Ok(Fate::Stays);
         }
-        if self.timeline().is_dropped(version.object)? {
-            let there = self.timeline().store().layers.stat(version.object).map_err(|error| error.errno())?;
+        if self.live.timeline().is_dropped(version.object)? {
+            let there = self.live.timeline().store().layers.stat(version.object).map_err(|error| error.errno())?;
             return Ok(if there.is_some_and(|stat| stat.size > 0) { Fate::Left } else { Fate::Stays });
         }
         // Changed before the first checkpoint that does not show it.
@@ -121,8 +121,8 @@ impl Engine {
                 at += 1;
                 continue;
             }
-            let Some(path) = self.timeline().path_at(version.slot, *id)? else { return Ok(Fate::Stays) };
-            let Some(attr) = self.timeline().attr_at(version.slot, *id)? else { return Ok(Fate::Stays) };
+            let Some(path) = self.live.timeline().path_at(version.slot, *id)? else { return Ok(Fate::Stays) };
+            let Some(attr) = self.live.timeline().attr_at(version.slot, *id)? else { return Ok(Fate::Stays) };
             if attr.before.stat.kind != Kind::File || attr.before.stat.size == 0 {
                 return Ok(Fate::Stays);
             }
@@ -147,8 +147,9 @@ impl Engine {
         plan_kept: &[crate::store::ids::CheckpointId],
     ) -> VerbResult<Vec<Captured>> {
         // Nobody restores meanwhile, and none of these is pinned before it is on record.
-        let _one_at_a_time = self.checkpointing.lock();
-        let pinned = |id| self.timeline().checkpoint(id).or_else(|| self.timeline().hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_some());
+        let _one_at_a_time = self.checkpoints.checkpointing.lock();
+        let pinned =
+            |id| self.live.timeline().checkpoint(id).or_else(|| self.live.timeline().hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_some());
         let mut known = HashMap::new();
         let mut dropped = Vec::new();
         let mut going = Vec::new();
@@ -159,11 +160,11 @@ impl Engine {
                 continue;
             }
             let failed = |errno| error::failed("a version cannot be looked at", errno);
-            let size = self.timeline().data_at(version.slot, *last).map_err(failed)?.map_or(0, |data| data.before.size);
+            let size = self.live.timeline().data_at(version.slot, *last).map_err(failed)?.map_or(0, |data| data.before.size);
             dropped.push(Dropped { object: version.object, size, first: *first, last: *last });
             going.push(version);
         }
-        self.timeline().drop_versions(&tier.paths, dropped).map_err(|errno| error::failed("nothing was dropped", errno))?;
+        self.live.timeline().drop_versions(&tier.paths, dropped).map_err(|errno| error::failed("nothing was dropped", errno))?;
         Ok(going)
     }
 
@@ -181,7 +182,7 @@ impl Engine {
     }
 
     fn empty_object(&self, object: ObjectId) -> SysResult<bool> {
-        let (dir, name) = self.timeline().store().layers.location(object).map_err(|error| error.errno())?;
+        let (dir, name) = self.live.timeline().store().layers.location(object).map_err(|error| error.errno())?;
         if sys::stat_at(&*dir, name.as_bytes())?.kind != Kind::File {
             return Err(Errno::EINVAL);
         }

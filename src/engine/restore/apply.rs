@@ -97,7 +97,7 @@ impl Applier<'_> {
             if !matches!(content, Some(Content::Attributes | Content::InPlace)) || !done.insert(child.slot) {
                 continue;
             }
-            let view = self.engine.view(State::At(self.plan.target));
+            let view = self.engine.states.view(State::At(self.plan.target));
             if content == Some(&Content::InPlace) {
                 let (_, source) = view.open(trail)?;
                 self.live().rewrite_in(At::from(trail), source.as_ref(), view.attr(trail)?.stat.size)?;
@@ -182,7 +182,7 @@ impl Applier<'_> {
     fn has_one_name(&self, trail: &Arc<Trail>) -> bool {
         self.plan.whole
             && self.plan.unknown.is_empty()
-            && self.engine.view(State::At(self.plan.target)).attr(trail).is_ok_and(|attr| attr.stat.nlink == 1)
+            && self.engine.states.view(State::At(self.plan.target)).attr(trail).is_ok_and(|attr| attr.stat.nlink == 1)
     }
 
     /// Gives an inode one more name, in the staging directory. A restore that was interrupted may have done so before.
@@ -248,7 +248,7 @@ impl Applier<'_> {
     /// Removes a name and everything below, if it still leads to `have`.
     fn remove_below(&mut self, dir: &Arc<Trail>, name: &Name, have: Child) -> SysResult<()> {
         let engine = self.engine;
-        let view = engine.view(State::Live);
+        let view = engine.states.view(State::Live);
         match view.child(dir, name)? {
             Some(now) if now.slot == have.slot => {}
             _ => return Ok(()),
@@ -304,7 +304,7 @@ impl Applier<'_> {
             )?;
             return Ok(());
         }
-        let stat = self.engine.view(State::At(self.plan.target)).attr(trail)?.stat;
+        let stat = self.engine.states.view(State::At(self.plan.target)).attr(trail)?.stat;
         let make = Make { kind: Kind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"", uid: stat.uid, gid: stat.gid, open: None, again: false };
         let made = self.live().make_in(At::from(at.parent), &at.name, &make, 0)?;
         self.dirs.insert(child.slot, made.slot);
@@ -350,7 +350,7 @@ impl Applier<'_> {
 
     /// Gives directories their attributes back, children before parents, for what is done in a directory changes its times.
     fn apply_attrs(&mut self) -> SysResult<()> {
-        let view = self.engine.view(State::At(self.plan.target));
+        let view = self.engine.states.view(State::At(self.plan.target));
         for dir in self.plan.dirs.iter().rev().filter(|dir| dir.with_attrs) {
             let slot = *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?;
             let at = if slot == dir.want.slot { At::from(&dir.want) } else { At::from(slot) };
@@ -365,7 +365,7 @@ impl Applier<'_> {
     /// What an interrupted restore has left here and this one did not want: removed like anything else, so that the guard can still see it.
     fn clean_staging(&mut self) -> SysResult<()> {
         let staging = Arc::new(Trail { slot: Slot::STAGING, name: Name::new(b""), up: None });
-        for (name, child) in self.engine.view(State::Live).list(&staging)? {
+        for (name, child) in self.engine.states.view(State::Live).list(&staging)? {
             self.remove_below(&staging, &name, child)?;
         }
         Ok(())

@@ -39,8 +39,8 @@ impl Engine {
         who: &Selector,
     ) -> VerbResult<RestoredOnly> {
         let started = Instant::now();
-        let failed = |errno| self.failed("the restore failed", errno);
-        let unknown: Vec<TreePath> = self.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
+        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
+        let unknown: Vec<TreePath> = self.states.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
         let done = |guard, changes, shared, spared: Spared| {
             let dropped = spared.told();
             let restored = Restored {
@@ -56,14 +56,14 @@ impl Engine {
             RestoredOnly { restored, shared }
         };
         if options.dry_run {
-            self.settle();
-            let touched = self.touched(target, None).map_err(failed)?;
-            let chosen = self.selection(target, &touched, options, who)?;
+            self.checkpoints.settle();
+            let touched = self.states.touched(target, None).map_err(failed)?;
+            let chosen = self.states.selection(target, &touched, options, who)?;
             let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
             return Ok(done(None, spared.filter(chosen.changes), chosen.shared, spared));
         }
-        let one_at_a_time = self.wait_turn(requester)?;
-        let _index_later = self.timeline().hold_indexer();
+        let one_at_a_time = self.checkpoints.wait_turn(requester)?;
+        let _index_later = self.live.timeline().hold_indexer();
         let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::By(options, who), Times::or_default(options.times, true), &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
@@ -86,7 +86,7 @@ impl Engine {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let Asked { requester, undoes, started, unknown, times } = asked;
-        let _index_later = self.timeline().hold_indexer();
+        let _index_later = self.live.timeline().hold_indexer();
         let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Names(names), times, &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
@@ -106,16 +106,17 @@ impl Engine {
 
     /// Restores what was chosen: these paths. The journal is told of `names`.
     fn restore_chosen(&self, frozen: Frozen<'_>, note: &str, plan: &Plan, (paths, names): (&[Vec<u8>], &[Vec<u8>])) -> VerbResult<CheckpointId> {
-        let failed = |errno| self.failed("the restore failed", errno);
+        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
         let Frozen { requester, undoes, stage, freeze, flushed, one_at_a_time } = frozen;
         requester.still_wants()?;
         let by = requester.by();
-        let (guard, opened) = self.close_epoch(Some(by), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
+        let (guard, opened) =
+            self.checkpoints.close_epoch(Some(by), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
         let tree = self.live.tree.write();
         let applied = self.carry_out(Some((by, undoes)), (plan, stage), guard.id, Which::Only(paths), names);
         drop(tree);
         drop(freeze);
-        self.tell_open(guard.id, opened);
+        self.checkpoints.tell_open(guard.id, opened);
         drop(one_at_a_time);
         self.told_after(plan, guard.id, applied)?;
         Ok(guard.id)

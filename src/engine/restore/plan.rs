@@ -90,7 +90,7 @@ impl Plan {
 
     /// Everything that no list of changes tells is so already: which names are one file, and the times of directories.
     pub(super) fn is_so(&self, engine: &Engine) -> SysResult<bool> {
-        let (then, now) = (engine.view(State::At(self.target)), engine.view(State::Live));
+        let (then, now) = (engine.states.view(State::At(self.target)), engine.states.view(State::Live));
         let (mut stands_for, mut stood_for) = (HashMap::new(), HashMap::new());
         for dir in &self.dirs {
             let Some((_, here)) = now.walk(&dir.want.path())?.filter(|(child, _)| child.kind == Kind::Dir) else { return Ok(false) };
@@ -112,7 +112,7 @@ impl Plan {
 
     /// Paths that come back as files of their own, though at the checkpoint they were one with others that are not restored.
     pub(super) fn split(&self, engine: &Engine) -> Vec<TreePath> {
-        let view = engine.view(State::At(self.target));
+        let view = engine.states.view(State::At(self.target));
         let wanted = || self.dirs.iter().flat_map(|dir| dir.names.iter().filter_map(move |name| Some((dir, name, name.want.as_ref()?))));
         let mut names: HashMap<Slot, u64> = HashMap::new();
         wanted().for_each(|(_, _, (child, _))| *names.entry(child.slot).or_default() += 1);

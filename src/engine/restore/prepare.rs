@@ -63,7 +63,7 @@ impl Engine {
         times: Times,
         stage: &mut Stage<'_>,
     ) -> VerbResult<(Prepared, Freeze<'a>, bool)> {
-        let failed = |errno| self.failed("the restore failed", errno);
+        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
         for _ in 0..PLANNED_MAX {
             stage.still_wanted()?;
             let seen = self.look_around().map_err(failed)?;
@@ -77,7 +77,7 @@ impl Engine {
                 break;
             }
             stage.still_wanted()?;
-            let (freeze, flushed) = self.freeze().map_err(failed)?;
+            let (freeze, flushed) = self.checkpoints.freeze().map_err(failed)?;
             if self.is_as_seen(&seen, &prepared.touched) {
                 self.clear_way(&prepared.plan).map_err(failed)?;
                 stage.fill(&prepared.plan, true).map_err(failed)?;
@@ -88,7 +88,7 @@ impl Engine {
                 stage.clear();
             }
         }
-        let (freeze, flushed) = self.freeze().map_err(failed)?;
+        let (freeze, flushed) = self.checkpoints.freeze().map_err(failed)?;
         let prepared = self.prepare(target, choice, times, |slot| self.live.probe_frozen(slot))?;
         self.clear_way(&prepared.plan).map_err(failed)?;
         stage.still_wanted()?;
@@ -98,13 +98,13 @@ impl Engine {
 
     /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept locked by some process: `await_free` sees to it.
     fn prepare(&self, target: CheckpointId, choice: Choice<'_>, times: Times, await_free: impl Fn(Slot) -> SysResult<()>) -> VerbResult<Prepared> {
-        let failed = |errno| self.failed("the restore failed", errno);
-        let touched = self.touched(target, None).map_err(failed)?;
+        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
+        let touched = self.states.touched(target, None).map_err(failed)?;
         touched.data.iter().try_for_each(|slot| await_free(*slot)).map_err(failed)?;
         let (mut chosen, which) = match choice {
             Choice::Below(paths) => (Selection::default(), Some(Which::Below(paths))),
-            Choice::By(options, who) => (self.selection(target, &touched, options, who)?, None),
-            Choice::Names(names) => (Selection { names: names.to_vec(), ..self.selection_of(target, &touched, names).map_err(failed)? }, None),
+            Choice::By(options, who) => (self.states.selection(target, &touched, options, who)?, None),
+            Choice::Names(names) => (Selection { names: names.to_vec(), ..self.states.selection_of(target, &touched, names).map_err(failed)? }, None),
         };
         let which = which.unwrap_or(Which::Only(&chosen.paths));
         let spared = self.spared(target, which).map_err(failed)?;
@@ -128,7 +128,7 @@ impl Engine {
     /// What is as it is for as long as nothing changes.
     fn look_around(&self) -> SysResult<Seen> {
         self.live.await_closes();
-        self.settle();
+        self.checkpoints.settle();
         self.live.preflush();
         // Whatever has begun to change something has ended then.
         let _freeze = self.live.freeze()?;
@@ -136,7 +136,7 @@ impl Engine {
     }
 
     fn seen(&self) -> SysResult<Seen> {
-        Ok(Seen { changes: self.live.changes(), recordings: self.timeline().recordings(), hot: self.live.hot_state()? })
+        Ok(Seen { changes: self.live.changes(), recordings: self.live.timeline().recordings(), hot: self.live.hot_state()? })
     }
 
     /// In the freeze: nothing has changed since. Of files that may be mapped and written to it cannot be told what was stored when.

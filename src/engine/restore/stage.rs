@@ -97,7 +97,7 @@ impl Drop for Stage<'_> {
 
 /// Makes an inode as it was; `None`: it must wait for the freeze.
 fn make(engine: &Engine, plan: &Plan, child: Child, trail: &Arc<Trail>, frozen: bool) -> SysResult<Option<Staged>> {
-    let view = engine.view(State::At(plan.target));
+    let view = engine.states.view(State::At(plan.target));
     let attr = view.attr(trail)?;
     if attr.stat.kind != child.kind {
         return Err(Errno::EIO);

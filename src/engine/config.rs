@@ -1,0 +1,178 @@
+//! How a tree is to be served, and what that comes to on this filesystem.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use super::api::{VerbError, VerbResult};
+use super::{auto, hooks, takeover};
+pub use crate::live::HashMode;
+use crate::store::Store;
+use crate::sys::{self, Errno};
+
+/// Who does reads and writes of live files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoChoice {
+    /// The kernel where it can (passthrough), else the daemon.
+    #[default]
+    Auto,
+    /// The kernel; mounting fails where it cannot.
+    Passthrough,
+    /// The daemon.
+    Daemon,
+}
+
+/// How to serve a tree.
+#[derive(Debug)]
+pub struct Config {
+    /// The backing directory, opened before the mount covers it.
+    pub root: OwnedFd,
+    /// Its path, for people.
+    pub backing: PathBuf,
+    /// Where it will be mounted, for people.
+    pub mount: PathBuf,
+    /// Who does reads and writes.
+    pub io: IoChoice,
+    /// Where the kernel does them, it does them for every user, and not for those alone whom the tree belongs to ([`Live::passes_through`]).
+    pub io_for_all: bool,
+    /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that every cut is exact.
+    pub strict_writes: bool,
+    /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
+    pub snapdir_visible: bool,
+    /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
+    pub succession: Option<takeover::Succession>,
+    /// What is done ahead of need, when the machine is idle (`--seal`).
+    pub seal: HashMode,
+    /// Permission bits of `.snapshots`; those of the root directory if not given.
+    pub snapdir_mode: Option<u32>,
+    /// Checkpoints that the daemon makes by itself.
+    pub auto: auto::AutoConfig,
+    /// Commands around checkpoints and restores.
+    pub hooks: Option<hooks::HooksConfig>,
+}
+
+impl Config {
+    /// For a directory that is not mounted, or only to be looked at: whoever opens it does all I/O, and nothing is done by itself.
+    pub fn bare(root: OwnedFd, backing: PathBuf) -> Config {
+        Config {
+            root,
+            mount: backing.clone(),
+            backing,
+            io: IoChoice::Daemon,
+            io_for_all: false,
+            strict_writes: false,
+            snapdir_visible: false,
+            succession: None,
+            seal: HashMode::Off,
+            snapdir_mode: None,
+            auto: auto::AutoConfig::default(),
+            hooks: None,
+        }
+    }
+}
+
+/// What [`Config`] said, for as long as the tree is served.
+pub(super) struct Served {
+    pub(super) backing: PathBuf,
+    pub(super) mount: PathBuf,
+    pub(super) filesystem: &'static str,
+    pub(super) wants_passthrough: bool,
+    pub(super) io_for_all: bool,
+    pub(super) strict_writes: bool,
+    pub(super) snapdir_visible: bool,
+    pub(super) seal: HashMode,
+    pub(super) snapdir_mode: Option<u32>,
+    pub(super) auto: auto::AutoConfig,
+}
+
+impl Served {
+    pub(super) fn new(config: &Config, reflink: bool, exact_times: bool) -> VerbResult<Served> {
+        let filesystem = sys::statfs_fd(&config.root).map(|info| sys::fs_name(info.fs_type)).unwrap_or("unknown");
+        let possible = reflink && exact_times && sys::has_sys_admin() && !config.strict_writes;
+        if config.io == IoChoice::Passthrough && !possible {
+            let why = if !reflink {
+                format!("{filesystem} has no reflink, and a plain copy of a file that the kernel writes to is of no one instant")
+            } else if config.strict_writes {
+                "--writes=daemon says the opposite".to_owned()
+            } else if !exact_times {
+                "the times of files are too coarse to show every change (Linux 6.13 has finer ones on xfs and btrfs)".to_owned()
+            } else {
+                "it needs CAP_SYS_ADMIN".to_owned()
+            };
+            return Err(VerbError {
+                code: "no-passthrough".into(),
+                message: format!("passthrough cannot be had here: {why}"),
+                hint: Some("use --io auto or --io daemon".into()),
+            });
+        }
+        Ok(Served {
+            backing: config.backing.clone(),
+            mount: config.mount.clone(),
+            filesystem,
+            wants_passthrough: possible && config.io != IoChoice::Daemon,
+            io_for_all: config.io_for_all,
+            strict_writes: config.strict_writes,
+            snapdir_visible: config.snapdir_visible,
+            seal: config.seal,
+            snapdir_mode: config.snapdir_mode,
+            auto: config.auto,
+        })
+    }
+}
+
+/// Whether the filesystem clones: tried, not guessed from its name. EXDEV if files are on other devices than their directories.
+pub(super) fn probe_reflink(store: &Store) -> crate::sys::SysResult<bool> {
+    match probe_reflink_in_tmp(store) {
+        Err(errno) if errno.is_no_room() => {}
+        probed => return probed,
+    }
+    // Nothing can be made.
+    Ok(sys::can_share(store.layout.lock_file().map_err(|error| error.errno())?))
+}
+
+fn probe_reflink_in_tmp(store: &Store) -> crate::sys::SysResult<bool> {
+    let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
+    for name in [b"probe-a".as_slice(), b"probe-b"] {
+        let _ = sys::unlink_at(tmp, name);
+    }
+    let source = sys::create_file_at(tmp, b"probe-a", sys::Open::READ_WRITE, 0o600)?;
+    if sys::stat_fd(&source)?.dev != sys::stat_fd(tmp)?.dev {
+        let _ = sys::unlink_at(tmp, b"probe-a");
+        return Err(Errno::EXDEV);
+    }
+    sys::write_all_at(&source, &[1; 4096], 0)?;
+    let cloned = sys::clone_to(&source, tmp, b"probe-b");
+    let _ = sys::unlink_at(tmp, b"probe-a");
+    let _ = sys::unlink_at(tmp, b"probe-b");
+    match cloned {
+        Err(errno) if errno.is_no_room() => Err(errno),
+        cloned => Ok(cloned.is_ok()),
+    }
+}
+
+/// Whether every change of a file whose attributes were asked for shows in its ctime: what the cut, and whoever asks whether a file was changed
+/// without a request, rely on. Tried: with coarse times, as before Linux 6.13, several writes fall into one tick.
+pub(super) fn probe_times(store: &Store) -> crate::sys::SysResult<bool> {
+    let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
+    let _ = sys::unlink_at(tmp, b"probe-times");
+    let file = sys::create_file_at(tmp, b"probe-times", sys::Open::READ_WRITE, 0o600);
+    let _ = sys::unlink_at(tmp, b"probe-times");
+    match file.and_then(|file| shows_every(&file, || sys::write_all_at(&file, &[1], 0))) {
+        Err(errno) if errno.is_no_room() => {}
+        probed => return probed,
+    }
+    let lock = store.layout.lock_file().map_err(|error| error.errno())?;
+    let probe = || shows_every(lock, || sys::set_file_mode(lock, 0o600));
+    store.reserve.with_last_room(probe, |errno| *errno)
+}
+
+fn shows_every(file: &std::fs::File, change: impl Fn() -> crate::sys::SysResult<()>) -> crate::sys::SysResult<bool> {
+    const CHANGES: u64 = 16;
+    for _ in 0..CHANGES {
+        let before = sys::stat_fd(file)?;
+        change()?;
+        if sys::stat_fd(file)?.ctime == before.ctime {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
