@@ -30,7 +30,7 @@ use super::daemon;
 use super::error::{Failure, Outcome, error, io_error};
 use super::launch::program;
 use crate::engine::api::VerbResult;
-use crate::engine::takeover::Succession;
+use crate::engine::succession::Succession;
 use crate::live::{Keeper, Orphans};
 use crate::sys::host;
 use crate::sys::{self, Errno, Ledger, Signals, SysResult};

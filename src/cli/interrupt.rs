@@ -10,7 +10,7 @@ use super::error::{Failure, Outcome, io_error};
 use super::output::Out;
 use crate::control::Client;
 use crate::engine::api::VerbResult;
-use crate::engine::verb::CANCELLED;
+use crate::engine::requester::CANCELLED;
 use crate::sys;
 
 /// Added to the number of a signal; the status of a program that died of one, in a shell.

@@ -1,5 +1,6 @@
 //! The client's side of the socket.
 
+use crate::engine::verbs::Request;
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -97,7 +98,7 @@ impl Client {
     ///
     /// # Errors
     /// Those of the verb; `daemon-lost`: it died, and whether it was done is not known.
-    pub fn ask<V: Verb>(&mut self, verb: V) -> VerbResult<V::Answer> {
+    pub fn ask<V: Verb + Into<Request>>(&mut self, verb: V) -> VerbResult<V::Answer> {
         self.ask_with_files(verb).map(|(answer, _)| answer)
     }
 
@@ -105,7 +106,7 @@ impl Client {
     ///
     /// # Errors
     /// As of [`Client::ask`].
-    pub fn ask_with_files<V: Verb>(&mut self, verb: V) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
+    pub fn ask_with_files<V: Verb + Into<Request>>(&mut self, verb: V) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
         for _ in 0..TAKEOVERS_MAX {
             match self.ask_once(verb.clone()) {
                 Err(error) if error.code == DAEMON_LOST && verb.only_asks() && self.reconnect() => {}
@@ -136,7 +137,7 @@ impl Client {
         self.stream.get_ref().stream.try_clone().map(Canceller)
     }
 
-    fn ask_once<V: Verb>(&mut self, verb: V) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
+    fn ask_once<V: Verb + Into<Request>>(&mut self, verb: V) -> VerbResult<(V::Answer, Vec<OwnedFd>)> {
         let tree = self.store.as_ref().and_then(|store| store.tree.clone());
         let frame = encode(&Call { version: PROTOCOL, tree, request: verb.into() }).map_err(|error| VerbError {
             code: "too-large".into(),

@@ -10,7 +10,7 @@ use super::protocol::{Call, decode_answer, encode, receive_up_to};
 use super::*;
 use crate::engine::Keep;
 use crate::engine::api::*;
-use crate::engine::verb::Request;
+use crate::engine::verbs::Request;
 use crate::sys::fuzz::{config, peak_of, spelled};
 
 /// Bytes of memory that one byte of a message may take: a path of three bytes in JSON is a struct in a list that doubles.

@@ -1,12 +1,14 @@
 //! Whoever tells the history of a tree.
 
+use crate::engine::verbs::Request;
 use std::sync::Arc;
 
 use super::Client;
 use crate::engine::Engine;
 use crate::engine::api::VerbResult;
 use crate::engine::offline::Offline;
-use crate::engine::verb::{Requester, Verb};
+use crate::engine::requester::Requester;
+use crate::engine::verb::Verb;
 
 /// See the module.
 pub enum History {
@@ -21,7 +23,7 @@ pub enum History {
 impl History {
     /// # Errors
     /// Those of the verb; `not-mounted`: it needs more than the store.
-    pub fn ask<V: Verb>(&mut self, verb: V) -> VerbResult<V::Answer> {
+    pub fn ask<V: Verb + Into<Request>>(&mut self, verb: V) -> VerbResult<V::Answer> {
         match self {
             History::Daemon(client) => client.ask(verb),
             History::Here(engine, requester) => verb.run(engine, requester),

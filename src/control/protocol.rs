@@ -6,7 +6,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::api::{VerbError, VerbResult};
-use crate::engine::verb::{Answer, Request};
+use crate::engine::verb::Answer;
+use crate::engine::verbs::Request;
 
 /// Version of the protocol. It changes when a daemon and a client of different versions would misunderstand each other.
 pub const PROTOCOL: u32 = 2;

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Call, FRAME_BYTES_MAX, encode_error, receive_up_to, write_answer};
 use crate::engine::api::{Unmount, VerbError, VerbResult};
-use crate::engine::verb::{Answer, Answerer, Request, Requester};
+use crate::engine::requester::Requester;
+use crate::engine::verb::Answer;
+use crate::engine::verbs::{Answerer, Request};
 use crate::store::record::Actor;
 use crate::sys;
 use crate::sys::host;
@@ -201,7 +203,7 @@ impl Server {
         let (peer, other) = (Arc::clone(stream), Arc::clone(stream));
         let requester = Requester::new(move || actor(&peer), move || is_given_up(&other));
         let ended = self.requests(number, stream, &requester);
-        requester.end(&*self.answerer);
+        crate::engine::verbs::end(&requester, &*self.answerer);
         ended
     }
 

@@ -439,7 +439,7 @@ pub struct Status {
     pub dirty: Vec<Change>,
     /// Files that came to share what others with the same content have, since the mount.
     #[serde(default)]
-    pub shared: super::dedup::Count,
+    pub shared: Count,
     /// What was changed while nothing was mounted, before this mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absence: Option<AbsenceInfo>,
@@ -712,3 +712,26 @@ pub struct VerbError {
 
 /// The result of a verb.
 pub type VerbResult<T> = Result<T, VerbError>;
+
+/// Files and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    /// How many.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Count {
+    /// One more.
+    pub fn add(&mut self, bytes: u64) {
+        self.files += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Those of another too.
+    pub fn join(&mut self, other: Count) {
+        self.files += other.files;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}

@@ -11,7 +11,7 @@ use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
 use super::checkpoint::Opened;
 use super::compare::change;
 use super::error;
-use super::verb::Requester;
+use super::requester::Requester;
 use crate::history::diff::{Comparison, Difference, Differs};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;

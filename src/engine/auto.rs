@@ -5,7 +5,9 @@
 
 use super::checkpoint::Checkpoints;
 use super::compare::States;
+use super::config::AutoConfig;
 use super::control::Snapdir;
+use super::quiesce::Stir;
 use super::serving::Serving;
 use super::tripwire::Tripwire;
 use crate::live::Live;
@@ -15,11 +17,10 @@ use std::time::{Duration, Instant};
 use super::api::CheckpointOptions;
 use super::tripwire::Decision;
 use crate::history::view::State;
-use crate::store::ids::{CheckpointId, Slot};
+use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason, Trigger};
 use crate::sys;
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{SysResult, Time};
 
 /// Nothing is to be done: the thread sleeps until it is woken, and looks at the clock nevertheless once in a while.
 const ASLEEP: Duration = Duration::from_secs(3600);
@@ -30,36 +31,6 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(5);
 /// The end of a mount waits so long for a round that is under way.
 const STOP_MAX: Duration = Duration::from_secs(20);
-
-/// Which checkpoints are made by the daemon itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AutoConfig {
-    /// Before bursts of destructive operations; `None`: not.
-    pub tripwire: Option<TripwireConfig>,
-    /// So often, if something has changed.
-    pub every: Option<Duration>,
-    /// When something has changed, and then nothing was for so long.
-    pub quiet: Option<Duration>,
-    /// At a mount, around what was changed while nothing was mounted.
-    pub absence: bool,
-}
-
-/// What a burst is: more than so many destructive operations of one tree of processes in that time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TripwireConfig {
-    /// So many are none yet.
-    pub count: u32,
-    /// Within this time.
-    pub within: Duration,
-}
-
-/// What changes as soon as somebody changes anything in the tree, with or without a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stir {
-    requests: u64,
-    recordings: u64,
-    hot: Vec<(Slot, u64, Time, Time)>,
-}
 
 /// The thread, and what it knows.
 #[derive(Default)]
@@ -276,12 +247,5 @@ impl Automatic {
         let made = self.checkpoints.checkpoint_with_hooks(&daemon(), &CheckpointOptions::default(), Reason::Auto { trigger });
         self.snapdir.snapdir_changed();
         made.inspect_err(|error| tracing::warn!(%error.message, "an automatic checkpoint was not made")).is_ok()
-    }
-}
-
-impl Checkpoints {
-    /// See [`Stir`].
-    pub(super) fn stir(&self) -> SysResult<Stir> {
-        Ok(Stir { requests: self.serving.counts.changes(), recordings: self.live.timeline().recordings(), hot: self.live.hot_state()? })
     }
 }

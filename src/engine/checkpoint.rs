@@ -3,8 +3,11 @@
 use super::compare::States;
 use super::control::Snapdir;
 use super::hooks::Hooks;
+use super::hooks::around;
+use super::requester::Requester;
 use super::serving::Serving;
 use crate::live::Live;
+use crate::sys::lock::MutexGuard;
 use crate::sys::lock::{Mutex, Rank};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +24,8 @@ use crate::store::operation::Deed;
 use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Kept, Reason, Record, is_tag};
 use crate::sys::{self, Errno, SysResult};
 
+/// How often somebody who waits for his turn looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(5);
 /// Rounds of flushing mapped files after which the freeze comes although stores may be missing.
 const FLUSH_ROUNDS_MAX: u32 = 64;
 /// Time after which it does.
@@ -98,6 +103,19 @@ impl Checkpoints {
         info.open_files = Some(open_files);
         info.quiesced = calm.map(|calm| calm && atomic);
         Ok(info)
+    }
+
+    /// Makes a checkpoint between its hooks.
+    pub(super) fn checkpoint_with_hooks(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
+        let variables = vec![("CKPTFS_NOTE", options.note.clone()), ("CKPTFS_TAGS", options.tags.join(" "))];
+        around(
+            self.hooks.as_ref(),
+            &self.serving.config.mount,
+            by,
+            ("checkpoint", variables),
+            || self.make_checkpoint(by, options, reason),
+            |made| vec![("CKPTFS_ID", made.id.to_string())],
+        )
     }
 
     /// Makes every change wait, for as long as the guard lives. What can be done before is: files no longer mapped are settled, hot ones written
@@ -251,6 +269,17 @@ impl Checkpoints {
     pub(super) fn drop_kept(&self) {
         if let Err(errno) = self.live.drop_kept() {
             tracing::warn!(%errno, "what was kept while nothing was mounted was not removed");
+        }
+    }
+
+    /// Waits until no checkpoint and no restore is being made, as long as it is wanted.
+    pub(super) fn wait_turn(&self, requester: &Requester) -> VerbResult<MutexGuard<'_, ()>> {
+        loop {
+            requester.still_wants()?;
+            if let Some(turn) = self.checkpointing.try_lock() {
+                return Ok(turn);
+            }
+            std::thread::sleep(LOOK);
         }
     }
 

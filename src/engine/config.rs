@@ -2,9 +2,10 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::api::{VerbError, VerbResult};
-use super::{auto, hooks, takeover};
+use super::succession::Succession;
 pub use crate::live::HashMode;
 use crate::store::Store;
 use crate::sys::{self, Errno};
@@ -39,15 +40,15 @@ pub struct Config {
     /// `.snapshots` is listed in the root directory (`--snapdir=visible`).
     pub snapdir_visible: bool,
     /// Who takes over if this process dies, and from whom it takes over itself; `None`: nobody.
-    pub succession: Option<takeover::Succession>,
+    pub succession: Option<Succession>,
     /// What is done ahead of need, when the machine is idle (`--seal`).
     pub seal: HashMode,
     /// Permission bits of `.snapshots`; those of the root directory if not given.
     pub snapdir_mode: Option<u32>,
     /// Checkpoints that the daemon makes by itself.
-    pub auto: auto::AutoConfig,
+    pub auto: AutoConfig,
     /// Commands around checkpoints and restores.
-    pub hooks: Option<hooks::HooksConfig>,
+    pub hooks: Option<HooksConfig>,
 }
 
 impl Config {
@@ -64,10 +65,41 @@ impl Config {
             succession: None,
             seal: HashMode::Off,
             snapdir_mode: None,
-            auto: auto::AutoConfig::default(),
+            auto: AutoConfig::default(),
             hooks: None,
         }
     }
+}
+
+/// Which checkpoints are made by the daemon itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AutoConfig {
+    /// Before bursts of destructive operations; `None`: not.
+    pub tripwire: Option<TripwireConfig>,
+    /// So often, if something has changed.
+    pub every: Option<Duration>,
+    /// When something has changed, and then nothing was for so long.
+    pub quiet: Option<Duration>,
+    /// At a mount, around what was changed while nothing was mounted.
+    pub absence: bool,
+}
+
+/// What a burst is: more than so many destructive operations of one tree of processes in that time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TripwireConfig {
+    /// So many are none yet.
+    pub count: u32,
+    /// Within this time.
+    pub within: Duration,
+}
+
+/// Where hooks are, and how long one may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HooksConfig {
+    /// A directory outside of the tree.
+    pub dir: PathBuf,
+    /// Longer, and it is killed and has failed.
+    pub timeout: Duration,
 }
 
 /// What [`Config`] said, for as long as the tree is served.
@@ -81,7 +113,7 @@ pub(super) struct Served {
     pub(super) snapdir_visible: bool,
     pub(super) seal: HashMode,
     pub(super) snapdir_mode: Option<u32>,
-    pub(super) auto: auto::AutoConfig,
+    pub(super) auto: AutoConfig,
 }
 
 impl Served {

@@ -9,11 +9,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::Engine;
-use super::api::{CheckpointInfo, CheckpointOptions};
-use super::checkpoint::{check_tag, verb_errno};
+use super::api::CheckpointInfo;
 use super::past::PastNode;
-use super::request::{Caller, Entry, Listed, Looked, NodeId};
+use super::request::{Entry, Listed, Looked, NodeId};
 use crate::history::present::Trail;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Child, Reason};
@@ -58,6 +56,11 @@ impl Links {
     }
 }
 
+/// Whether a name in the root directory is ours.
+pub(super) fn is_reserved(parent: NodeId, name: &[u8]) -> bool {
+    parent == NodeId(Slot::ROOT.0) && (name == SNAPDIR_NAME || name == STORE_NAME)
+}
+
 /// The number of a link in `.snapshots`. The kernel remembers where a link leads for as long as it knows the number, so one that leads elsewhere
 /// (`latest` after the next checkpoint) has another number.
 fn link_node(name: &str, target: CheckpointId) -> NodeId {
@@ -72,55 +75,6 @@ fn link_node(name: &str, target: CheckpointId) -> NodeId {
 /// Offsets in `.snapshots`: dots, numbers, `latest`, tags. Each comes from the name, so it stays right while checkpoints come and go.
 const AFTER_DOTS: u64 = 2;
 const LATEST: u64 = 1 << 61;
-
-impl Engine {
-    /// Whether a name in the root directory is ours.
-    pub(super) fn is_reserved(parent: NodeId, name: &[u8]) -> bool {
-        parent == NodeId(Slot::ROOT.0) && (name == SNAPDIR_NAME || name == STORE_NAME)
-    }
-
-    /// mkdir(2) in `.snapshots`: a checkpoint with that tag, for any program in any container.
-    /// A worker that died may have made it, if the caller asks again. How many there may be says [`Collector::check_quota`].
-    pub(super) fn mkdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<Entry> {
-        let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
-        check_tag(name).map_err(|error| verb_errno(&error))?;
-        if caller.again
-            && let Some(id) = self.live.timeline().tagged(name).filter(|id| self.live.timeline().is_directory(*id, name))
-            && let Looked::Found(entry) = self.snapdir.view_root(id, true, 1)?
-        {
-            return Ok(entry);
-        }
-        let mut one = self.asked_by_kernel.try_lock().ok_or(Errno::EBUSY)?;
-        self.collector.check_quota(caller, &mut one)?;
-        let options = CheckpointOptions { tags: vec![name.to_owned()], ..CheckpointOptions::default() };
-        let made = self
-            .checkpoints
-            .checkpoint_with_hooks(&caller.actor(), &options, Reason::Directory { name: name.to_owned() })
-            .map_err(|error| verb_errno(&error))?;
-        match self.snapdir.view_root(made.id, true, 1)? {
-            Looked::Found(entry) => Ok(entry),
-            Looked::Absent(_) => Err(Errno::EIO),
-        }
-    }
-
-    /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
-    pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
-        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let tagged = self.live.timeline().tagged(name).filter(|id| self.live.timeline().is_directory(*id, name));
-        let id = self.snapdir.number(name).or(tagged).ok_or(Errno::ENOENT)?;
-        self.checkpoints.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
-    }
-
-    /// unlink(2) in `.snapshots`: a tag is taken from its checkpoint.
-    pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
-        let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let _one_at_a_time = self.checkpoints.checkpointing.lock();
-        let id = self.live.timeline().tagged(name).ok_or(if self.snapdir.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
-        let checkpoint = self.live.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
-        let tags = checkpoint.checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
-        self.checkpoints.set_tags(&caller.actor(), None, vec![(id, tags)])
-    }
-}
 
 /// `.snapshots`, the links in it, and the names that are ours.
 pub(super) struct Snapdir {
@@ -197,7 +151,7 @@ impl Snapdir {
     /// A name of ours in the root directory.
     pub(super) fn lookup_reserved(&self, name: &[u8]) -> SysResult<Looked> {
         let node = if name == SNAPDIR_NAME { SNAPDIR } else { store_link() };
-        let ttl = if node == SNAPDIR { super::service::FOR_EVER } else { Duration::ZERO };
+        let ttl = if node == SNAPDIR { super::request::FOR_EVER } else { Duration::ZERO };
         Ok(Looked::Found(Entry { node, generation: 0, stat: self.control_stat(node)?, ttl }))
     }
 
@@ -218,13 +172,13 @@ impl Snapdir {
     }
 
     /// A checkpoint's number as it is written: without leading zeros.
-    fn number(&self, name: &str) -> Option<CheckpointId> {
+    pub(super) fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
         (id.to_string() == name && self.live.timeline().has_checkpoint(id)).then_some(id)
     }
 
     /// The kernel may remember it: every path into a view goes by it, and [`Snapdir::forget_view`] tells when it is gone.
-    fn view_root(&self, id: CheckpointId, named: bool, lookups: u64) -> SysResult<Looked> {
+    pub(super) fn view_root(&self, id: CheckpointId, named: bool, lookups: u64) -> SysResult<Looked> {
         let child = Child { slot: Slot::ROOT, kind: Kind::Dir };
         let node = self.views.past.learn(id, named, child, Trail::root(), lookups)?;
         Ok(Looked::Found(self.views.past_entry(&node)?))

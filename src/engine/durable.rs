@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Engine;
+use super::checkpoint::Checkpoints;
 use crate::live::Live;
 use crate::store::record::INCOMPLETE_PREFIX;
 use crate::sys::{self, SysResult};
@@ -50,7 +50,7 @@ pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
     live.sync_tree(&prepared, sys::now().nanoseconds())
 }
 
-impl Engine {
+impl Checkpoints {
     /// Names the checkpoints that the power may have been cut before.
     pub(super) fn name_incomplete(&self) -> SysResult<()> {
         if self.live.timeline().store().layout.same_mount() {

@@ -3,15 +3,14 @@
 use super::compare::States;
 use super::listing::Kept;
 use super::past::Past;
+use super::request::NodeId;
+use crate::history::present::Trail;
 use crate::live::Live;
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::Engine;
 use super::past::{PAST_HANDLE, PastHandle, PastNode};
-use super::request::{Entry, Fh, Listed, Looked, Seek};
-use super::service::FOR_EVER;
+use super::request::{Entry, FOR_EVER, Fh, Listed, Looked, Seek};
 use crate::live::{Handle, HandleId};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
@@ -23,6 +22,8 @@ pub(super) enum Open {
     Past(Arc<PastHandle>),
 }
 
+/// Directories of a view above each other that are found again at most.
+const DEPTH_MAX: u32 = 1000;
 /// Descriptors that are not for open files. Directories and segments have a few hundred of them where there are few, see `live::dirs`.
 const DESCRIPTORS_RESERVED: u64 = 512;
 
@@ -85,6 +86,33 @@ impl Views {
         self.past_entry(&node).inspect_err(|_| self.past.forget(node.id, 1))
     }
 
+    /// A node of a view that the kernel knows, from us or from a worker before us.
+    pub(super) fn past_node(&self, id: NodeId) -> SysResult<PastNode> {
+        match self.past.get(id) {
+            Err(Errno::ESTALE) => self.revive(id, 0),
+            found => found,
+        }
+    }
+
+    /// Finds a node of a view that a worker before us told the kernel of: its directory first, and there its name.
+    fn revive(&self, id: NodeId, depth: u32) -> SysResult<PastNode> {
+        let left = self.past.left(id).filter(|_| depth < DEPTH_MAX).ok_or(Errno::ESTALE)?;
+        let trail = if left.child.slot == Slot::ROOT {
+            Trail::root()
+        } else {
+            let up = match self.past.get(left.up) {
+                Err(Errno::ESTALE) => self.revive(left.up, depth + 1)?,
+                found => found?,
+            };
+            let names = self.states.view(up.state()).list(&up.trail)?;
+            let (name, _) = names.into_iter().find(|(_, child)| *child == left.child).ok_or(Errno::ESTALE)?;
+            up.trail.step(&name, left.child.slot)
+        };
+        let node = self.past.learn(left.checkpoint, left.named, left.child, trail, 0)?;
+        self.past.no_longer_left(id);
+        Ok(node)
+    }
+
     /// lseek(2) for data and holes.
     pub(super) fn seek(&self, fh: Fh, offset: u64, seek: Seek) -> SysResult<u64> {
         let find = |file: Option<&File>| match (file, seek) {
@@ -119,13 +147,6 @@ impl Views {
             Open::Past(source) => source.with(&self.states.view(source.state()), copy)?,
         };
         Ok(copied as u64)
-    }
-}
-
-impl Engine {
-    /// How long the kernel may remember these attributes of a live node: for ever, unless it may change without the kernel's knowing.
-    pub(super) fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
-        self.live.lifetime(slot, stat).unwrap_or(FOR_EVER)
     }
 }
 

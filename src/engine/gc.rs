@@ -7,6 +7,7 @@
 //! As a verification ([`super::check`]) it works for a moment and is asked again. Only the record of a deletion is made under the lock of checkpoints and restores,
 //! and nothing under the freeze lock: nobody waits for a version to be removed. What was pinned, tagged or brought back since the plan was made stays, with what it needs.
 
+mod held;
 mod tiers;
 
 use super::checkpoint::Checkpoints;
@@ -22,12 +23,12 @@ use std::time::{Duration, Instant};
 use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
+use self::held::Held;
 use self::tiers::{Fate, Matching};
 use super::api::{CheckpointInfo, VerbError, VerbResult};
 use super::error;
 use super::retention::{Known, Retention, Rule, order, rules};
 use super::space::Measuring;
-use super::undo::Held;
 use crate::history::needed::{Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{Actor, Kept, Reason};

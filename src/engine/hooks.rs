@@ -9,7 +9,8 @@
 //! **Locking.** Hooks run one operation at a time, and hold nothing that a request needs: a hook reads and writes the mount like anybody. What a hook
 //! itself asks for (`ckptfs checkpoint` in `pre-restore`) is done without hooks.
 
-use crate::engine::checkpoint::Checkpoints;
+use super::api::{VerbError, VerbResult};
+use super::config::HooksConfig;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -21,10 +22,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use super::Engine;
-use super::api::{CheckpointInfo, CheckpointOptions, RestoreOptions, Restored, VerbError, VerbResult};
-use super::verb::Requester;
-use crate::store::record::{Actor, Reason};
+use crate::store::record::Actor;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Kind};
 
@@ -42,15 +40,6 @@ const STICKY: u32 = 0o1000;
 /// What runs a hook: the daemon's umask is not for it.
 const SHELL: &str = "/bin/sh";
 const RUN: &str = "umask 022 && exec \"$0\"";
-
-/// Where hooks are, and how long one may take.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HooksConfig {
-    /// A directory outside of the tree.
-    pub dir: PathBuf,
-    /// Longer, and it is killed and has failed.
-    pub timeout: Duration,
-}
 
 pub(super) struct Hooks {
     config: HooksConfig,
@@ -183,58 +172,33 @@ fn check_trust(opened: &OwnedFd, shown: &Path, kind: Kind, sticky: bool) -> Resu
     Ok(())
 }
 
-impl Checkpoints {
-    /// Makes a checkpoint between its hooks.
-    pub(super) fn checkpoint_with_hooks(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
-        let variables = vec![("CKPTFS_NOTE", options.note.clone()), ("CKPTFS_TAGS", options.tags.join(" "))];
-        self.hooked(by, "checkpoint", variables, || self.make_checkpoint(by, options, reason), |made| vec![("CKPTFS_ID", made.id.to_string())])
+/// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so that what was quiesced goes on; it is told what
+/// became of it.
+pub(super) fn around<T>(
+    hooks: Option<&Hooks>,
+    mount: &Path,
+    by: &Actor,
+    (verb, mut variables): (&'static str, Variables),
+    act: impl FnOnce() -> VerbResult<T>,
+    known_after: impl FnOnce(&T) -> Variables,
+) -> VerbResult<T> {
+    let Some(hooks) = hooks.filter(|hooks| !hooks.is_hook(by)) else { return act() };
+    let _one_at_a_time = hooks.one_at_a_time.lock();
+    variables.extend([("CKPTFS_VERB", verb.to_owned()), ("CKPTFS_UID", by.uid.to_string()), ("CKPTFS_PID", by.pid.to_string())]);
+    hooks.run(&format!("pre-{verb}"), mount, &variables).map_err(|why| VerbError {
+        code: "hook-failed".into(),
+        message: format!("the {verb} was not made: {why}"),
+        hint: Some(format!("hooks are in {}", hooks.config.dir.display())),
+    })?;
+    let done = act();
+    variables.push(("CKPTFS_RESULT", if done.is_ok() { "done" } else { "failed" }.to_owned()));
+    if let Ok(done) = &done {
+        variables.extend(known_after(done));
     }
-
-    /// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so that what was quiesced goes on; it is told what
-    /// became of it.
-    fn hooked<T>(
-        &self,
-        by: &Actor,
-        verb: &'static str,
-        mut variables: Variables,
-        act: impl FnOnce() -> VerbResult<T>,
-        known_after: impl FnOnce(&T) -> Variables,
-    ) -> VerbResult<T> {
-        let Some(hooks) = self.hooks.as_ref().filter(|hooks| !hooks.is_hook(by)) else { return act() };
-        let _one_at_a_time = hooks.one_at_a_time.lock();
-        variables.extend([("CKPTFS_VERB", verb.to_owned()), ("CKPTFS_UID", by.uid.to_string()), ("CKPTFS_PID", by.pid.to_string())]);
-        let mount = &self.serving.config.mount;
-        hooks.run(&format!("pre-{verb}"), mount, &variables).map_err(|why| VerbError {
-            code: "hook-failed".into(),
-            message: format!("the {verb} was not made: {why}"),
-            hint: Some(format!("hooks are in {}", hooks.config.dir.display())),
-        })?;
-        let done = act();
-        variables.push(("CKPTFS_RESULT", if done.is_ok() { "done" } else { "failed" }.to_owned()));
-        if let Ok(done) = &done {
-            variables.extend(known_after(done));
-        }
-        let ended = hooks.run(&format!("post-{verb}"), mount, &variables);
-        if let Err(why) = &ended {
-            tracing::warn!("{why}");
-        }
-        *hooks.failure.lock() = ended.err();
-        done
+    let ended = hooks.run(&format!("post-{verb}"), mount, &variables);
+    if let Err(why) = &ended {
+        tracing::warn!("{why}");
     }
-}
-
-impl Engine {
-    /// Restores between its hooks; a dry run has none.
-    pub(super) fn restore_with_hooks(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
-        if options.dry_run {
-            return self.restore_to(requester, options);
-        }
-        let target = self.states.whole_id(&options.to)?;
-        let variables = vec![("CKPTFS_ID", target.to_string())];
-        let after = |restored: &Restored| {
-            let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
-            [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
-        };
-        self.checkpoints.hooked(requester.by(), "restore", variables, || self.restore_to(requester, options), after)
-    }
+    *hooks.failure.lock() = ended.err();
+    done
 }

@@ -4,6 +4,7 @@
 //! owner, times and attributes. Here they are renamed into place with the operation that serves the kernel's rename(2): what they replace is kept
 //! first. Nobody ever sees half of one.
 
+use super::control::is_reserved;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -123,7 +124,7 @@ impl Engine {
         if dir.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        if Engine::is_reserved(super::request::NodeId(dir.slot.0), name) {
+        if is_reserved(super::request::NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
         let staged = self.live.staged(Name::new(staged.as_bytes()))?;

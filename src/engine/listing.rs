@@ -10,22 +10,17 @@ use crate::engine::files::Views;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use super::Engine;
-use super::control::{SNAPDIR, SNAPDIR_NAME, STORE_NAME};
 use super::past::{Past, PastNode};
 use super::request::{Listed, Names, NodeId};
-use crate::store::ids::Slot;
 use crate::sys::lock::Mutex;
 use crate::sys::{Kind, SysResult};
 
 /// Names handed out at once: more than fit into one reply of the kernel's.
-const BATCH: usize = 512;
+pub(super) const BATCH: usize = 512;
 /// Listings of views that are kept at most.
 const KEPT_MAX: usize = 64;
 /// Names in them together at most, but for the one that is being read: some 100 bytes each.
 const KEPT_NAMES_MAX: usize = 100_000;
-/// The offset after `.snapshots`, where it is listed: one that no filesystem has.
-const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
 
 /// The listings of views that were made last: a long one is asked for in parts, and a short one twice, to hear that it has ended.
 #[derive(Default)]
@@ -88,30 +83,6 @@ fn part(all: &[Listed], offset: u64) -> Names {
     let from = all.partition_point(|listed| listed.next <= offset);
     let names: Vec<Listed> = all.iter().skip(from).take(BATCH).cloned().collect();
     Names { last: from + names.len() == all.len(), names }
-}
-
-impl Engine {
-    /// Names of a live directory, and of `.snapshots` after those of the root, if it is to be seen.
-    pub(super) fn list_live(&self, node: NodeId, slot: Slot, offset: u64) -> SysResult<Names> {
-        if offset == AFTER_SNAPDIR {
-            return Ok(Names { names: Vec::new(), last: true });
-        }
-        let (entries, last) = self.live.read_dir(slot.into(), offset, BATCH)?;
-        let mut names = Vec::with_capacity(entries.len() + 1);
-        for (entry, child) in entries {
-            let node = match entry.name.as_slice() {
-                b"." => node,
-                b".." => self.live.parent(slot).map_or(node, |parent| NodeId(parent.0)),
-                SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
-                _ => NodeId(child.slot.0),
-            };
-            names.push(Listed { name: entry.name, node, kind: child.kind, slot: node.0, next: entry.next });
-        }
-        if last && slot == Slot::ROOT && self.serving.config.snapdir_visible {
-            names.push(Listed { name: SNAPDIR_NAME.to_vec(), node: SNAPDIR, kind: Kind::Dir, slot: SNAPDIR.0, next: AFTER_SNAPDIR });
-        }
-        Ok(Names { names, last })
-    }
 }
 
 impl Views {

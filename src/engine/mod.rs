@@ -12,7 +12,7 @@ pub mod auto;
 pub mod check;
 mod checkpoint;
 mod compare;
-mod config;
+pub mod config;
 mod control;
 mod counted;
 pub mod counts;
@@ -34,13 +34,16 @@ mod pin;
 mod quiesce;
 mod quota;
 pub mod request;
+pub mod requester;
 mod restore;
 pub mod retention;
 mod service;
 mod serving;
 pub mod settings;
+mod snapdir_requests;
 mod space;
 mod status;
+pub mod succession;
 mod syncer;
 pub mod takeover;
 pub mod tiers;
@@ -49,7 +52,7 @@ mod undo;
 pub mod unmount;
 mod unserved;
 pub mod verb;
-mod verbs;
+pub mod verbs;
 pub mod word;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -101,7 +104,7 @@ pub struct Engine {
     verifier: Verifier,
     dedup: Dedup,
     announcer: Arc<announce::Announcer>,
-    succession: Option<takeover::Succession>,
+    succession: Option<succession::Succession>,
     /// What the kernel must forget because a restore was finished before this worker served anything.
     stale: Mutex<Option<restore::Stale>>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
@@ -206,7 +209,7 @@ impl Engine {
         }
         let comparison = self.absences.comparison(aftermath);
         self.begin_service(aftermath, comparison.as_ref().map(|(_, comparing)| *comparing))?;
-        self.name_incomplete()?;
+        self.checkpoints.name_incomplete()?;
         if aftermath.unclean {
             self.live.recover(aftermath)?;
         }

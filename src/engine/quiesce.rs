@@ -1,9 +1,10 @@
 //! `checkpoint --quiesce`: waiting for an instant at which nothing is being changed.
 
 use crate::engine::checkpoint::Checkpoints;
+use crate::store::ids::Slot;
+use crate::sys::Time;
 use std::time::{Duration, Instant};
 
-use super::auto::Stir;
 use crate::live::Freeze;
 use crate::sys::SysResult;
 use crate::sys::lock::MutexGuard;
@@ -12,6 +13,14 @@ use crate::sys::lock::MutexGuard;
 const CALM_PART: u32 = 20;
 const CALM_MIN: Duration = Duration::from_millis(20);
 const CALM_MAX: Duration = Duration::from_millis(250);
+
+/// What changes as soon as somebody changes anything in the tree, with or without a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stir {
+    requests: u64,
+    recordings: u64,
+    hot: Vec<(Slot, u64, Time, Time)>,
+}
 
 /// A freeze, and what is known of the moment.
 pub(super) struct Frozen<'a> {
@@ -40,6 +49,11 @@ impl Checkpoints {
                 return Ok(Frozen { freeze, flushed, calm: limit.map(|_| held), _one_at_a_time: one_at_a_time });
             }
         }
+    }
+
+    /// See [`Stir`].
+    pub(super) fn stir(&self) -> SysResult<Stir> {
+        Ok(Stir { requests: self.serving.counts.changes(), recordings: self.live.timeline().recordings(), hot: self.live.hot_state()? })
     }
 
     /// Waits until nothing has changed for a moment; what it looks like then. `None`: the time is over.

@@ -11,6 +11,9 @@ use super::counts::RequestCounts;
 use crate::store::record::Actor;
 use crate::sys::{self, Asker, Errno, Kind, Ledger, Stat, SysResult, Time};
 
+/// The mount covers what it serves, so nothing changes behind it: the kernel may remember until it is told otherwise.
+pub(super) const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
+
 /// A node as the kernel knows it: a live slot; or, with bit 62 set, an inode of the past; or, with bit 61 set, one of the control nodes
 /// (`.snapshots` and what it lists).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -20,6 +20,7 @@ pub(super) mod spared;
 mod stage;
 mod threads;
 
+use super::hooks::around;
 use std::collections::HashSet;
 use std::time::Instant;
 
@@ -33,7 +34,7 @@ use super::api::{Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, 
 use super::auto::daemon;
 use super::error;
 use super::request::{NodeId, Stale as Forget};
-use super::verb::Requester;
+use super::requester::Requester;
 use crate::history::timeline::Aftermath;
 use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
@@ -108,6 +109,27 @@ fn in_frames(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
 }
 
 impl Engine {
+    /// Restores between its hooks; a dry run has none.
+    pub(super) fn restore_with_hooks(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
+        if options.dry_run {
+            return self.restore_to(requester, options);
+        }
+        let target = self.states.whole_id(&options.to)?;
+        let variables = vec![("CKPTFS_ID", target.to_string())];
+        let after = |restored: &Restored| {
+            let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
+            [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
+        };
+        around(
+            self.checkpoints.hooks.as_ref(),
+            &self.serving.config.mount,
+            requester.by(),
+            ("restore", variables),
+            || self.restore_to(requester, options),
+            after,
+        )
+    }
+
     pub(super) fn restore_to(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
         let started = Instant::now();
         let target = self.states.whole_id(&options.to)?;

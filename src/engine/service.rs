@@ -1,5 +1,9 @@
 //! The requests of the kernel, each led to the live tree, to a view of the past, or to `.snapshots`.
 
+use super::control::is_reserved;
+use super::control::{SNAPDIR_NAME, STORE_NAME};
+use super::listing::BATCH;
+use super::request::FOR_EVER;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +22,8 @@ use crate::store::layout::is_own_xattr;
 use crate::sys::open_flags as libc_flags;
 use crate::sys::{self, Asker, Errno, Kind, Ledger, RenameMode, SetTime, Stat, SysResult, XattrMode};
 
-/// The mount covers what it serves, so nothing changes behind it: the kernel may remember until it is told otherwise.
-pub(super) const FOR_EVER: Duration = Duration::from_secs(365 * 86_400);
+/// The offset after `.snapshots`, where it is listed: one that no filesystem has.
+const AFTER_SNAPDIR: u64 = 1 << 62 | 0x736e_6170;
 
 /// What a node id names.
 enum Node {
@@ -87,10 +91,15 @@ impl Engine {
     /// The live directory in which a name is to be changed; our own names are not for anybody.
     fn writable_name(&self, parent: NodeId, name: &[u8]) -> SysResult<(Slot, Name)> {
         let slot = self.writable(parent)?;
-        if Engine::is_reserved(parent, name) {
+        if is_reserved(parent, name) {
             return Err(Errno::EPERM);
         }
         Ok((slot, name_of(name)?))
+    }
+
+    /// How long the kernel may remember these attributes of a live node: for ever, unless it may change without the kernel's knowing.
+    fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
+        self.live.lifetime(slot, stat).unwrap_or(FOR_EVER)
     }
 
     fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
@@ -118,6 +127,28 @@ impl Engine {
         self.live.stat(slot).is_ok_and(|stat| stat.size > 0)
     }
 
+    /// Names of a live directory, and of `.snapshots` after those of the root, if it is to be seen.
+    fn list_live(&self, node: NodeId, slot: Slot, offset: u64) -> SysResult<Names> {
+        if offset == AFTER_SNAPDIR {
+            return Ok(Names { names: Vec::new(), last: true });
+        }
+        let (entries, last) = self.live.read_dir(slot.into(), offset, BATCH)?;
+        let mut names = Vec::with_capacity(entries.len() + 1);
+        for (entry, child) in entries {
+            let node = match entry.name.as_slice() {
+                b"." => node,
+                b".." => self.live.parent(slot).map_or(node, |parent| NodeId(parent.0)),
+                SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
+                _ => NodeId(child.slot.0),
+            };
+            names.push(Listed { name: entry.name, node, kind: child.kind, slot: node.0, next: entry.next });
+        }
+        if last && slot == Slot::ROOT && self.serving.config.snapdir_visible {
+            names.push(Listed { name: SNAPDIR_NAME.to_vec(), node: SNAPDIR, kind: Kind::Dir, slot: SNAPDIR.0, next: AFTER_SNAPDIR });
+        }
+        Ok(Names { names, last })
+    }
+
     /// Tells the kernel how a handle is served.
     fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
         let passthrough = (handle.io == IoMode::Passthrough).then(|| self.live.backing_file(handle));
@@ -141,7 +172,7 @@ impl Engine {
     }
 
     fn look_up(&self, parent: NodeId, name: &[u8]) -> SysResult<Looked> {
-        if Engine::is_reserved(parent, name) {
+        if is_reserved(parent, name) {
             return self.snapdir.lookup_reserved(name);
         }
         match self.node(parent)? {

@@ -19,7 +19,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::auto::TripwireConfig;
+use super::config::TripwireConfig;
 use super::request::Caller;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Reason, Trigger};

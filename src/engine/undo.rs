@@ -3,17 +3,15 @@
 //! What is what: [`crate::history::operations`]; why so: docs/adr/0013-undo.md. Each step is done whole or not at all, also over `kill -9`; several are
 //! done one after the other, and end where one cannot be done.
 
-use crate::engine::gc::Collector;
-use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::error;
+use super::requester::Requester;
 use super::restore::Asked;
-use super::verb::Requester;
 use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
@@ -25,31 +23,8 @@ use crate::sys::lock::MutexGuard;
 /// Operations that one answer tells at most.
 const OPERATIONS_MAX: usize = 10_000;
 
-/// How long what `undo` and `redo` need is not freed by retention, if `retention.keep-undone` does not say otherwise.
-const UNDONE_KEPT: Duration = Duration::from_secs(24 * 3600);
-/// Guards of so many of the newest operations stay however old they are.
-const GUARDS_KEPT: usize = 10;
-/// How long a mark of the tripwire stays whatever follows, if `tripwire.keep` does not say otherwise.
-const MARK_KEPT: Duration = Duration::from_secs(3600);
 /// Operations that are read at once.
 const READ_AT_ONCE: usize = 256;
-
-/// What is kept for a while whatever the rules say.
-pub(super) struct Held {
-    guards: HashSet<CheckpointId>,
-    hidden: HashSet<CheckpointId>,
-    marks_since_ns: i64,
-}
-
-impl Held {
-    pub(super) fn needs(&self, kept: &Kept) -> bool {
-        match &kept.reason {
-            _ if kept.hidden => self.hidden.contains(&kept.id),
-            Reason::Auto { trigger: Trigger::Tripwire } => kept.created_ns >= self.marks_since_ns,
-            _ => self.guards.contains(&kept.id),
-        }
-    }
-}
 
 /// What kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -447,37 +422,5 @@ impl Engine {
     pub(super) fn stored_id(&self, state: &StateName) -> VerbResult<CheckpointId> {
         let hidden = state.0.parse().ok().map(CheckpointId).filter(|id| self.live.timeline().hidden_checkpoint(*id).is_some());
         hidden.map_or_else(|| self.states.whole_id(state), Ok)
-    }
-}
-
-impl Collector {
-    /// What is not to be freed yet. `automatic`: nobody asks for anything to be freed, so what was deleted or undone not long ago stays too.
-    pub(super) fn held(&self, automatic: bool) -> VerbResult<Held> {
-        let (settings, now_ns) = (self.serving.settings(), crate::history::timeline::now_ns());
-        let since = |key: &str, otherwise: Duration| {
-            let span = settings.span(key).unwrap_or(otherwise);
-            now_ns.saturating_sub(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX))
-        };
-        let since_ns = since("retention.keep-undone", UNDONE_KEPT);
-        let mut held = Held { guards: HashSet::new(), hidden: HashSet::new(), marks_since_ns: since("tripwire.keep", MARK_KEPT) };
-        let (mut before, mut seen) = (None, 0);
-        loop {
-            let told = self.live.timeline().operations(before, READ_AT_ONCE);
-            let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
-            for Told { operation, .. } in &told {
-                seen += 1;
-                let young = operation.at_ns >= since_ns;
-                match &operation.deed {
-                    _ if !young && seen > GUARDS_KEPT => return Ok(held),
-                    Deed::Restored { guard, .. } => drop(held.guards.insert(*guard)),
-                    Deed::Deleted { id, .. } if young && automatic => drop(held.hidden.insert(*id)),
-                    _ => {}
-                }
-            }
-            match told.last() {
-                Some(last) => before = Some(last.operation.number),
-                None => return Ok(held),
-            }
-        }
     }
 }

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::api::{VerbError, VerbResult};
 use super::error::{failed, hinted};
-use super::verb::{Requester, Verb};
+use super::requester::Requester;
+use super::verb::Verb;
 use super::word::word;
 use super::{Engine, Keep};
 use crate::sys::{self, Errno, MountPoint, SysResult};

@@ -1,5 +1,7 @@
-//! The requests of the small verbs, and what each does. Those that take more have a module of their own.
+//! The list of the verbs, the requests of the small ones, and what each does. Those that take more have a module of their own.
 
+use super::unmount::Unmount;
+use super::verb::Answer;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
@@ -13,9 +15,92 @@ use super::error;
 use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
 use super::offline::Offline;
-use super::verb::{Requester, Verb};
+use super::requester::Requester;
+use super::verb::Verb;
 use crate::history::view::State;
 use crate::store::record::Reason;
+
+/// The list of the verbs, by their names on the socket.
+macro_rules! verbs {
+    ($($(#[$condition:meta])? $name:ident($request:ty),)*) => {
+        /// What is asked: one variant for each verb.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        #[expect(missing_docs, reason = "each is documented where its request is")]
+        pub enum Request {
+            $($(#[$condition])? $name($request),)*
+        }
+
+        $($(#[$condition])? impl From<$request> for Request {
+            fn from(request: $request) -> Request {
+                Request::$name(request)
+            }
+        })*
+
+        impl Request {
+            /// Does it, and gives the answer as it is sent.
+            ///
+            /// # Errors
+            /// As of [`Verb::run`].
+            pub fn answer(self, engine: &Engine, requester: &Requester) -> VerbResult<Answer> {
+                match self {
+                    $($(#[$condition])? Request::$name(request) => request.run(engine, requester).map(Answer::of),)*
+                }
+            }
+        }
+    };
+}
+
+verbs! {
+    Checkpoint(CheckpointOptions),
+    Status(GetStatus),
+    Stats(GetStats),
+    Log(ListCheckpoints),
+    Show(ShowCheckpoint),
+    Find(Query),
+    Retag(ChangeTags),
+    Pin(PinCheckpoint),
+    Versions(ListVersions),
+    Diff(Compare),
+    ByProcess(CompareByProcess),
+    RestoreOnlyBy(OnlyBy),
+    Restore(RestoreOptions),
+    Delete(Delete),
+    Operations(ListOperations),
+    Undo(UndoOptions),
+    Verify(VerifyOptions),
+    Du(DuOptions),
+    Gc(GcOptions),
+    Dedup(DedupOptions),
+    Audit(ListAudit),
+    Export(ExportAsk),
+    Import(ImportAsk),
+    Cancel(Cancel),
+    Unmount(Unmount),
+    #[cfg(debug_assertions)]
+    Fault(super::api::Fault),
+}
+
+/// Whoever answers requests: an engine.
+pub trait Answerer: Send + Sync {
+    /// # Errors
+    /// As of [`Verb::run`].
+    fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer>;
+}
+
+impl Answerer for Engine {
+    fn answer(&self, request: Request, requester: &Requester) -> VerbResult<Answer> {
+        request.answer(self, requester)
+    }
+}
+
+/// Ends what somebody has begun who asks no more.
+pub fn end(requester: &Requester, answers: &(impl Answerer + ?Sized)) {
+    for run in requester.take_exports() {
+        // It may have been given up already.
+        let _ = answers.answer(ExportAsk::End { run }.into(), requester);
+    }
+}
 
 impl Verb for CheckpointOptions {
     type Answer = CheckpointInfo;

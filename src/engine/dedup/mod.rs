@@ -13,6 +13,7 @@
 mod files;
 mod run;
 
+pub use super::api::Count;
 use super::checkpoint::Checkpoints;
 use super::gc::Runs;
 use crate::live::Live;
@@ -115,29 +116,6 @@ pub enum DedupStage {
     Hashing,
     /// It shares; the unit is a file.
     Sharing,
-}
-
-/// Files and their bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Count {
-    /// How many.
-    pub files: u64,
-    /// Their bytes.
-    pub bytes: u64,
-}
-
-impl Count {
-    /// One more.
-    pub fn add(&mut self, bytes: u64) {
-        self.files += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
-    }
-
-    /// Those of another too.
-    pub fn join(&mut self, other: Count) {
-        self.files += other.files;
-        self.bytes = self.bytes.saturating_add(other.bytes);
-    }
 }
 
 /// A file of a finished run, for others to share with.

@@ -6,7 +6,7 @@ use super::super::Engine;
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
 use super::super::api::{Restored, Times, TreePath, VerbResult};
 use super::super::attribution::Selector;
-use super::super::verb::Requester;
+use super::super::requester::Requester;
 use super::plan::{Plan, Which};
 use super::prepare::{Choice, Prepared};
 use super::spared::Spared;

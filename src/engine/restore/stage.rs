@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::super::Engine;
 use super::super::api::Times;
 use super::super::api::VerbResult;
-use super::super::verb::Requester;
+use super::super::requester::Requester;
 use super::plan::{Content, Plan};
 use super::threads;
 use crate::history::present::Trail;
