@@ -2,8 +2,8 @@
 
 use std::io;
 
+use super::ids::Address;
 use super::ids::Epoch;
-use super::journal::Address;
 use crate::sys::Errno;
 
 /// The result of a store operation.

@@ -113,3 +113,18 @@ pub struct ObjectId {
     /// Cloned or moved.
     pub origin: ObjectOrigin,
 }
+
+/// A place in the journal: the beginning of a frame, or the end of the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    /// Number of the segment file.
+    pub segment: u32,
+    /// Byte offset in it.
+    pub offset: u32,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.segment, self.offset)
+    }
+}

@@ -54,6 +54,7 @@ mod scan;
 mod segment;
 mod tail;
 
+pub use super::ids::Address;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -86,15 +87,6 @@ const BUFFER_KEPT_MAX: usize = 1 << 20;
 /// [`Journal::read`] reads this much at first: nearly every frame is smaller.
 const READ_FIRST: usize = 1024;
 
-/// A place in the journal: the beginning of a frame, or the end of the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address {
-    /// Number of the segment file.
-    pub segment: u32,
-    /// Byte offset in it.
-    pub offset: u32,
-}
-
 impl Address {
     /// Where the first frame of a journal is.
     pub const START: Address = Address { segment: 1, offset: SEGMENT_HEADER };
@@ -105,12 +97,6 @@ impl Address {
         codec::encode(record, &mut bytes)?;
         let total = u32::try_from(bytes.len().saturating_add(frame::OVERHEAD)).map_err(|_| CodecError::Limit)?;
         Ok(Address { segment: self.segment, offset: self.offset.checked_add(total).ok_or(CodecError::Limit)? })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.segment, self.offset)
     }
 }
 
