@@ -1,6 +1,9 @@
 //! The rules of the house that no lint knows: layers import downward only, each outside crate has one home, files and functions
 //! stay short, every source and test file is compiled, links in the documentation resolve, and nothing strange lies at the top.
 
+#[path = "tidy/shape.rs"]
+mod shape;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
