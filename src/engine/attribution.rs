@@ -223,7 +223,7 @@ impl Engine {
         }
         let path = |slot: Slot| self.live.path_of(slot).unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes());
         let open = open.into_iter().map(|(slot, by)| (path(slot), by.process.clone())).collect();
-        self.timeline().tell(Record::OpenAt { id, open, more });
+        self.timeline().journal.tell(Record::OpenAt { id, open, more });
     }
 }
 

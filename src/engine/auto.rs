@@ -183,7 +183,7 @@ impl Engine {
 
     /// A mark that somebody has given a name to is theirs.
     fn take_back_mark(&self, id: CheckpointId) {
-        let ours = self.timeline().checkpoint(id).is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
+        let ours = self.timeline().catalogue.checkpoint(id).is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
         if !ours {
             return;
         }
@@ -231,10 +231,10 @@ impl Engine {
 
     /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be tried again.
     fn make_automatic(&self, trigger: Trigger) -> bool {
-        if self.timeline().dirty() == 0 && self.timeline().last().is_some() {
+        if self.timeline().epochs.dirty() == 0 && self.timeline().catalogue.last().is_some() {
             return true;
         }
-        if let Some(last) = self.timeline().last() {
+        if let Some(last) = self.timeline().catalogue.last() {
             self.settle();
             match self.compare_all(State::At(last), State::Live) {
                 Ok(changes) if changes.is_empty() => return true,
@@ -252,6 +252,6 @@ impl Engine {
 
     /// See [`Stir`].
     pub(super) fn stir(&self) -> SysResult<Stir> {
-        Ok(Stir { requests: self.counts.changes(), recordings: self.timeline().recordings(), hot: self.live.hot_state()? })
+        Ok(Stir { requests: self.counts.changes(), recordings: self.timeline().epochs.recordings(), hot: self.live.hot_state()? })
     }
 }

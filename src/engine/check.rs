@@ -145,9 +145,9 @@ impl Engine {
     /// What checkpoints cannot show because it was changed behind our back. Where nobody was asked to be thorough only what is known without a walk, or was
     /// changed while nobody served the tree.
     fn look_behind(&self, of: Option<CheckpointId>, deep: bool, check: &mut Check) -> VerbResult<()> {
-        let retained = self.timeline().retained();
+        let retained = self.timeline().catalogue.retained();
         // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk tells most.
-        let Some(id) = of.or(if deep { self.timeline().last() } else { retained.first().map(|(id, _)| *id) }) else { return Ok(()) };
+        let Some(id) = of.or(if deep { self.timeline().catalogue.last() } else { retained.first().map(|(id, _)| *id) }) else { return Ok(()) };
         let failed = |errno| error::failed("the tree cannot be read", errno);
         let mut changed = self.changed_unserved(id).map_err(failed)?;
         if deep || of.is_some() {
@@ -172,14 +172,14 @@ impl Engine {
             }
         }
         let reads = |id: &CheckpointId| {
-            let found = self.timeline().is_stored(*id).then(|| self.timeline().data_at(version.slot, *id));
+            let found = self.timeline().catalogue.is_stored(*id).then(|| self.timeline().lookup.data_at(version.slot, *id));
             matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
         };
         let needed = version.checkpoints.iter().any(reads);
         if needed {
             tracing::error!(object = finding.on, kind = finding.kind.name(), detail = finding.detail, "a version is damaged");
             if matches!(finding.kind, DamageKind::ObjectChanged | DamageKind::ObjectSize) {
-                self.timeline().distrust(version.object);
+                self.timeline().losses.distrust(version.object);
             }
         }
         needed

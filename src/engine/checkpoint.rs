@@ -41,8 +41,8 @@ impl Engine {
     pub(super) fn make_checkpoint(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
-        if !self.timeline().takes_checkpoints() {
-            return Err(error::index_failed(&self.timeline().index_trouble().unwrap_or_default()));
+        if !self.timeline().indexer.takes_checkpoints() {
+            return Err(error::index_failed(&self.timeline().indexer.trouble().unwrap_or_default()));
         }
         check_note(&options.note)?;
         let prepared = options.sync.then(|| self.live.prepare_sync());
@@ -69,7 +69,7 @@ impl Engine {
             synced.map_err(|errno| error::failed("the checkpoint was made, but cannot be synced", errno))?;
         }
         let atomic = checkpoint.atomic;
-        let kept = self.timeline().checkpoint(checkpoint.id);
+        let kept = self.timeline().catalogue.checkpoint(checkpoint.id);
         let mut info = CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
         info.duration_us = Some(microseconds(started.elapsed()));
         info.frozen_us = Some(microseconds(frozen));
@@ -90,7 +90,7 @@ impl Engine {
         self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
-        self.live.prepare_cut(self.timeline().epoch().next());
+        self.live.prepare_cut(self.timeline().epochs.epoch().next());
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
             self.live.watch_stores();
@@ -133,7 +133,7 @@ impl Engine {
         reason: Reason,
         flushed: bool,
     ) -> SysResult<(Checkpoint, Opened)> {
-        let epoch = self.timeline().epoch();
+        let epoch = self.timeline().epochs.epoch();
         let cut = self.live.cut(epoch.next())?;
         let now = sys::now();
         let checkpoint = Checkpoint {
@@ -142,7 +142,7 @@ impl Engine {
             note: note.to_owned(),
             created_ns: now.nanoseconds(),
             atomic: cut.atomic && flushed,
-            dirty: self.timeline().dirty(),
+            dirty: self.timeline().epochs.dirty(),
             reason,
         };
         let objects = cut.objects();
@@ -162,7 +162,7 @@ impl Engine {
         }
         for tag in &tags {
             check_tag(tag)?;
-            if let Some(id) = self.timeline().tagged(tag) {
+            if let Some(id) = self.timeline().catalogue.tagged(tag) {
                 return Err(error::tag_taken(tag, id));
             }
         }
@@ -177,11 +177,11 @@ impl Engine {
 
     /// As [`Engine::delete_checkpoint`]; the caller holds `checkpointing`.
     pub(super) fn hide_checkpoint(&self, by: &Actor, undoes: Option<u64>, id: CheckpointId) -> VerbResult<CheckpointInfo> {
-        let Some(kept) = self.timeline().checkpoint(id) else { return Err(self.no_checkpoint(&id.to_string())) };
+        let Some(kept) = self.timeline().catalogue.checkpoint(id) else { return Err(self.no_checkpoint(&id.to_string())) };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        let hidden = self.timeline().operate(by, undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]);
+        let hidden = self.timeline().operations.operate(by, undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]);
         hidden.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         let deleted = CheckpointInfo::new(&kept);
         self.forget_view(&deleted);
@@ -192,15 +192,15 @@ impl Engine {
     pub(super) fn free_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let timeline = self.timeline();
-        let Some(kept) = timeline.checkpoint(id).or_else(|| timeline.hidden_checkpoint(id)) else { return Err(self.no_checkpoint(&id.to_string())) };
+        let Some(kept) = timeline.catalogue.checkpoint(id).or_else(|| timeline.catalogue.hidden_checkpoint(id)) else { return Err(self.no_checkpoint(&id.to_string())) };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
         let unneeded = timeline.unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
         let freed = if kept.reason.is_auto() {
-            timeline.forgo(by, id)
+            timeline.operations.free(by, id)
         } else {
-            timeline.operate(by, None, Deed::Deleted { id, freed: true }, vec![Record::Deleted { id }])
+            timeline.operations.operate(by, None, Deed::Deleted { id, freed: true }, vec![Record::Deleted { id }])
         };
         freed.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         Ok(self.remove_unneeded(&kept, &unneeded))
@@ -241,7 +241,7 @@ impl Engine {
     /// What to say of a checkpoint that nobody sees.
     pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
         let id = name.parse().ok().map(CheckpointId);
-        match id.filter(|id| self.timeline().hidden_checkpoint(*id).is_some()) {
+        match id.filter(|id| self.timeline().catalogue.hidden_checkpoint(*id).is_some()) {
             Some(id) => error::hidden(id),
             None => error::unknown_state(name, &self.state_names()),
         }

@@ -17,19 +17,19 @@ const COMPARE_TRIES: u32 = 3;
 impl Engine {
     /// What a person calls a checkpoint by.
     pub(super) fn state_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.timeline().checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
-        names.extend(self.timeline().tags().into_iter().map(|(tag, _)| tag));
-        if self.timeline().newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
+        let mut names: Vec<String> = self.timeline().catalogue.checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
+        names.extend(self.timeline().catalogue.tags().into_iter().map(|(tag, _)| tag));
+        if self.timeline().catalogue.newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
             names.push("auto".into());
         }
-        if self.timeline().latest().is_some() {
+        if self.timeline().catalogue.latest().is_some() {
             names.push("latest".into());
         }
         names
     }
 
     pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
-        self.timeline().select(&name.0).map_err(|why| match why {
+        self.timeline().catalogue.select(&name.0).map_err(|why| match why {
             Unselected::Unknown => self.no_checkpoint(&name.0),
             why => error::unselected(&name.0, why, &self.state_names()),
         })
@@ -42,7 +42,7 @@ impl Engine {
 
     /// As [`Engine::checkpoint_id`], for what changes or deletes something: the beginning of a tag is not enough.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
-        match self.timeline().select_whole(&name.0) {
+        match self.timeline().catalogue.select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
             Err(why @ Unselected::Beginning(_)) => Err(error::unselected(&name.0, why, &[])),
             Err(_) => self.checkpoint_id(name),

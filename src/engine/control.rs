@@ -78,7 +78,7 @@ impl Engine {
     /// everybody may write, only its owner deletes a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.stat(Slot::ROOT)?;
-        let count = u32::try_from(self.timeline().checkpoint_count()).unwrap_or(u32::MAX);
+        let count = u32::try_from(self.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
         Ok(Stat {
             ino: SNAPDIR.0,
             mode: self.config.snapdir_mode.unwrap_or(root.mode & 0o1777),
@@ -144,9 +144,9 @@ impl Engine {
         if let Some(id) = self.number(name) {
             return self.view_root(id, false, 1);
         }
-        let id = if name == "latest" { self.timeline().latest() } else { self.timeline().tagged(name) };
+        let id = if name == "latest" { self.timeline().catalogue.latest() } else { self.timeline().catalogue.tagged(name) };
         let Some(id) = id else { return Ok(Looked::Absent(Duration::ZERO)) };
-        if self.timeline().is_directory(id, name) {
+        if self.timeline().catalogue.is_directory(id, name) {
             return self.view_root(id, true, 1);
         }
         let node = link_node(name, id);
@@ -157,7 +157,7 @@ impl Engine {
     /// A checkpoint's number as it is written: without leading zeros.
     fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
-        (id.to_string() == name && self.timeline().has_checkpoint(id)).then_some(id)
+        (id.to_string() == name && self.timeline().catalogue.has_checkpoint(id)).then_some(id)
     }
 
     /// The kernel may remember it: every path into a view goes by it, and [`Engine::forget_view`] tells when it is gone.
@@ -196,14 +196,14 @@ impl Engine {
         let dot = |name: &str, node: NodeId, next: u64| listed(name.to_owned(), node, Kind::Dir, next);
         let mut names = vec![dot(".", SNAPDIR, 1), dot("..", NodeId(Slot::ROOT.0), AFTER_DOTS)];
         if offset < LATEST {
-            let numbers = self.timeline().ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
+            let numbers = self.timeline().catalogue.ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
             names.extend(
                 numbers.into_iter().map(|id| listed(id.to_string(), view(id, false), Kind::Dir, AFTER_DOTS.saturating_add(id.0).min(LATEST - 1))),
             );
         }
         if names.len() < count {
-            names.extend(self.timeline().latest().map(|id| link("latest", id, LATEST)));
-            let tags = self.timeline().tags_after(offset.saturating_sub(LATEST), count);
+            names.extend(self.timeline().catalogue.latest().map(|id| link("latest", id, LATEST)));
+            let tags = self.timeline().catalogue.tags_after(offset.saturating_sub(LATEST), count);
             names.extend(tags.into_iter().map(|tagged| match (tagged.is_directory, LATEST + tagged.place) {
                 (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),
                 (false, next) => link(&tagged.tag, tagged.id, next),
@@ -236,7 +236,7 @@ impl Engine {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| verb_errno(&error))?;
         if caller.again
-            && let Some(id) = self.timeline().tagged(name).filter(|id| self.timeline().is_directory(*id, name))
+            && let Some(id) = self.timeline().catalogue.tagged(name).filter(|id| self.timeline().catalogue.is_directory(*id, name))
             && let Looked::Found(entry) = self.view_root(id, true, 1)?
         {
             return Ok(entry);
@@ -255,7 +255,7 @@ impl Engine {
     /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
     pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let tagged = self.timeline().tagged(name).filter(|id| self.timeline().is_directory(*id, name));
+        let tagged = self.timeline().catalogue.tagged(name).filter(|id| self.timeline().catalogue.is_directory(*id, name));
         let id = self.number(name).or(tagged).ok_or(Errno::ENOENT)?;
         self.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
     }
@@ -264,14 +264,14 @@ impl Engine {
     pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let _one_at_a_time = self.checkpointing.lock();
-        let id = self.timeline().tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
-        let checkpoint = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
+        let id = self.timeline().catalogue.tagged(name).ok_or(if self.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
+        let checkpoint = self.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT)?;
         let tags = checkpoint.checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
         self.set_tags(&caller.actor(), None, vec![(id, tags)])
     }
 
     /// The view that a past node belongs to must still be there.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
-        if self.timeline().has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
+        if self.timeline().catalogue.has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
     }
 }

@@ -87,7 +87,7 @@ impl Engine {
 
     /// How many paths differ from the second checkpoint to the first; `None`: they cannot be compared.
     fn count_changes(&self, pair: Pair) -> Option<u64> {
-        let losses = self.timeline().losses();
+        let losses = self.timeline().losses.count();
         if let Some(known) = self.counted.get(pair, losses) {
             return Some(known);
         }
@@ -104,13 +104,13 @@ impl Engine {
         let matcher = Matcher::new(query)?;
         let limit = query.limit.unwrap_or(usize::MAX);
         if query.hidden {
-            let hidden = self.timeline().hidden();
+            let hidden = self.timeline().catalogue.hidden();
             return Ok(hidden.iter().rev().filter(|kept| matcher.takes(kept)).take(limit).map(CheckpointInfo::new).collect());
         }
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
             let touched = versions.iter().rev().filter_map(|version| match version.state {
-                State::At(id) => self.timeline().checkpoint(id),
+                State::At(id) => self.timeline().catalogue.checkpoint(id),
                 State::Live => None,
             });
             return Ok(touched
@@ -121,23 +121,23 @@ impl Engine {
         }
         // A tag has one checkpoint.
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
-            let tagged = self.timeline().tagged(tag).and_then(|id| self.timeline().checkpoint(id));
+            let tagged = self.timeline().catalogue.tagged(tag).and_then(|id| self.timeline().catalogue.checkpoint(id));
             return Ok(tagged.filter(|checkpoint| limit > 0 && matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect());
         }
         // There are fewer tags than checkpoints, mostly, and they lie together.
         if let Some(pattern) = &query.tag {
-            let like = self.timeline().tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
+            let like = self.timeline().catalogue.tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
             let ids: BTreeSet<CheckpointId> = like.map(|(_, id)| id).collect();
-            let found = ids.into_iter().rev().filter_map(|id| self.timeline().checkpoint(id));
+            let found = ids.into_iter().rev().filter_map(|id| self.timeline().catalogue.checkpoint(id));
             return Ok(found.filter(|checkpoint| matcher.takes(checkpoint)).take(limit).map(|checkpoint| CheckpointInfo::new(&checkpoint)).collect());
         }
-        Ok(self.timeline().newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
+        Ok(self.timeline().catalogue.newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
     }
 
     pub(super) fn retag_checkpoint(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let id = self.checkpoint_id(state)?;
-        let checkpoint = self.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
+        let checkpoint = self.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.state_names()))?;
         let mut tags = checkpoint.tags.clone();
         for tag in &retag.remove {
             let before = tags.len();
@@ -148,7 +148,7 @@ impl Engine {
         }
         for tag in &retag.add {
             check_tag(tag)?;
-            match self.timeline().tagged(tag) {
+            match self.timeline().catalogue.tagged(tag) {
                 Some(other) if other != id && !retag.force => return Err(error::tag_taken(tag, other)),
                 _ => tags.push(tag.clone()),
             }
@@ -158,14 +158,14 @@ impl Engine {
         if tags != checkpoint.tags {
             self.give_tags(by, id, tags)?;
         }
-        let after = self.timeline().checkpoint(id).unwrap_or(checkpoint);
+        let after = self.timeline().catalogue.checkpoint(id).unwrap_or(checkpoint);
         Ok(CheckpointInfo::new(&after))
     }
 
     /// Gives a checkpoint these tags, and takes them from whichever others have them.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
         let losing = |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
-        let losers = self.timeline().newest(usize::MAX, losing).into_iter();
+        let losers = self.timeline().catalogue.newest(usize::MAX, losing).into_iter();
         let mut given: Vec<(CheckpointId, Vec<String>)> =
             losers.map(|other| (other.id, other.checkpoint.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
         given.push((id, tags));
@@ -176,12 +176,12 @@ impl Engine {
     pub(super) fn set_tags(&self, by: &Actor, undoes: Option<u64>, given: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
         let (mut changes, mut records) = (Vec::new(), Vec::new());
         for (id, tags) in given {
-            let before = self.timeline().checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
+            let before = self.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
             let not_in = |these: &[String], others: &[String]| these.iter().filter(|tag| !others.contains(tag)).cloned().collect();
             changes.push(Retagged { id, lost: not_in(&before, &tags), got: not_in(&tags, &before) });
             records.push(Record::Tags { id, tags });
         }
-        self.timeline().operate(by, undoes, Deed::Tagged { changes }, records)
+        self.timeline().operations.operate(by, undoes, Deed::Tagged { changes }, records)
     }
 
     pub(super) fn version_infos(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
@@ -194,7 +194,7 @@ impl Engine {
     }
 
     fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
-        let kept: Vec<CheckpointId> = self.timeline().checkpoint_ids();
+        let kept: Vec<CheckpointId> = self.timeline().catalogue.checkpoint_ids();
         let below = |from: State, to: State| -> SysResult<bool> { Ok(!self.compare(from, to, &path.0)?.is_empty()) };
         let asked = Asked { timeline: self.timeline(), path: &path.0, kept: &kept, view: |state| self.view(state), below };
         asked.versions().map_err(|errno| error::failed("the versions cannot be told", errno))
@@ -202,7 +202,7 @@ impl Engine {
 
     fn version_info(&self, version: Version) -> VersionInfo {
         let checkpoint = match version.state {
-            State::At(id) => self.timeline().checkpoint(id),
+            State::At(id) => self.timeline().catalogue.checkpoint(id),
             State::Live => None,
         };
         let stat = version.attr.map(|attr| attr.stat);

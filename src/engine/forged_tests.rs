@@ -247,7 +247,7 @@ fn use_it(dir: &Path) {
     let by = Requester::from(daemon());
     let ask = |request: Request| request.answer(&engine, &by);
     let state = |name: &str| StateName(name.into());
-    let ids = engine.timeline().checkpoint_ids();
+    let ids = engine.timeline().catalogue.checkpoint_ids();
     for id in ids.iter().take(5) {
         look_around(&engine, State::At(*id));
         let state = StateName(id.to_string());

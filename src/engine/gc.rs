@@ -215,8 +215,8 @@ impl Engine {
         let mut run = match options.run {
             Some(run) => self.gc_runs.take(run)?,
             None => {
-                let mut checkpoints = self.timeline().checkpoints();
-                checkpoints.extend(self.timeline().hidden());
+                let mut checkpoints = self.timeline().catalogue.checkpoints();
+                checkpoints.extend(self.timeline().catalogue.hidden());
                 let census = self.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Run::Measuring(Box::new(Measuring::new(census)), checkpoints)
             }
@@ -284,7 +284,7 @@ impl Engine {
         if let Some(version) = plan.versions.pop() {
             plan.report.done += 1;
             let stays = |id: &CheckpointId| plan.kept.get(version.by.clone()).is_some_and(|by| by.contains(id));
-            if plan.shown || !version.by.is_empty() && self.timeline().is_dropped(version.object).unwrap_or(true) {
+            if plan.shown || !version.by.is_empty() && self.timeline().dropped.is_dropped(version.object).unwrap_or(true) {
                 self.remove_content(version.object);
                 plan.epochs.insert(version.object.epoch);
             } else if !plan.report.changed.iter().any(stays) {
@@ -321,13 +321,13 @@ impl Engine {
     fn delete_planned(&self, by: &Actor, planned: &Kept) -> VerbResult<bool> {
         {
             let _one_at_a_time = self.checkpointing.lock();
-            let now = self.timeline().checkpoint(planned.id).or_else(|| self.timeline().hidden_checkpoint(planned.id));
+            let now = self.timeline().catalogue.checkpoint(planned.id).or_else(|| self.timeline().catalogue.hidden_checkpoint(planned.id));
             // Somebody else has deleted it: it is gone.
             let Some(now) = now else { return Ok(true) };
             if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
                 return Ok(false);
             }
-            self.timeline().free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
+            self.timeline().operations.free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
         }
         if !planned.hidden {
             self.forget_view(&CheckpointInfo::new(planned));
@@ -356,10 +356,10 @@ impl Engine {
         }
         // In this order: a checkpoint that is made meanwhile is kept, or after that.
         let upto = self.timeline().store().journal.position();
-        let kept = self.timeline().retained().into_iter().map(|(id, _)| id).collect();
+        let kept = self.timeline().catalogue.retained().into_iter().map(|(id, _)| id).collect();
         // Filesystems free what was removed when they write it down.
         match sys::syncfs(&self.store_dir) {
-            Ok(()) => self.timeline().compact_soon(kept, upto),
+            Ok(()) => self.timeline().indexer.compact_soon(kept, upto),
             Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
         }
     }
@@ -367,7 +367,7 @@ impl Engine {
     /// Removes the directories of these epochs in which nothing is left; never that of the open one.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
         let mut gently = Gently::default();
-        for epoch in epochs.range(..self.timeline().epoch()) {
+        for epoch in epochs.range(..self.timeline().epochs.epoch()) {
             gently.removed(&self.store_dir);
             if let Err(error) = self.timeline().store().layers.remove_epoch_if_empty(*epoch) {
                 tracing::debug!(%error, "an empty layer was not removed");
@@ -423,7 +423,7 @@ fn steps_with_tiers(matching: &Matching, order: &[usize], sure: usize, tiers: us
 fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
     let Matching { census, measured, space, checkpoints, .. } = matching;
     let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, checkpoints, held).into_iter().unzip();
-    let rules = rules(&known, &options.retention, crate::history::timeline::now_ns(), &TimeZone::system());
+    let rules = rules(&known, &options.retention, crate::history::append::now_ns(), &TimeZone::system());
     let (order, sure) = order(&known, &rules);
     let tiers = options.retention.tiers.len();
     let steps = steps_with_tiers(matching, &order, sure, tiers);

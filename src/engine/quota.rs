@@ -84,7 +84,7 @@ impl Engine {
         }
         let all = usize::try_from(limits.per_user.saturating_mul(USERS)).unwrap_or(usize::MAX);
         let per_user = usize::try_from(limits.per_user).unwrap_or(usize::MAX);
-        let made = self.timeline().made_by_mkdir(caller.uid);
+        let made = self.timeline().catalogue.made_by_mkdir(caller.uid);
         if made.theirs >= per_user || made.all >= all {
             tracing::warn!(uid = caller.uid, theirs = made.theirs, all = made.all, "mkdir(2) may make no more checkpoints: see snapdir.per-user");
             return Err(Errno::EDQUOT);
@@ -99,9 +99,9 @@ impl Engine {
     /// Best effort: the next one tries again.
     fn free_hidden(&self, caller: Caller, id: CheckpointId) {
         let _one_at_a_time = self.checkpointing.lock();
-        let Some(kept) = self.timeline().hidden_checkpoint(id).filter(|kept: &Kept| kept.pinned.is_none()) else { return };
+        let Some(kept) = self.timeline().catalogue.hidden_checkpoint(id).filter(|kept: &Kept| kept.pinned.is_none()) else { return };
         let freed = self.timeline().unneeded_without(id).and_then(|unneeded| {
-            self.timeline().free(&caller.actor(), id)?;
+            self.timeline().operations.free(&caller.actor(), id)?;
             self.remove_unneeded(&kept, &unneeded);
             Ok(())
         });

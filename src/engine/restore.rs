@@ -152,7 +152,7 @@ impl Engine {
         let failed = |errno| self.failed("the restore failed", errno);
         let Asked { requester, undoes, started, unknown, times } = asked;
         let by = requester.by();
-        let _index_later = self.timeline().hold_indexer();
+        let _index_later = self.timeline().indexer.hold();
         let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
         let Prepared { plan, changes, spared, .. } = prepared;
@@ -221,16 +221,16 @@ impl Engine {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
-        let _acting = crate::history::timeline::Timeline::acting(by.map(|(by, _)| self.timeline().number(super::attribution::actor_process(by))));
+        let _acting = crate::history::attribution::Acting::of(by.map(|(by, _)| self.timeline().processes.number(super::attribution::actor_process(by))));
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
-                self.timeline().append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
+                self.timeline().journal.append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
             }
         }
-        self.timeline().begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
+        self.timeline().operations.begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
         let applied = apply::apply(self, plan, stage);
         // Were it not told before the next change, the next mount would restore once more, over what was done since.
-        self.timeline().tell(Record::RestoreEnd);
+        self.timeline().journal.tell(Record::RestoreEnd);
         applied
     }
 
@@ -240,7 +240,7 @@ impl Engine {
             tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
         }
         let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
-        if self.timeline().checkpoint(*target).is_none() {
+        if self.timeline().catalogue.checkpoint(*target).is_none() {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");

@@ -17,7 +17,7 @@ impl Engine {
             if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
         };
         self.settle();
-        let (latest, base) = (self.timeline().latest(), self.timeline().base());
+        let (latest, base) = (self.timeline().catalogue.latest(), self.timeline().base());
         let dirty = match base {
             Some(id) => self.compare_all(State::At(id), State::Live).map_err(failed)?,
             None => Vec::new(),
@@ -42,10 +42,10 @@ impl Engine {
             io: io.to_owned(),
             writes: writes.to_owned(),
             daemon: self.daemon_info(),
-            epoch: self.timeline().epoch().0,
+            epoch: self.timeline().epochs.epoch().0,
             latest,
             base,
-            checkpoints: self.timeline().checkpoint_count() as u64,
+            checkpoints: self.timeline().catalogue.checkpoint_count() as u64,
             dirty,
             shared: {
                 let (files, bytes) = self.live.shared().get();
@@ -90,8 +90,8 @@ impl Engine {
                 "the journal or a version cannot be written: changes to what checkpoints can see fail with EIO until the next mount; {next}"
             ));
         }
-        if let Some(why) = self.timeline().index_trouble() {
-            let refused = if self.timeline().takes_checkpoints() { "will soon be" } else { "are" };
+        if let Some(why) = self.timeline().indexer.trouble() {
+            let refused = if self.timeline().indexer.takes_checkpoints() { "will soon be" } else { "are" };
             warnings.push(format!(
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));

@@ -75,7 +75,7 @@ impl Engine {
             return self.past.adopt(&self.view(node.state()), node, left.fh);
         }
         let io = if left.passthrough { IoMode::Passthrough } else { IoMode::Daemon };
-        let _acting = crate::history::timeline::Timeline::acting(self.live.opener(left.by));
+        let _acting = crate::history::attribution::Acting::of(self.live.opener(left.by));
         self.live.adopt_open(HandleId(left.fh.0), Slot(left.node.0), open_flags(left.flags, None), io, orphans)
     }
 

@@ -55,7 +55,7 @@ impl Engine {
     /// Those of reading the live tree.
     pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let mut known = (*self.changed_in_absence(id)?).clone();
-        known.extend(self.timeline().met_unseen(id).into_iter().map(|(path, kind)| unknown(&path, kind)));
+        known.extend(self.timeline().losses.met_unseen(id).into_iter().map(|(path, kind)| unknown(&path, kind)));
         known.sort_by(|a, b| a.path.cmp(&b.path));
         known.dedup_by(|a, b| a.path == b.path);
         Ok(known)
@@ -69,7 +69,7 @@ impl Engine {
         let (State::At(older), newer, _) = ordered(from, to) else { return Ok(Vec::new()) };
         let mut unseen = self.changed_unserved(older)?;
         if let State::At(newer) = newer
-            && !self.timeline().was_absent_between(older, newer)
+            && !self.timeline().absences.was_absent_between(older, newer)
         {
             // What was changed later only was the same in both, or has records that tell how it differed.
             let later: HashSet<TreePath> = self.changed_unserved(newer)?.into_iter().map(|change| change.path).collect();
@@ -80,7 +80,7 @@ impl Engine {
 
     /// What was changed while nobody served the tree.
     fn changed_in_absence(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
-        if !self.timeline().may_have_unseen(id) {
+        if !self.timeline().absences.may_have_unseen(id) {
             return Ok(Arc::default());
         }
         if let Some(known) = self.unserved.lock().get(&id) {

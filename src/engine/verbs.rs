@@ -23,7 +23,7 @@ impl Verb for CheckpointOptions {
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         if self.if_changed
             && let Some(newest) = engine.timeline().base()
-            && let Some(checkpoint) = engine.timeline().checkpoint(newest)
+            && let Some(checkpoint) = engine.timeline().catalogue.checkpoint(newest)
         {
             engine.settle();
             let same = engine.compare_all(State::At(newest), State::Live).map(|changes| changes.is_empty());
@@ -73,7 +73,7 @@ impl Verb for ListCheckpoints {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
-        Ok(engine.timeline().checkpoints().iter().rev().map(CheckpointInfo::new).collect())
+        Ok(engine.timeline().catalogue.checkpoints().iter().rev().map(CheckpointInfo::new).collect())
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<CheckpointInfo>> {
@@ -94,7 +94,7 @@ impl Verb for ShowCheckpoint {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
         let id = engine.checkpoint_id(&self.state)?;
-        let checkpoint = engine.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.state_names()))?;
+        let checkpoint = engine.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.state_names()))?;
         Ok(CheckpointInfo { open_at_cut: engine.open_at(id)?, dropped: engine.dropped_info(id)?, ..CheckpointInfo::new(&checkpoint) })
     }
 

@@ -15,7 +15,7 @@ use super::super::tiers::{Matcher, Tier};
 use super::super::undo::Held;
 use super::GcTier;
 use crate::history::needed::{Captured, Census};
-use crate::history::timeline::now_ns;
+use crate::history::append::now_ns;
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{Dropped, Kept};
 use crate::sys::{self, Errno, Kind, SysResult};
@@ -103,7 +103,7 @@ impl Engine {
         if version.open || by.is_empty() {
             return Ok(Fate::Stays);
         }
-        if self.timeline().is_dropped(version.object)? {
+        if self.timeline().dropped.is_dropped(version.object)? {
             let there = self.timeline().store().layers.stat(version.object).map_err(|error| error.errno())?;
             return Ok(if there.is_some_and(|stat| stat.size > 0) { Fate::Left } else { Fate::Stays });
         }
@@ -121,8 +121,8 @@ impl Engine {
                 at += 1;
                 continue;
             }
-            let Some(path) = self.timeline().path_at(version.slot, *id)? else { return Ok(Fate::Stays) };
-            let Some(attr) = self.timeline().attr_at(version.slot, *id)? else { return Ok(Fate::Stays) };
+            let Some(path) = self.timeline().lookup.path_at(version.slot, *id)? else { return Ok(Fate::Stays) };
+            let Some(attr) = self.timeline().lookup.attr_at(version.slot, *id)? else { return Ok(Fate::Stays) };
             if attr.before.stat.kind != Kind::File || attr.before.stat.size == 0 {
                 return Ok(Fate::Stays);
             }
@@ -148,7 +148,7 @@ impl Engine {
     ) -> VerbResult<Vec<Captured>> {
         // Nobody restores meanwhile, and none of these is pinned before it is on record.
         let _one_at_a_time = self.checkpointing.lock();
-        let pinned = |id| self.timeline().checkpoint(id).or_else(|| self.timeline().hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_some());
+        let pinned = |id| self.timeline().catalogue.checkpoint(id).or_else(|| self.timeline().catalogue.hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_some());
         let mut known = HashMap::new();
         let mut dropped = Vec::new();
         let mut going = Vec::new();
@@ -159,11 +159,11 @@ impl Engine {
                 continue;
             }
             let failed = |errno| error::failed("a version cannot be looked at", errno);
-            let size = self.timeline().data_at(version.slot, *last).map_err(failed)?.map_or(0, |data| data.before.size);
+            let size = self.timeline().lookup.data_at(version.slot, *last).map_err(failed)?.map_or(0, |data| data.before.size);
             dropped.push(Dropped { object: version.object, size, first: *first, last: *last });
             going.push(version);
         }
-        self.timeline().drop_versions(&tier.paths, dropped).map_err(|errno| error::failed("nothing was dropped", errno))?;
+        self.timeline().dropped.add(&tier.paths, dropped).map_err(|errno| error::failed("nothing was dropped", errno))?;
         Ok(going)
     }
 

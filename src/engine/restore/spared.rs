@@ -84,12 +84,12 @@ impl Engine {
         let mut found = Vec::new();
         let mut matchers: HashMap<Vec<String>, Option<Matcher>> = HashMap::new();
         let view = self.view(State::At(id));
-        for (list, dropped) in self.timeline().dropped_at(id)? {
+        for (list, dropped) in self.timeline().dropped.at(id)? {
             let slot = dropped.object.slot;
             if view.source(slot)? != Source::Object(dropped.object) {
                 continue;
             }
-            let Some(at) = self.timeline().path_at(slot, id)? else { continue };
+            let Some(at) = self.timeline().lookup.path_at(slot, id)? else { continue };
             let matcher = matchers.entry(list.paths.clone()).or_insert_with_key(|paths| Matcher::new(paths).ok());
             let unit = matcher.as_ref().and_then(|matcher| matcher.unit(&at.path)).unwrap_or(&at.path).to_vec();
             // A checkpoint may be older than the file, and not show it at all.
@@ -104,7 +104,7 @@ impl Engine {
     /// What tiers have dropped of a checkpoint; `None`: nothing.
     pub(in crate::engine) fn dropped_info(&self, id: CheckpointId) -> VerbResult<Option<Box<DroppedInfo>>> {
         let failed = |errno| error::failed("what was dropped cannot be read", errno);
-        if !self.timeline().shows_dropped(id) {
+        if !self.timeline().dropped.shows(id) {
             return Ok(None);
         }
         let found = self.dropped_paths(id).map_err(failed)?;
@@ -115,7 +115,7 @@ impl Engine {
 
     /// What a restore leaves as it is.
     pub(super) fn spared(&self, id: CheckpointId, which: Which<'_>) -> SysResult<Spared> {
-        if !self.timeline().shows_dropped(id) {
+        if !self.timeline().dropped.shows(id) {
             return Ok(Spared::default());
         }
         let mut spared = BTreeSet::new();
