@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use ckptfs::history::present::{Present, Trail};
 use ckptfs::history::timeline::Timeline;
-use ckptfs::history::view::{State, View};
+use ckptfs::history::state::State;
+use ckptfs::history::view::View;
 use ckptfs::store::Store;
 use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};
 use ckptfs::store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, Reason, Record, Undo};

@@ -12,7 +12,7 @@ use super::api::{AbsenceInfo, Change, ChangeKind};
 use super::auto::daemon;
 use super::{Engine, Keep};
 use crate::history::timeline::Aftermath;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Apart, Checkpoint, Comparing, Reason, Record, Trigger};

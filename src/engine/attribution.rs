@@ -13,7 +13,7 @@ use super::verb::Requester;
 use crate::history::diff::{Comparison, Difference, Differs};
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::history::writers::{Set, Writer, Writers};
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Process, Record};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::api::CheckpointOptions;
 use super::tripwire::Decision;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Reason, Trigger};
 use crate::sys;

@@ -7,7 +7,8 @@ use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::present::Present;
 use crate::history::select::Unselected;
 use crate::history::touched::Touched;
-use crate::history::view::{State, View};
+use crate::history::state::State;
+use crate::history::view::View;
 use crate::store::ids::CheckpointId;
 use crate::sys::{Errno, Kind, SysResult};
 

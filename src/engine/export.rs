@@ -28,7 +28,8 @@ use crate::history::diff::join;
 use crate::history::dropped::DROPPED;
 use crate::history::present::{Present, Trail};
 use crate::history::touched::Touched;
-use crate::history::view::{Known, Source, State};
+use crate::history::state::State;
+use crate::history::view::{Known, Source};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
 use crate::sys::lock::{Condvar, Mutex};
@@ -61,7 +62,7 @@ struct Job {
     from: Option<CheckpointId>,
     /// What was recorded after the checkpoint, until the export began.
     touched: Touched,
-    /// [`crate::history::timeline::Timeline::recordings`] before `touched` was read.
+    /// [`crate::history::epochs::Epochs::recordings`] before `touched` was read.
     recordings: u64,
     total: Option<u64>,
     /// See [`plan::Plan::kept`].

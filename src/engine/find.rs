@@ -10,7 +10,7 @@ use super::counted::Pair;
 use super::error;
 use crate::history::select::parse_time;
 use crate::history::versions::{Asked, Became, Version};
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};

@@ -19,7 +19,7 @@ use super::export::parts::ExportAsk;
 use super::verb::{Request, Requester};
 use super::{Config, Engine};
 use crate::history::present::Trail;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::Store;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation};

@@ -15,7 +15,7 @@ use super::export::parts::Refused;
 use super::restore::Stale;
 use super::{Engine, error};
 use crate::history::attribution::Acting;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::live::{At, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Actor;

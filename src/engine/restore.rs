@@ -35,7 +35,7 @@ use super::error;
 use super::request::{NodeId, Stale as Forget};
 use super::verb::Requester;
 use crate::history::timeline::Aftermath;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::lock::MutexGuard;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use super::api::{DaemonInfo, SealerInfo, Stats, Status, VerbError, VerbResult};
 use super::error;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::live::HashMode;
 use crate::sys;
 

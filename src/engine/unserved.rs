@@ -13,7 +13,8 @@ use super::api::{Change, TreePath, Why};
 use crate::history::diff::join;
 use crate::history::diff::ordered;
 use crate::history::present::Trail;
-use crate::history::view::{Known, State};
+use crate::history::state::State;
+use crate::history::view::Known;
 use crate::store::ids::CheckpointId;
 use crate::sys::{Errno, Kind, SysResult};
 

@@ -14,7 +14,7 @@ use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
 use super::offline::Offline;
 use super::verb::{Requester, Verb};
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::record::Reason;
 
 impl Verb for CheckpointOptions {

@@ -132,7 +132,7 @@ impl Absences {
         ctime.nanoseconds() > created_ns && !self.known.read().clock.unsure.contains(&id)
     }
 
-    /// A daemon begins to serve; the absence before it ends, if there was one.
+    /// A daemon begins to serve; the absence before it ends, if there was one. That it does is on record already (`Mounted`).
     pub fn begin_service(&self, at_ns: i64, stopped_ns: Option<i64>) {
         if let Some(from_ns) = stopped_ns {
             self.known.write().absences.push(Absence { from_ns, to_ns: at_ns, told: false });
@@ -179,7 +179,7 @@ impl Absences {
         self.changed_in(ctime, id, |_| true)
     }
 
-    /// As [`Timeline::changed_in_absence`], and that is not on record.
+    /// As [`Absences::changed_in_absence`], and that is not on record.
     pub fn changed_untold(&self, ctime: Time, id: CheckpointId) -> bool {
         self.changed_in(ctime, id, |absence| !absence.told)
     }

@@ -6,7 +6,7 @@ use super::append::Appender;
 use super::checkpoints::{Checkpoints, Known};
 use super::dropped::DroppedVersions;
 use super::select::{self, Unselected, select, select_whole};
-use super::view::State;
+use super::state::State;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Kept, Record};
 use crate::sys::SysResult;

@@ -146,7 +146,7 @@ impl Epochs {
         self.read().open.dirty()
     }
 
-    /// Counts changed paths.
+    /// Counts changed paths, in memory.
     pub fn count(&self, by: i64) {
         self.write().open.count(by);
     }
@@ -218,7 +218,7 @@ impl Epochs {
         self.read().recordings
     }
 
-    /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more.
+    /// Takes back the provisional data record of a file in the open epoch. Returns its object, which nothing refers to any more, after `kill -9` neither.
     ///
     /// # Errors
     /// As [`Appender::append`]; then the record stands.
@@ -233,13 +233,14 @@ impl Epochs {
         Ok(tables.open.void(slot).and_then(|data| data.object))
     }
 
-    /// A data record that is no longer true is taken out whatever it was: its object never came to be, and the next change needs another.
+    /// A data record that is no longer true is taken out whatever it was: its object never came to be, and the next change needs another. That is on record
+    /// when it returns, or owed ([`Appender::tell`]).
     pub fn strike(&self, slot: Slot) {
         self.journal.tell(Record::Void { epoch: self.epoch(), slot });
         self.write().open.void(slot);
     }
 
-    /// Inodes are here, whatever was recorded before.
+    /// Inodes are here, whatever was recorded before. That is on record when it returns, or owed ([`Appender::tell`]).
     pub fn put_places(&self, places: Vec<(Slot, Place)>) {
         self.journal.tell(Record::Moved { places: places.clone() });
         let mut tables = self.write();
@@ -269,7 +270,7 @@ impl Epochs {
         !born || tables.all().any(|table| table.node(slot).is_some())
     }
 
-    /// The provisional capture of a file will be needed: it can no longer be voided.
+    /// The provisional capture of a file will be needed: it can no longer be voided. That is in memory alone.
     pub fn confirm(&self, slot: Slot) {
         self.write().open.confirm(slot);
     }

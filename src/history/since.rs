@@ -216,9 +216,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::history::timeline::Timeline;
     use crate::store::Store;
     use crate::store::ids::CheckpointId;
-    use crate::store::record::{Checkpoint, Place, Reason, Undo};
+    use crate::store::record::{Checkpoint, Place, Reason, Record, Undo};
 
     fn close(timeline: &Timeline, id: u64) {
         let (tags, note) = (Vec::new(), String::new());
@@ -228,11 +229,11 @@ mod tests {
 
     fn change(timeline: &Timeline, slot: u64) {
         let before = Place { parent: Slot::ROOT, name: Name::new(b"name") };
-        timeline.record(vec![Undo::Home { slot: Slot(slot), before }], Vec::new()).unwrap();
+        timeline.epochs.record(vec![Undo::Home { slot: Slot(slot), before }], Vec::new()).unwrap();
     }
 
     fn nodes(timeline: &Timeline) -> Option<Vec<u64>> {
-        let mut nodes: Vec<u64> = timeline.changed_since()?.nodes.into_iter().map(|slot| slot.0).collect();
+        let mut nodes: Vec<u64> = timeline.baseline.changed_since()?.nodes.into_iter().map(|slot| slot.0).collect();
         nodes.sort_unstable();
         Some(nodes)
     }
@@ -244,33 +245,33 @@ mod tests {
         let (store, _) = Store::open(std::fs::File::open(dir.path()).unwrap(), true).unwrap();
         let timeline = Timeline::open(Arc::new(store)).unwrap().0;
         change(&timeline, 2);
-        assert!(!timeline.begin_baseline(), "nothing is recorded");
+        assert!(!timeline.baseline.begin_baseline(), "nothing is recorded");
         close(&timeline, 1);
         change(&timeline, 3);
         close(&timeline, 2);
         change(&timeline, 4);
-        assert!(timeline.begin_baseline());
+        assert!(timeline.baseline.begin_baseline());
         change(&timeline, 5);
-        timeline.note_unsure(Slot(6));
-        timeline.end_baseline(Some(0));
+        timeline.baseline.note_unsure(Slot(6));
+        timeline.baseline.end_baseline(Some(0));
         assert_eq!(nodes(&timeline), Some(vec![4, 5]));
         timeline.set_gone(Slot(5));
         close(&timeline, 3);
         change(&timeline, 7);
-        timeline.index_closed().unwrap();
+        timeline.indexer.index_closed().unwrap();
         assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));
-        let since = timeline.changed_since().unwrap();
+        let since = timeline.baseline.changed_since().unwrap();
         assert!(since.unsure.contains(&Slot(6)) && since.gone.contains(&Slot(5)));
-        assert_eq!(timeline.gone_now(), [], "it has no record in the open epoch");
+        assert_eq!(timeline.baseline.gone_now(), [], "it has no record in the open epoch");
         // Another that was not finished changes nothing.
-        assert!(timeline.begin_baseline());
-        timeline.end_baseline(None);
+        assert!(timeline.baseline.begin_baseline());
+        timeline.baseline.end_baseline(None);
         assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));
         for id in 1..=3 {
             assert!(nodes(&timeline).is_some());
-            timeline.inner.write().drop_checkpoint(CheckpointId(id));
+            timeline.catalogue.write().apply(Record::Deleted { id: CheckpointId(id) });
         }
         close(&timeline, 4);
-        assert_eq!((nodes(&timeline), timeline.baseline_changes()), (None, None));
+        assert_eq!((nodes(&timeline), timeline.baseline.baseline_changes()), (None, None));
     }
 }

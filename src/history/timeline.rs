@@ -204,6 +204,8 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::ids::Name;
+    use crate::store::record::Record;
 
     /// On a filesystem that never gives a number twice, a program that makes, renames and removes directories would fill the table.
     #[test]
@@ -214,10 +216,10 @@ mod tests {
         let place = Place { parent: Slot::ROOT, name: Name::new(b"renamed") };
         for slot in [Slot(500), Slot(501)] {
             timeline.set_born(slot, true);
-            timeline.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }]).unwrap();
+            timeline.epochs.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }]).unwrap();
         }
         timeline.set_born(Slot(500), false);
-        assert_eq!(timeline.place(Slot(500)), None);
-        assert_eq!(timeline.place(Slot(501)), Some(place));
+        assert_eq!(timeline.lookup.place(Slot(500)), None);
+        assert_eq!(timeline.lookup.place(Slot(501)), Some(place));
     }
 }

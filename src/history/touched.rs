@@ -4,10 +4,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::append::fault;
-use super::diff::told;
 use super::present::Trail;
+use super::state::State;
 use super::timeline::Timeline;
-use super::view::{State, View};
+use super::view::View;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Record, Undo};
 use crate::sys::{Errno, Kind, Stat, SysResult};
@@ -94,7 +94,7 @@ impl Touched {
                 continue;
             }
             // What cannot be told of a directory is told where it is compared.
-            for (name, child) in told(before, before.list(&dir))?.unwrap_or_default() {
+            for (name, child) in before.told(before.list(&dir))?.unwrap_or_default() {
                 if child.kind == Kind::Dir {
                     open.push(dir.step(&name, child.slot));
                 } else if wanted.contains(&child.slot) {

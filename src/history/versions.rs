@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 
-use super::diff::{attributes_differ, same_content};
 use super::dropped::DROPPED;
 use super::present::Trail;
+use super::same::{attributes_differ, same_content};
+use super::state::State;
 use super::timeline::Timeline;
-use super::view::{State, View};
+use super::view::View;
 use crate::store::ids::{CheckpointId, Epoch, Name};
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, Kind, SysResult};

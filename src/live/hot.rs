@@ -13,7 +13,7 @@ use super::capture::PARTLY_COPIED_MAX;
 use super::data::{Handle, SET_ID};
 use super::told::Told;
 use crate::history::attribution::Numbered;
-use crate::history::diff::same_bytes;
+use crate::store::extents::same_bytes;
 use crate::store::ids::Slot;
 use crate::store::record::DataState;
 use crate::sys::{self, Open, Stat, SysResult, Time};

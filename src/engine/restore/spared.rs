@@ -11,7 +11,8 @@ use super::super::api::{Change, ChangeKind, DroppedInfo, TreePath, VerbResult};
 use super::super::error;
 use super::super::tiers::Matcher;
 use super::plan::Which;
-use crate::history::view::{Source, State};
+use crate::history::state::State;
+use crate::history::view::Source;
 use crate::store::ids::CheckpointId;
 use crate::sys::SysResult;
 
