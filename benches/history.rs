@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use ckptfs::history::present::{Present, Trail};
-use ckptfs::history::timeline::Timeline;
 use ckptfs::history::state::State;
+use ckptfs::history::timeline::Timeline;
 use ckptfs::history::view::View;
 use ckptfs::store::Store;
 use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};

@@ -11,8 +11,8 @@
 use super::api::{AbsenceInfo, Change, ChangeKind};
 use super::auto::daemon;
 use super::{Engine, Keep};
-use crate::history::timeline::Aftermath;
 use crate::history::state::State;
+use crate::history::timeline::Aftermath;
 use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Apart, Checkpoint, Comparing, Reason, Record, Trigger};
@@ -147,7 +147,9 @@ impl Engine {
     pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
         // When a daemon that was killed has ended nobody knows.
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else { return };
-        if self.timeline().catalogue.newest_stored().is_none() || self.live.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns) {
+        if self.timeline().catalogue.newest_stored().is_none()
+            || self.live.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns)
+        {
             return;
         }
         if let Err(errno) = self.close_left(left_ns, held, None) {

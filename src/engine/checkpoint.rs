@@ -192,7 +192,9 @@ impl Engine {
     pub(super) fn free_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let timeline = self.timeline();
-        let Some(kept) = timeline.catalogue.checkpoint(id).or_else(|| timeline.catalogue.hidden_checkpoint(id)) else { return Err(self.no_checkpoint(&id.to_string())) };
+        let Some(kept) = timeline.catalogue.checkpoint(id).or_else(|| timeline.catalogue.hidden_checkpoint(id)) else {
+            return Err(self.no_checkpoint(&id.to_string()));
+        };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }

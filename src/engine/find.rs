@@ -9,8 +9,8 @@ use super::checkpoint::check_tag;
 use super::counted::Pair;
 use super::error;
 use crate::history::select::parse_time;
-use crate::history::versions::{Asked, Became, Version};
 use crate::history::state::State;
+use crate::history::versions::{Asked, Became, Version};
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};
@@ -131,7 +131,13 @@ impl Engine {
             let found = ids.into_iter().rev().filter_map(|id| self.timeline().catalogue.checkpoint(id));
             return Ok(found.filter(|checkpoint| matcher.takes(checkpoint)).take(limit).map(|checkpoint| CheckpointInfo::new(&checkpoint)).collect());
         }
-        Ok(self.timeline().catalogue.newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
+        Ok(self
+            .timeline()
+            .catalogue
+            .newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint))
+            .iter()
+            .map(CheckpointInfo::new)
+            .collect())
     }
 
     pub(super) fn retag_checkpoint(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {

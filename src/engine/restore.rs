@@ -34,8 +34,8 @@ use super::auto::daemon;
 use super::error;
 use super::request::{NodeId, Stale as Forget};
 use super::verb::Requester;
-use crate::history::timeline::Aftermath;
 use crate::history::state::State;
+use crate::history::timeline::Aftermath;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::lock::MutexGuard;
@@ -221,7 +221,8 @@ impl Engine {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
-        let _acting = crate::history::attribution::Acting::of(by.map(|(by, _)| self.timeline().processes.number(super::attribution::actor_process(by))));
+        let _acting =
+            crate::history::attribution::Acting::of(by.map(|(by, _)| self.timeline().processes.number(super::attribution::actor_process(by))));
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
                 self.timeline().journal.append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;

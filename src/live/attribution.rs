@@ -103,7 +103,8 @@ impl Live {
         // Nobody waits for what comes from the kernel itself, and in another namespace there is no such number.
         let facts = if thread == 0 { None } else { sys::process_facts(thread).ok() };
         let parent_of = |pid| sys::facts_of(pid).ok().map(|facts| process(facts, uid));
-        let known = self.timeline.processes.number_child(process(facts.unwrap_or(ProcessFacts { pid: thread, ..ProcessFacts::default() }), uid), parent_of);
+        let known =
+            self.timeline.processes.number_child(process(facts.unwrap_or(ProcessFacts { pid: thread, ..ProcessFacts::default() }), uid), parent_of);
         threads = self.callers.threads.lock();
         if threads.len() >= THREADS_MAX {
             threads.clear();

@@ -186,7 +186,10 @@ impl Live {
 
     /// The inode has no record in the open epoch, and is not of it.
     fn is_untouched(&self, slot: Slot) -> bool {
-        !self.timeline.epochs.is_born(slot) && self.timeline.epochs.needs(&Key::Attr(slot)) && self.timeline.epochs.needs(&Key::Data(slot)) && !self.is_dead(slot)
+        !self.timeline.epochs.is_born(slot)
+            && self.timeline.epochs.needs(&Key::Attr(slot))
+            && self.timeline.epochs.needs(&Key::Data(slot))
+            && !self.is_dead(slot)
     }
 
     /// `false`: it may be changing just now.

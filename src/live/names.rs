@@ -366,7 +366,8 @@ impl Live {
 
     /// A rename that was recorded has failed: everything is where it was.
     fn not_moved(&self, moves: &[&Target<'_>]) {
-        let places: Vec<_> = moves.iter().filter(|moving| self.timeline.lookup.place(moving.slot).is_some()).map(|at| (at.slot, at.place())).collect();
+        let places: Vec<_> =
+            moves.iter().filter(|moving| self.timeline.lookup.place(moving.slot).is_some()).map(|at| (at.slot, at.place())).collect();
         if !places.is_empty() {
             self.timeline.epochs.put_places(places);
         }

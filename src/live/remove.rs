@@ -116,7 +116,8 @@ impl Live {
             self.keep_content(target, undo)?;
             return Ok(Fate::Free);
         }
-        let object = self.timeline.store().layers.next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Moved).map_err(|error| error.errno())?;
+        let object =
+            self.timeline.store().layers.next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Moved).map_err(|error| error.errno())?;
         undo.push(Undo::Data { slot, before: DataState { object: Some(object), size: target.stat.size, provisional: false } });
         Ok(Fate::Move(object))
     }

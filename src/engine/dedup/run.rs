@@ -197,7 +197,8 @@ impl Run {
         if objects.is_empty() {
             return Ok(());
         }
-        let known: HashMap<ObjectId, ObjectHash> = engine.timeline().contents.sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
+        let known: HashMap<ObjectId, ObjectHash> =
+            engine.timeline().contents.sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
         for object in objects {
             let (size, hash) = match known.get(&object) {
                 Some(sealed) => (sealed.size, Some(sealed.hash)),

@@ -14,8 +14,8 @@ use super::super::space::Space;
 use super::super::tiers::{Matcher, Tier};
 use super::super::undo::Held;
 use super::GcTier;
-use crate::history::needed::{Captured, Census};
 use crate::history::append::now_ns;
+use crate::history::needed::{Captured, Census};
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{Dropped, Kept};
 use crate::sys::{self, Errno, Kind, SysResult};
@@ -148,7 +148,13 @@ impl Engine {
     ) -> VerbResult<Vec<Captured>> {
         // Nobody restores meanwhile, and none of these is pinned before it is on record.
         let _one_at_a_time = self.checkpointing.lock();
-        let pinned = |id| self.timeline().catalogue.checkpoint(id).or_else(|| self.timeline().catalogue.hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_some());
+        let pinned = |id| {
+            self.timeline()
+                .catalogue
+                .checkpoint(id)
+                .or_else(|| self.timeline().catalogue.hidden_checkpoint(id))
+                .is_some_and(|kept| kept.pinned.is_some())
+        };
         let mut known = HashMap::new();
         let mut dropped = Vec::new();
         let mut going = Vec::new();
