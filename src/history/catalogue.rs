@@ -7,6 +7,7 @@ use super::checkpoints::{Checkpoints, Known};
 use super::dropped::DroppedVersions;
 use super::select::{self, Unselected, select, select_whole};
 use super::state::State;
+use crate::store::Address;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Kept, Record};
 use crate::sys::SysResult;
@@ -116,6 +117,11 @@ impl Catalogue {
         self.read().has(id)
     }
 
+    /// Where in the journal the records after a checkpoint begin.
+    pub(super) fn address(&self, id: CheckpointId) -> Option<Address> {
+        self.read().address(id)
+    }
+
     /// Whether a checkpoint is named as not whole: what it needs may not have come to the disk.
     pub(super) fn is_incomplete(&self, id: CheckpointId) -> bool {
         self.read().get(id).is_some_and(|checkpoint| checkpoint.is_incomplete())
@@ -164,7 +170,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The state that a person means; see [`select`](super::select).
+    /// The state that a person means; see [`select`](mod@super::select).
     ///
     /// # Errors
     /// As [`select()`].

@@ -15,11 +15,11 @@ impl Timeline {
     /// # Errors
     /// ENOENT if there is no such checkpoint; EIO if the journal cannot be read.
     pub fn unneeded_without(&self, id: CheckpointId) -> SysResult<Vec<ObjectId>> {
-        let from = self.catalogue.read().address(id).ok_or(Errno::ENOENT)?;
+        let from = self.catalogue.address(id).ok_or(Errno::ENOENT)?;
         let census = Census::of(&self.catalogue.retained());
         let before = census.kept.partition_point(|other| *other < id);
         let after = census.kept.get(census.kept.partition_point(|other| *other <= id)).copied();
-        let to = after.and_then(|next| self.catalogue.read().address(next));
+        let to = after.and_then(|next| self.catalogue.address(next));
         let mut reading = Reading::default();
         for frame in self.store().journal.scan(from, to) {
             reading.take(frame.map_err(fault)?.1);

@@ -49,7 +49,7 @@ impl Lookup {
 
     /// Where in the journal the records after a checkpoint begin.
     fn address(&self, after: CheckpointId) -> SysResult<Address> {
-        self.catalogue.read().address(after).ok_or(Errno::EIO)
+        self.catalogue.address(after).ok_or(Errno::EIO)
     }
 
     /// What memory knows, and whether the index could know of an earlier record.

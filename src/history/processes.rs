@@ -1,4 +1,4 @@
-//! The processes that change something, and what each is about to change: how [`attribution`](super::attribution) comes into the journal.
+//! The processes that change something, and what each is about to change: how [`attribution`] comes into the journal.
 
 use std::collections::HashMap;
 use std::sync::Arc;

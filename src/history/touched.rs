@@ -122,8 +122,8 @@ impl Timeline {
     /// # Errors
     /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.
     pub fn touched(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Touched> {
-        let from = self.catalogue.read().address(after).ok_or(Errno::ENOENT)?;
-        let to = upto.map(|id| self.catalogue.read().address(id).ok_or(Errno::ENOENT)).transpose()?;
+        let from = self.catalogue.address(after).ok_or(Errno::ENOENT)?;
+        let to = upto.map(|id| self.catalogue.address(id).ok_or(Errno::ENOENT)).transpose()?;
         let mut touched = Touched::default();
         for frame in self.store().journal.scan(from, to) {
             let (_, record) = frame.map_err(fault)?;

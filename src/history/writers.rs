@@ -82,8 +82,8 @@ impl Timeline {
     /// # Errors
     /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.
     pub fn writers(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Writers> {
-        let from = self.catalogue.read().address(after).ok_or(Errno::ENOENT)?;
-        let to = upto.map(|id| self.catalogue.read().address(id).ok_or(Errno::ENOENT)).transpose()?;
+        let from = self.catalogue.address(after).ok_or(Errno::ENOENT)?;
+        let to = upto.map(|id| self.catalogue.address(id).ok_or(Errno::ENOENT)).transpose()?;
         let mut writers = Writers::default();
         let mut epoch = after.epoch().next();
         for frame in self.store().journal.scan(from, to) {
@@ -106,7 +106,7 @@ impl Timeline {
     /// # Errors
     /// EIO if the journal cannot be read.
     pub fn open_at(&self, id: CheckpointId) -> SysResult<Option<OpenOnes>> {
-        let from = self.catalogue.read().address(id).ok_or(Errno::ENOENT)?;
+        let from = self.catalogue.address(id).ok_or(Errno::ENOENT)?;
         for frame in self.store().journal.scan(from, None) {
             match frame.map_err(fault)?.1 {
                 Record::OpenAt { id: of, open, more } if of == id => return Ok(Some((open, more))),
