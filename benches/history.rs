@@ -6,8 +6,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use ckptfs::history::present::{Present, Trail};
+use ckptfs::history::state::State;
 use ckptfs::history::timeline::Timeline;
-use ckptfs::history::view::{State, View};
+use ckptfs::history::view::View;
 use ckptfs::store::Store;
 use ckptfs::store::ids::{CheckpointId, Epoch, Name, Slot};
 use ckptfs::store::record::{AttrState, Checkpoint, Child, DataState, Key, Place, Reason, Record, Undo};
@@ -88,7 +89,7 @@ fn dirty(criterion: &mut Criterion) {
     for changes in CHANGES {
         let (_dir, timeline) = timeline();
         let before = seal(&timeline, 1);
-        (0..changes).for_each(|number| timeline.record(written(number), Vec::new()).expect("there is space"));
+        (0..changes).for_each(|number| timeline.epochs.record(written(number), Vec::new()).expect("there is space"));
         group.throughput(Throughput::Elements(changes));
         group.bench_function(format!("what {changes} changes touched"), |bencher| {
             bencher.iter(|| black_box(timeline.touched(before, None).expect("it can be read")));
@@ -98,7 +99,7 @@ fn dirty(criterion: &mut Criterion) {
         group.bench_function(format!("does a key need a record, {changes} have"), |bencher| {
             bencher.iter(|| {
                 number = (number + 7919) % (2 * changes);
-                black_box(timeline.needs(&Key::Data(file(number).slot)))
+                black_box(timeline.epochs.needs(&Key::Data(file(number).slot)))
             });
         });
     }
@@ -110,7 +111,7 @@ fn dirty(criterion: &mut Criterion) {
             number += 1;
             written(number)
         };
-        bencher.iter_batched(prepare, |undo| timeline.record(undo, Vec::new()).expect("there is space"), BatchSize::SmallInput);
+        bencher.iter_batched(prepare, |undo| timeline.epochs.record(undo, Vec::new()).expect("there is space"), BatchSize::SmallInput);
     });
     group.finish();
 }
@@ -146,7 +147,7 @@ fn views(criterion: &mut Criterion) {
     let removed = |number: &u64| number.is_multiple_of(NAMES / CHANGED);
     for number in (0..NAMES).filter(removed) {
         let undo = vec![Undo::Entry { dir: DIR, name: name(number), before: Some(file(number)) }];
-        timeline.record(undo, Vec::new()).expect("there is space");
+        timeline.epochs.record(undo, Vec::new()).expect("there is space");
     }
     let present = OneDirectory((0..NAMES).filter(|number| !removed(number)).map(|number| (name(number), file(number))).collect());
     let view = View::new(&timeline, &present, State::At(at));

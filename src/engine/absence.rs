@@ -13,8 +13,8 @@ use super::auto::daemon;
 use super::checkpoint::Checkpoints;
 use super::compare::States;
 use super::serving::Serving;
+use crate::history::state::State;
 use crate::history::timeline::Aftermath;
-use crate::history::view::State;
 use crate::live::{Keep, Live};
 use crate::store::baseline::Baseline;
 use crate::store::ids::CheckpointId;
@@ -58,7 +58,7 @@ impl Absences {
     /// What was changed before this mount, while nothing was mounted, as long as both checkpoints around it are there.
     pub(super) fn absence(&self) -> Option<AbsenceInfo> {
         let absence = self.absence.lock().clone()?;
-        let known = |id| self.live.timeline().has_checkpoint(id);
+        let known = |id| self.live.timeline().catalogue.has_checkpoint(id);
         (known(absence.before) && known(absence.after)).then_some(absence)
     }
 
@@ -69,7 +69,7 @@ impl Absences {
 
     /// The number of the newest checkpoint that was ever made.
     fn newest_made(&self) -> CheckpointId {
-        CheckpointId(self.live.timeline().epoch().0.saturating_sub(1))
+        CheckpointId(self.live.timeline().epochs.epoch().0.saturating_sub(1))
     }
 
     /// What the tree is to be compared with: the baseline that the last daemon has left, if nothing was recorded since but such a comparison.
@@ -83,7 +83,7 @@ impl Absences {
             left_ns: aftermath.stopped_ns.unwrap_or(0),
             apart: if !self.serving.config.auto.absence || aftermath.stopped_ns.is_none() {
                 Apart::No
-            } else if timeline.is_unchanged() && timeline.has_checkpoint(self.newest_made()) {
+            } else if timeline.epochs.is_unchanged() && timeline.catalogue.has_checkpoint(self.newest_made()) {
                 Apart::Closed
             } else {
                 Apart::Unclosed
@@ -97,7 +97,7 @@ impl Absences {
             tracing::error!(error = &error as &dyn std::error::Error, "the baseline cannot be read");
             None
         })?;
-        timeline.trust_baseline(baseline.changes.len(), baseline.gone());
+        timeline.baseline.trust_baseline(baseline.changes.len(), baseline.gone());
         if self.keeps_content() != Keep::None {
             self.live.clone_ahead();
         }
@@ -120,7 +120,7 @@ impl Absences {
         let is_told = told == Ok(());
         if let Err(errno) = told {
             tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
-            self.live.timeline().distrust_baseline();
+            self.live.timeline().baseline.distrust_baseline();
         }
         // A baseline that cannot be read to its end is none for the rest.
         let told = told.or_else(|errno| if errno.is_no_room() { Err(errno) } else { Ok(()) });
@@ -129,14 +129,14 @@ impl Absences {
         self.record_unseen(told)?;
         // Before the checkpoint that ends the comparison: a mount that was killed between the two would not compare again.
         if is_told {
-            self.live.timeline().tell_absence(comparing.left_ns);
+            self.live.timeline().absences.tell_absence(comparing.left_ns);
         }
-        let apart = comparing.apart != Apart::No && !unclosed && !self.live.timeline().is_unchanged();
+        let apart = comparing.apart != Apart::No && !unclosed && !self.live.timeline().epochs.is_unchanged();
         let closed = if apart { self.close_absence() } else { Ok(false) };
         let is_over =
             closed.inspect_err(|errno| tracing::error!(%errno, "what was changed while nothing was mounted is no epoch of its own")) == Ok(true);
         if !is_over {
-            self.live.timeline().tell(Record::Comparing(None));
+            self.live.timeline().journal.tell(Record::Comparing(None));
         }
         if is_over {
             return Ok(());
@@ -149,7 +149,7 @@ impl Absences {
 
     /// Records what was captured ahead and has changed since, unless that failed with what the baseline tells.
     pub(super) fn record_unseen(&self, told: SysResult<()>) -> SysResult<()> {
-        if !self.live.timeline().was_absent() {
+        if !self.live.timeline().absences.was_absent() {
             return Ok(());
         }
         match told.and_then(|()| self.live.record_unseen()) {
@@ -163,16 +163,16 @@ impl Absences {
     /// Closes the epoch that was open when the tree was last served: with the time of that, for what was changed later must seem so.
     fn close_left(&self, left_ns: i64, held: bool, goes_on: Option<Record>) -> SysResult<()> {
         let timeline = self.live.timeline();
-        if !timeline.takes_checkpoints() {
+        if !timeline.indexer.takes_checkpoints() {
             return Err(Errno::EIO);
         }
         let checkpoint = Checkpoint {
-            id: timeline.epoch().checkpoint(),
+            id: timeline.epochs.epoch().checkpoint(),
             tags: Vec::new(),
             note: String::new(),
             created_ns: left_ns,
             atomic: !held,
-            dirty: timeline.dirty(),
+            dirty: timeline.epochs.dirty(),
             reason: Reason::Auto { trigger: Trigger::Unmount },
         };
         timeline.close_epoch_and(Some(&daemon()), checkpoint, Vec::new(), &[], goes_on)
@@ -183,7 +183,9 @@ impl Absences {
     pub(super) fn keep_untold(&self, aftermath: &Aftermath, held: bool) {
         // When a daemon that was killed has ended nobody knows.
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else { return };
-        if self.live.timeline().newest_stored().is_none() || self.live.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns) {
+        if self.live.timeline().catalogue.newest_stored().is_none()
+            || self.live.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns)
+        {
             return;
         }
         if let Err(errno) = self.close_left(left_ns, held, None) {
@@ -215,7 +217,7 @@ impl Absences {
 
     /// Nothing differs that anybody would look for: the checkpoint that was made before that is not needed.
     fn take_back_left(&self) {
-        let left = self.live.timeline().checkpoint(self.newest_made());
+        let left = self.live.timeline().catalogue.checkpoint(self.newest_made());
         let Some(left) = left.filter(|left| left.reason == Reason::Auto { trigger: Trigger::Unmount }) else { return };
         if let Err(error) = self.checkpoints.free_checkpoint(&daemon(), left.id) {
             tracing::warn!(%error.message, id = %left.id, "a checkpoint that is not needed stays");

@@ -14,8 +14,8 @@ use super::error;
 use super::requester::Requester;
 use crate::history::diff::{Comparison, Difference, Differs};
 use crate::history::present::Trail;
+use crate::history::state::State;
 use crate::history::touched::Touched;
-use crate::history::view::State;
 use crate::history::writers::{Set, Writer, Writers};
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Process, Record};
@@ -230,7 +230,7 @@ impl Checkpoints {
         }
         let path = |slot: Slot| self.live.path_of(slot).unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes());
         let open = open.into_iter().map(|(slot, by)| (path(slot), by.process.clone())).collect();
-        self.live.timeline().tell(Record::OpenAt { id, open, more });
+        self.live.timeline().journal.tell(Record::OpenAt { id, open, more });
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::api::CheckpointOptions;
 use super::tripwire::Decision;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason, Trigger};
 use crate::sys;
@@ -182,7 +182,7 @@ impl Automatic {
 
     /// A mark that somebody has given a name to is theirs.
     fn take_back_mark(&self, id: CheckpointId) {
-        let ours = self.live.timeline().checkpoint(id).is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
+        let ours = self.live.timeline().catalogue.checkpoint(id).is_some_and(|mark| mark.tags.is_empty() && mark.reason.is_auto());
         if !ours {
             return;
         }
@@ -230,10 +230,10 @@ impl Automatic {
 
     /// Makes a checkpoint, if something differs from the last one. `false`: it failed, and is to be tried again.
     fn make_automatic(&self, trigger: Trigger) -> bool {
-        if self.live.timeline().dirty() == 0 && self.live.timeline().last().is_some() {
+        if self.live.timeline().epochs.dirty() == 0 && self.live.timeline().catalogue.last().is_some() {
             return true;
         }
-        if let Some(last) = self.live.timeline().last() {
+        if let Some(last) = self.live.timeline().catalogue.last() {
             self.checkpoints.settle();
             match self.states.compare_all(State::At(last), State::Live) {
                 Ok(changes) if changes.is_empty() => return true,

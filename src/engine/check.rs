@@ -158,9 +158,9 @@ impl Verifier {
     /// What checkpoints cannot show because it was changed behind our back. Where nobody was asked to be thorough only what is known without a walk, or was
     /// changed while nobody served the tree.
     fn look_behind(&self, of: Option<CheckpointId>, deep: bool, check: &mut Check) -> VerbResult<()> {
-        let retained = self.live.timeline().retained();
+        let retained = self.live.timeline().catalogue.retained();
         // The oldest checkpoint misses whatever any misses; the newest is the one of which a walk tells most.
-        let Some(id) = of.or(if deep { self.live.timeline().last() } else { retained.first().map(|(id, _)| *id) }) else { return Ok(()) };
+        let Some(id) = of.or(if deep { self.live.timeline().catalogue.last() } else { retained.first().map(|(id, _)| *id) }) else { return Ok(()) };
         let failed = |errno| error::failed("the tree cannot be read", errno);
         let mut changed = self.states.changed_unserved(id).map_err(failed)?;
         if deep || of.is_some() {
@@ -185,14 +185,14 @@ impl Verifier {
             }
         }
         let reads = |id: &CheckpointId| {
-            let found = self.live.timeline().is_stored(*id).then(|| self.live.timeline().data_at(version.slot, *id));
+            let found = self.live.timeline().catalogue.is_stored(*id).then(|| self.live.timeline().lookup.data_at(version.slot, *id));
             matches!(found, Some(Ok(Some(data))) if data.before.object == Some(version.object))
         };
         let needed = version.checkpoints.iter().any(reads);
         if needed {
             tracing::error!(object = finding.on, kind = finding.kind.name(), detail = finding.detail, "a version is damaged");
             if matches!(finding.kind, DamageKind::ObjectChanged | DamageKind::ObjectSize) {
-                self.live.timeline().distrust(version.object);
+                self.live.timeline().losses.distrust(version.object);
             }
         }
         needed

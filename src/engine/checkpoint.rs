@@ -66,8 +66,8 @@ impl Checkpoints {
     pub(super) fn make_checkpoint(&self, by: &Actor, options: &CheckpointOptions, reason: Reason) -> VerbResult<CheckpointInfo> {
         let started = Instant::now();
         let tags = self.checked_tags(&options.tags)?;
-        if !self.live.timeline().takes_checkpoints() {
-            return Err(error::index_failed(&self.live.timeline().index_trouble().unwrap_or_default()));
+        if !self.live.timeline().indexer.takes_checkpoints() {
+            return Err(error::index_failed(&self.live.timeline().indexer.trouble().unwrap_or_default()));
         }
         check_note(&options.note)?;
         let prepared = options.sync.then(|| self.live.prepare_sync());
@@ -94,7 +94,7 @@ impl Checkpoints {
             synced.map_err(|errno| error::failed("the checkpoint was made, but cannot be synced", errno))?;
         }
         let atomic = checkpoint.atomic;
-        let kept = self.live.timeline().checkpoint(checkpoint.id);
+        let kept = self.live.timeline().catalogue.checkpoint(checkpoint.id);
         let mut info = CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
         info.duration_us = Some(microseconds(started.elapsed()));
         info.frozen_us = Some(microseconds(frozen));
@@ -128,7 +128,7 @@ impl Checkpoints {
         self.live.await_closes();
         self.live.settle_mapped();
         self.live.preflush();
-        self.live.prepare_cut(self.live.timeline().epoch().next());
+        self.live.prepare_cut(self.live.timeline().epochs.epoch().next());
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
             self.live.watch_stores();
@@ -171,7 +171,7 @@ impl Checkpoints {
         reason: Reason,
         flushed: bool,
     ) -> SysResult<(Checkpoint, Opened)> {
-        let epoch = self.live.timeline().epoch();
+        let epoch = self.live.timeline().epochs.epoch();
         let cut = self.live.cut(epoch.next())?;
         let now = sys::now();
         let checkpoint = Checkpoint {
@@ -180,7 +180,7 @@ impl Checkpoints {
             note: note.to_owned(),
             created_ns: now.nanoseconds(),
             atomic: cut.atomic && flushed,
-            dirty: self.live.timeline().dirty(),
+            dirty: self.live.timeline().epochs.dirty(),
             reason,
         };
         let objects = cut.objects();
@@ -200,7 +200,7 @@ impl Checkpoints {
         }
         for tag in &tags {
             check_tag(tag)?;
-            if let Some(id) = self.live.timeline().tagged(tag) {
+            if let Some(id) = self.live.timeline().catalogue.tagged(tag) {
                 return Err(error::tag_taken(tag, id));
             }
         }
@@ -215,11 +215,12 @@ impl Checkpoints {
 
     /// As [`Checkpoints::delete_checkpoint`]; the caller holds `checkpointing`.
     pub(super) fn hide_checkpoint(&self, by: &Actor, undoes: Option<u64>, id: CheckpointId) -> VerbResult<CheckpointInfo> {
-        let Some(kept) = self.live.timeline().checkpoint(id) else { return Err(self.states.no_checkpoint(&id.to_string())) };
+        let Some(kept) = self.live.timeline().catalogue.checkpoint(id) else { return Err(self.states.no_checkpoint(&id.to_string())) };
         if let Some(reason) = &kept.pinned {
             return Err(error::pinned(id, reason));
         }
-        let hidden = self.live.timeline().operate(by, undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]);
+        let hidden =
+            self.live.timeline().operations.operate(by, undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]);
         hidden.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         let deleted = CheckpointInfo::new(&kept);
         self.snapdir.forget_view(&deleted);
@@ -230,7 +231,7 @@ impl Checkpoints {
     pub(super) fn free_checkpoint(&self, by: &Actor, id: CheckpointId) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let timeline = self.live.timeline();
-        let Some(kept) = timeline.checkpoint(id).or_else(|| timeline.hidden_checkpoint(id)) else {
+        let Some(kept) = timeline.catalogue.checkpoint(id).or_else(|| timeline.catalogue.hidden_checkpoint(id)) else {
             return Err(self.states.no_checkpoint(&id.to_string()));
         };
         if let Some(reason) = &kept.pinned {
@@ -238,9 +239,9 @@ impl Checkpoints {
         }
         let unneeded = timeline.unneeded_without(id).map_err(|errno| error::failed("the history cannot be read", errno))?;
         let freed = if kept.reason.is_auto() {
-            timeline.forgo(by, id)
+            timeline.operations.free(by, id)
         } else {
-            timeline.operate(by, None, Deed::Deleted { id, freed: true }, vec![Record::Deleted { id }])
+            timeline.operations.operate(by, None, Deed::Deleted { id, freed: true }, vec![Record::Deleted { id }])
         };
         freed.map_err(|errno| error::failed("the checkpoint was not deleted", errno))?;
         Ok(self.remove_unneeded(&kept, &unneeded))

@@ -5,8 +5,9 @@ use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
 use crate::history::present::Present;
 use crate::history::select::Unselected;
+use crate::history::state::State;
 use crate::history::touched::Touched;
-use crate::history::view::{State, View};
+use crate::history::view::View;
 use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::sys::lock::Mutex;
@@ -31,19 +32,19 @@ impl States {
 
     /// What a person calls a checkpoint by.
     pub(super) fn state_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.live.timeline().checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
-        names.extend(self.live.timeline().tags().into_iter().map(|(tag, _)| tag));
-        if self.live.timeline().newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
+        let mut names: Vec<String> = self.live.timeline().catalogue.checkpoints().into_iter().map(|checkpoint| checkpoint.id.to_string()).collect();
+        names.extend(self.live.timeline().catalogue.tags().into_iter().map(|(tag, _)| tag));
+        if self.live.timeline().catalogue.newest(1, |checkpoint| checkpoint.reason.is_auto()).len() == 1 {
             names.push("auto".into());
         }
-        if self.live.timeline().latest().is_some() {
+        if self.live.timeline().catalogue.latest().is_some() {
             names.push("latest".into());
         }
         names
     }
 
     pub(super) fn state(&self, name: &StateName) -> VerbResult<State> {
-        self.live.timeline().select(&name.0).map_err(|why| match why {
+        self.live.timeline().catalogue.select(&name.0).map_err(|why| match why {
             Unselected::Unknown => self.no_checkpoint(&name.0),
             why => error::unselected(&name.0, why, &self.state_names()),
         })
@@ -56,7 +57,7 @@ impl States {
 
     /// As [`States::checkpoint_id`], for what changes or deletes something: the beginning of a tag is not enough.
     pub(super) fn whole_id(&self, name: &StateName) -> VerbResult<CheckpointId> {
-        match self.live.timeline().select_whole(&name.0) {
+        match self.live.timeline().catalogue.select_whole(&name.0) {
             Ok(state) => self.is_checkpoint(name, state),
             Err(why @ Unselected::Beginning(_)) => Err(error::unselected(&name.0, why, &[])),
             Err(_) => self.checkpoint_id(name),
@@ -133,7 +134,7 @@ impl States {
     /// What to say of a checkpoint that nobody sees.
     pub(super) fn no_checkpoint(&self, name: &str) -> VerbError {
         let id = name.parse().ok().map(CheckpointId);
-        match id.filter(|id| self.live.timeline().hidden_checkpoint(*id).is_some()) {
+        match id.filter(|id| self.live.timeline().catalogue.hidden_checkpoint(*id).is_some()) {
             Some(id) => error::hidden(id),
             None => error::unknown_state(name, &self.state_names()),
         }

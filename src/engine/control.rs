@@ -95,7 +95,7 @@ impl Snapdir {
     /// everybody may write, only its owner deletes a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
         let root = self.live.stat(Slot::ROOT)?;
-        let count = u32::try_from(self.live.timeline().checkpoint_count()).unwrap_or(u32::MAX);
+        let count = u32::try_from(self.live.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
         Ok(Stat {
             ino: SNAPDIR.0,
             mode: self.serving.config.snapdir_mode.unwrap_or(root.mode & 0o1777),
@@ -161,9 +161,9 @@ impl Snapdir {
         if let Some(id) = self.number(name) {
             return self.view_root(id, false, 1);
         }
-        let id = if name == "latest" { self.live.timeline().latest() } else { self.live.timeline().tagged(name) };
+        let id = if name == "latest" { self.live.timeline().catalogue.latest() } else { self.live.timeline().catalogue.tagged(name) };
         let Some(id) = id else { return Ok(Looked::Absent(Duration::ZERO)) };
-        if self.live.timeline().is_directory(id, name) {
+        if self.live.timeline().catalogue.is_directory(id, name) {
             return self.view_root(id, true, 1);
         }
         let node = link_node(name, id);
@@ -174,7 +174,7 @@ impl Snapdir {
     /// A checkpoint's number as it is written: without leading zeros.
     pub(super) fn number(&self, name: &str) -> Option<CheckpointId> {
         let id = CheckpointId(name.parse().ok()?);
-        (id.to_string() == name && self.live.timeline().has_checkpoint(id)).then_some(id)
+        (id.to_string() == name && self.live.timeline().catalogue.has_checkpoint(id)).then_some(id)
     }
 
     /// The kernel may remember it: every path into a view goes by it, and [`Snapdir::forget_view`] tells when it is gone.
@@ -213,14 +213,14 @@ impl Snapdir {
         let dot = |name: &str, node: NodeId, next: u64| listed(name.to_owned(), node, Kind::Dir, next);
         let mut names = vec![dot(".", SNAPDIR, 1), dot("..", NodeId(Slot::ROOT.0), AFTER_DOTS)];
         if offset < LATEST {
-            let numbers = self.live.timeline().ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
+            let numbers = self.live.timeline().catalogue.ids_after(CheckpointId(offset.saturating_sub(AFTER_DOTS)), count);
             names.extend(
                 numbers.into_iter().map(|id| listed(id.to_string(), view(id, false), Kind::Dir, AFTER_DOTS.saturating_add(id.0).min(LATEST - 1))),
             );
         }
         if names.len() < count {
-            names.extend(self.live.timeline().latest().map(|id| link("latest", id, LATEST)));
-            let tags = self.live.timeline().tags_after(offset.saturating_sub(LATEST), count);
+            names.extend(self.live.timeline().catalogue.latest().map(|id| link("latest", id, LATEST)));
+            let tags = self.live.timeline().catalogue.tags_after(offset.saturating_sub(LATEST), count);
             names.extend(tags.into_iter().map(|tagged| match (tagged.is_directory, LATEST + tagged.place) {
                 (true, next) => listed(tagged.tag, view(tagged.id, true), Kind::Dir, next),
                 (false, next) => link(&tagged.tag, tagged.id, next),
@@ -251,6 +251,6 @@ impl Snapdir {
 impl Views {
     /// The view that a past node belongs to must still be there.
     pub(super) fn check_kept(&self, node: &PastNode) -> SysResult<()> {
-        if self.live.timeline().has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
+        if self.live.timeline().catalogue.has_checkpoint(node.checkpoint) { Ok(()) } else { Err(Errno::ESTALE) }
     }
 }

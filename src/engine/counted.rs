@@ -20,7 +20,7 @@ pub(super) struct Counted(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// See [`crate::history::timeline::Timeline::losses`].
+    /// See [`crate::history::losses::Losses::count`].
     losses: u64,
     pairs: BTreeMap<Pair, u64>,
 }

@@ -84,7 +84,7 @@ impl Collector {
             return Ok(DuReport { run, done, total, ..DuReport::default() });
         }
         let (census, measured, space) = measuring.finish(self.keeps_extents_whole());
-        let hidden: Vec<CheckpointId> = self.live.timeline().hidden().iter().map(|kept| kept.id).collect();
+        let hidden: Vec<CheckpointId> = self.live.timeline().catalogue.hidden().iter().map(|kept| kept.id).collect();
         let mut report = account(&census, &measured, &space);
         report.checkpoints.retain(|one| only.is_none_or(|only| one.id == only));
         report.checkpoints.iter_mut().for_each(|one| one.hidden = hidden.contains(&one.id));

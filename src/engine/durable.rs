@@ -30,7 +30,7 @@ impl Pace {
             return;
         }
         let before = sys::now().nanoseconds().saturating_sub(i64::try_from(SYNCED_AFTER.as_nanos()).unwrap_or(i64::MAX));
-        let old = live.timeline().unsynced().next().is_some_and(|checkpoint| checkpoint.created_ns < before);
+        let old = live.timeline().catalogue.unsynced().next().is_some_and(|checkpoint| checkpoint.created_ns < before);
         if !old && live.undurable() < UNDURABLE_MAX {
             return;
         }
@@ -57,14 +57,14 @@ impl Checkpoints {
             return Ok(());
         }
         let mut named = Vec::new();
-        for checkpoint in self.live.timeline().unsynced() {
+        for checkpoint in self.live.timeline().catalogue.unsynced() {
             let tag = format!("{INCOMPLETE_PREFIX}{}", checkpoint.id);
             named.push(checkpoint.id.to_string());
             if !checkpoint.tags.contains(&tag) {
                 let mut tags = checkpoint.tags.clone();
                 tags.push(tag);
                 tags.sort();
-                self.live.timeline().set_tags(checkpoint.id, tags)?;
+                self.live.timeline().catalogue.set_tags(checkpoint.id, tags)?;
             }
         }
         if !named.is_empty() {

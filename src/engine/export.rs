@@ -27,8 +27,9 @@ use super::error;
 use crate::history::diff::join;
 use crate::history::dropped::DROPPED;
 use crate::history::present::{Present, Trail};
+use crate::history::state::State;
 use crate::history::touched::Touched;
-use crate::history::view::{Known, Source, State};
+use crate::history::view::{Known, Source};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
 use crate::sys::lock::{Condvar, Mutex};
@@ -61,7 +62,7 @@ struct Job {
     from: Option<CheckpointId>,
     /// What was recorded after the checkpoint, until the export began.
     touched: Touched,
-    /// [`crate::history::timeline::Timeline::recordings`] before `touched` was read.
+    /// [`crate::history::epochs::Epochs::recordings`] before `touched` was read.
     recordings: u64,
     total: Option<u64>,
     /// See [`plan::Plan::kept`].
@@ -210,7 +211,7 @@ impl Engine {
             }
             ExportAsk::Next { run, done } | ExportAsk::Ahead { run, done } => {
                 let job = self.exports.get(*run)?;
-                if !self.live.timeline().has_checkpoint(job.at) {
+                if !self.live.timeline().catalogue.has_checkpoint(job.at) {
                     self.exports.end(*run);
                     return Err(error::unknown_state(&job.at.to_string(), &self.states.state_names()));
                 }
@@ -243,9 +244,9 @@ impl Engine {
 
     fn begin_export(&self, at: CheckpointId, from: Option<CheckpointId>) -> SysResult<Job> {
         self.checkpoints.settle();
-        let recordings = self.live.timeline().recordings();
+        let recordings = self.live.timeline().epochs.recordings();
         let touched = self.live.timeline().touched(at, None)?;
-        let from = from.filter(|from| self.live.timeline().has_checkpoint(*from));
+        let from = from.filter(|from| self.live.timeline().catalogue.has_checkpoint(*from));
         let mut progress = Progress::default();
         let mut total = None;
         let mut kept = HashMap::new();
@@ -364,7 +365,7 @@ impl Engine {
             done.iter().filter_map(|part| progress.given.remove(part)).flatten().collect()
         };
         // Asked before the files are: who changes one afterwards has copied nothing of it.
-        let quiet = self.live.timeline().recordings() == job.recordings;
+        let quiet = self.live.timeline().epochs.recordings() == job.recordings;
         let changed = given.into_iter().filter(|given| !self.is_proven(job, given, quiet).unwrap_or(false));
         let again = |Given { path, child, trail, .. }| (TreePath(path.clone()), Work::One { path, child, trail, how: How::Whole, again: true });
         changed.map(again).collect()
@@ -381,10 +382,10 @@ impl Engine {
             return Ok(true);
         }
         let (timeline, slot) = (self.live.timeline(), given.child.slot);
-        if given.file.is_some() && timeline.data_at(slot, job.at)?.is_some() {
+        if given.file.is_some() && timeline.lookup.data_at(slot, job.at)?.is_some() {
             return Ok(false);
         }
-        Ok(!given.unrecorded || (timeline.attr_at(slot, job.at)?.is_none() && timeline.xattrs_at(slot, job.at)?.is_none()))
+        Ok(!given.unrecorded || (timeline.lookup.attr_at(slot, job.at)?.is_none() && timeline.lookup.xattrs_at(slot, job.at)?.is_none()))
     }
 
     /// Adds what there is to tell to a part; gives what comes next, the last first.
@@ -455,7 +456,7 @@ impl Engine {
 
     /// Its last change was after the checkpoint, and has no record: it was changed behind our back, or a moment ago.
     fn looks_changed(&self, job: &Job, ctime: Time) -> bool {
-        self.live.timeline().changed_unseen(ctime, job.at) || self.live.timeline().changed_in_absence(ctime, job.at)
+        self.live.timeline().absences.changed_unseen(ctime, job.at) || self.live.timeline().absences.changed_in_absence(ctime, job.at)
     }
 
     /// The names of a directory, as far as they can be told.
@@ -464,7 +465,7 @@ impl Engine {
             let ctime = self.live.dir(dir).and_then(|fd| sys::stat_fd(&fd)).map(|stat| stat.ctime);
             if ctime.is_ok_and(|ctime| !self.looks_changed(job, ctime))
                 && let Ok(mut names) = self.live.list(dir)
-                && self.live.timeline().recordings() == job.recordings
+                && self.live.timeline().epochs.recordings() == job.recordings
             {
                 names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
                 return Ok(Known { names, ..Known::default() });

@@ -13,8 +13,8 @@ use super::checkpoint::check_tag;
 use super::counted::Pair;
 use super::error;
 use crate::history::select::parse_time;
+use crate::history::state::State;
 use crate::history::versions::{Asked, Became, Version};
-use crate::history::view::State;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};
@@ -104,7 +104,7 @@ impl Search {
 
     /// How many paths differ from the second checkpoint to the first; `None`: they cannot be compared.
     fn count_changes(&self, pair: Pair) -> Option<u64> {
-        let losses = self.live.timeline().losses();
+        let losses = self.live.timeline().losses.count();
         if let Some(known) = self.counted.get(pair, losses) {
             return Some(known);
         }
@@ -121,13 +121,13 @@ impl Search {
         let matcher = Matcher::new(query)?;
         let limit = query.limit.unwrap_or(usize::MAX);
         if query.hidden {
-            let hidden = self.live.timeline().hidden();
+            let hidden = self.live.timeline().catalogue.hidden();
             return Ok(hidden.iter().rev().filter(|kept| matcher.takes(kept)).take(limit).map(CheckpointInfo::new).collect());
         }
         if let Some(path) = &query.path {
             let versions = self.versions_of(path)?;
             let touched = versions.iter().rev().filter_map(|version| match version.state {
-                State::At(id) => self.live.timeline().checkpoint(id),
+                State::At(id) => self.live.timeline().catalogue.checkpoint(id),
                 State::Live => None,
             });
             return Ok(touched
@@ -138,17 +138,24 @@ impl Search {
         }
         // A tag has one checkpoint.
         if let Some(tag) = query.tag.as_ref().filter(|tag| !tag.contains('*')) {
-            let tagged = self.live.timeline().tagged(tag).and_then(|id| self.live.timeline().checkpoint(id));
+            let tagged = self.live.timeline().catalogue.tagged(tag).and_then(|id| self.live.timeline().catalogue.checkpoint(id));
             return Ok(tagged.filter(|checkpoint| limit > 0 && matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect());
         }
         // There are fewer tags than checkpoints, mostly, and they lie together.
         if let Some(pattern) = &query.tag {
-            let like = self.live.timeline().tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
+            let like = self.live.timeline().catalogue.tags().into_iter().filter(|(tag, _)| is_like(tag, pattern));
             let ids: BTreeSet<CheckpointId> = like.map(|(_, id)| id).collect();
-            let found = ids.into_iter().rev().filter_map(|id| self.live.timeline().checkpoint(id));
+            let found = ids.into_iter().rev().filter_map(|id| self.live.timeline().catalogue.checkpoint(id));
             return Ok(found.filter(|checkpoint| matcher.takes(checkpoint)).take(limit).map(|checkpoint| CheckpointInfo::new(&checkpoint)).collect());
         }
-        Ok(self.live.timeline().newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint)).iter().map(CheckpointInfo::new).collect())
+        Ok(self
+            .live
+            .timeline()
+            .catalogue
+            .newest_before(query.before, limit, |checkpoint| matcher.takes(checkpoint))
+            .iter()
+            .map(CheckpointInfo::new)
+            .collect())
     }
 
     pub(super) fn version_infos(&self, path: &TreePath) -> VerbResult<Vec<VersionInfo>> {
@@ -161,7 +168,7 @@ impl Search {
     }
 
     fn versions_of(&self, path: &TreePath) -> VerbResult<Vec<Version>> {
-        let kept: Vec<CheckpointId> = self.live.timeline().checkpoint_ids();
+        let kept: Vec<CheckpointId> = self.live.timeline().catalogue.checkpoint_ids();
         let below = |from: State, to: State| -> SysResult<bool> { Ok(!self.states.compare(from, to, &path.0)?.is_empty()) };
         let asked = Asked { timeline: self.live.timeline(), path: &path.0, kept: &kept, view: |state| self.states.view(state), below };
         asked.versions().map_err(|errno| error::failed("the versions cannot be told", errno))
@@ -169,7 +176,7 @@ impl Search {
 
     fn version_info(&self, version: Version) -> VersionInfo {
         let checkpoint = match version.state {
-            State::At(id) => self.live.timeline().checkpoint(id),
+            State::At(id) => self.live.timeline().catalogue.checkpoint(id),
             State::Live => None,
         };
         let stat = version.attr.map(|attr| attr.stat);
@@ -194,7 +201,7 @@ impl Checkpoints {
     pub(super) fn retag_checkpoint(&self, by: &Actor, state: &StateName, retag: &Retag) -> VerbResult<CheckpointInfo> {
         let _one_at_a_time = self.checkpointing.lock();
         let id = self.states.checkpoint_id(state)?;
-        let checkpoint = self.live.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
+        let checkpoint = self.live.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&state.0, &self.states.state_names()))?;
         let mut tags = checkpoint.tags.clone();
         for tag in &retag.remove {
             let before = tags.len();
@@ -205,7 +212,7 @@ impl Checkpoints {
         }
         for tag in &retag.add {
             check_tag(tag)?;
-            match self.live.timeline().tagged(tag) {
+            match self.live.timeline().catalogue.tagged(tag) {
                 Some(other) if other != id && !retag.force => return Err(error::tag_taken(tag, other)),
                 _ => tags.push(tag.clone()),
             }
@@ -215,14 +222,14 @@ impl Checkpoints {
         if tags != checkpoint.tags {
             self.give_tags(by, id, tags)?;
         }
-        let after = self.live.timeline().checkpoint(id).unwrap_or(checkpoint);
+        let after = self.live.timeline().catalogue.checkpoint(id).unwrap_or(checkpoint);
         Ok(CheckpointInfo::new(&after))
     }
 
     /// Gives a checkpoint these tags, and takes them from whichever others have them.
     fn give_tags(&self, by: &Actor, id: CheckpointId, tags: Vec<String>) -> VerbResult<()> {
         let losing = |other: &Kept| other.id != id && other.tags.iter().any(|tag| tags.contains(tag));
-        let losers = self.live.timeline().newest(usize::MAX, losing).into_iter();
+        let losers = self.live.timeline().catalogue.newest(usize::MAX, losing).into_iter();
         let mut given: Vec<(CheckpointId, Vec<String>)> =
             losers.map(|other| (other.id, other.checkpoint.tags.into_iter().filter(|tag| !tags.contains(tag)).collect())).collect();
         given.push((id, tags));
@@ -233,12 +240,12 @@ impl Checkpoints {
     pub(super) fn set_tags(&self, by: &Actor, undoes: Option<u64>, given: Vec<(CheckpointId, Vec<String>)>) -> SysResult<()> {
         let (mut changes, mut records) = (Vec::new(), Vec::new());
         for (id, tags) in given {
-            let before = self.live.timeline().checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
+            let before = self.live.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT)?.checkpoint.tags;
             let not_in = |these: &[String], others: &[String]| these.iter().filter(|tag| !others.contains(tag)).cloned().collect();
             changes.push(Retagged { id, lost: not_in(&before, &tags), got: not_in(&tags, &before) });
             records.push(Record::Tags { id, tags });
         }
-        self.live.timeline().operate(by, undoes, Deed::Tagged { changes }, records)
+        self.live.timeline().operations.operate(by, undoes, Deed::Tagged { changes }, records)
     }
 }
 

@@ -19,7 +19,7 @@ use super::export::parts::ExportAsk;
 use super::verb::{Request, Requester};
 use super::{Config, Engine};
 use crate::history::present::Trail;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::Store;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::operation::{Deed, Operation};
@@ -247,7 +247,7 @@ fn use_it(dir: &Path) {
     let by = Requester::from(daemon());
     let ask = |request: Request| request.answer(&engine, &by);
     let state = |name: &str| StateName(name.into());
-    let ids = engine.live.timeline().checkpoint_ids();
+    let ids = engine.live.timeline().catalogue.checkpoint_ids();
     for id in ids.iter().take(5) {
         look_around(&engine, State::At(*id));
         let state = StateName(id.to_string());

@@ -248,8 +248,8 @@ impl Collector {
         let mut run = match options.run {
             Some(run) => self.gc_runs.take(run)?,
             None => {
-                let mut checkpoints = self.live.timeline().checkpoints();
-                checkpoints.extend(self.live.timeline().hidden());
+                let mut checkpoints = self.live.timeline().catalogue.checkpoints();
+                checkpoints.extend(self.live.timeline().catalogue.hidden());
                 let census = self.live.timeline().census().map_err(|errno| error::failed("the history cannot be read", errno))?;
                 Run::Measuring(Box::new(Measuring::new(census)), checkpoints)
             }
@@ -317,7 +317,7 @@ impl Collector {
         if let Some(version) = plan.versions.pop() {
             plan.report.done += 1;
             let stays = |id: &CheckpointId| plan.kept.get(version.by.clone()).is_some_and(|by| by.contains(id));
-            if plan.shown || !version.by.is_empty() && self.live.timeline().is_dropped(version.object).unwrap_or(true) {
+            if plan.shown || !version.by.is_empty() && self.live.timeline().dropped.is_dropped(version.object).unwrap_or(true) {
                 self.remove_content(version.object);
                 plan.epochs.insert(version.object.epoch);
             } else if !plan.report.changed.iter().any(stays) {
@@ -354,13 +354,13 @@ impl Collector {
     fn delete_planned(&self, by: &Actor, planned: &Kept) -> VerbResult<bool> {
         {
             let _one_at_a_time = self.checkpoints.checkpointing.lock();
-            let now = self.live.timeline().checkpoint(planned.id).or_else(|| self.live.timeline().hidden_checkpoint(planned.id));
+            let now = self.live.timeline().catalogue.checkpoint(planned.id).or_else(|| self.live.timeline().catalogue.hidden_checkpoint(planned.id));
             // Somebody else has deleted it: it is gone.
             let Some(now) = now else { return Ok(true) };
             if now.hidden != planned.hidden || now.pinned.is_some() || now.tags != planned.tags {
                 return Ok(false);
             }
-            self.live.timeline().free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
+            self.live.timeline().operations.free(by, planned.id).map_err(|errno| error::failed("a checkpoint was not deleted", errno))?;
         }
         if !planned.hidden {
             self.snapdir.forget_view(&CheckpointInfo::new(planned));
@@ -389,10 +389,10 @@ impl Collector {
         }
         // In this order: a checkpoint that is made meanwhile is kept, or after that.
         let upto = self.live.timeline().store().journal.position();
-        let kept = self.live.timeline().retained().into_iter().map(|(id, _)| id).collect();
+        let kept = self.live.timeline().catalogue.retained().into_iter().map(|(id, _)| id).collect();
         // Filesystems free what was removed when they write it down.
         match sys::syncfs(&self.serving.store_dir) {
-            Ok(()) => self.live.timeline().compact_soon(kept, upto),
+            Ok(()) => self.live.timeline().indexer.compact_soon(kept, upto),
             Err(errno) => tracing::debug!(%errno, "the filesystem was not synced after a gc"),
         }
     }
@@ -402,7 +402,7 @@ impl Checkpoints {
     /// Removes the directories of these epochs in which nothing is left; never that of the open one.
     pub(super) fn remove_empty_layers(&self, epochs: &BTreeSet<Epoch>) {
         let mut gently = Gently::default();
-        for epoch in epochs.range(..self.live.timeline().epoch()) {
+        for epoch in epochs.range(..self.live.timeline().epochs.epoch()) {
             gently.removed(&self.serving.store_dir);
             if let Err(error) = self.live.timeline().store().layers.remove_epoch_if_empty(*epoch) {
                 tracing::debug!(%error, "an empty layer was not removed");
@@ -458,7 +458,7 @@ fn steps_with_tiers(matching: &Matching, order: &[usize], sure: usize, tiers: us
 fn plan(matching: &Matching, options: &GcOptions, held: &Held) -> Plan {
     let Matching { census, measured, space, checkpoints, .. } = matching;
     let (kept, known): (Vec<&Kept>, Vec<Known>) = known(census, checkpoints, held).into_iter().unzip();
-    let rules = rules(&known, &options.retention, crate::history::timeline::now_ns(), &TimeZone::system());
+    let rules = rules(&known, &options.retention, crate::history::append::now_ns(), &TimeZone::system());
     let (order, sure) = order(&known, &rules);
     let tiers = options.retention.tiers.len();
     let steps = steps_with_tiers(matching, &order, sure, tiers);

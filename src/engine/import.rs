@@ -15,8 +15,8 @@ use super::api::{TreePath, VerbResult};
 use super::export::parts::Refused;
 use super::restore::Stale;
 use super::{Engine, error};
-use crate::history::timeline::Timeline;
-use crate::history::view::State;
+use crate::history::attribution::Acting;
+use crate::history::state::State;
 use crate::live::{At, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Actor;
@@ -94,7 +94,7 @@ impl Engine {
         // A restore may have planned with what was there.
         self.live.count_change();
         let tree = self.live.tree.write();
-        let acting = Timeline::acting(Some(self.live.timeline().number(super::attribution::actor_process(by))));
+        let acting = Acting::of(Some(self.live.timeline().processes.number(super::attribution::actor_process(by))));
         for (name, path) in staged {
             if let Err(errno) = self.put_one(name, &path.0, &mut stale, &mut steps) {
                 let _ = sys::unlink_at(self.live.staging(), name.as_bytes());

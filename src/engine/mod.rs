@@ -213,7 +213,7 @@ impl Engine {
         if aftermath.unclean {
             self.live.recover(aftermath)?;
         }
-        let held = self.live.timeline().store().layout.noted_held() == Some(self.live.timeline().epoch());
+        let held = self.live.timeline().store().layout.noted_held() == Some(self.live.timeline().epochs.epoch());
         let watch = || if aftermath.unclean || held { self.live.watch_mapped(aftermath.unclean && self.took_over()) } else { Ok(()) };
         match comparison {
             Some((baseline, comparing)) => self.absences.take_in_absence(&baseline, comparing, held, watch)?,
@@ -234,7 +234,7 @@ impl Engine {
 
     /// Starts the threads that see to the store while it is served.
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
-        self.live.timeline().start_indexer()?;
+        self.live.timeline().indexer.start()?;
         self.syncer.start(&self.live)?;
         self.live.start_hasher(self.serving.config.seal)?;
         auto::Auto::start(&self.automatic)?;
@@ -315,21 +315,21 @@ impl Engine {
         self.live.stop_hasher();
         self.live.drop_prepared();
         let end = sys::now();
-        if let Err(errno) = self.live.timeline().append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
+        if let Err(errno) = self.live.timeline().journal.append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
         }
         if self.live.outlived() {
             tracing::info!("the mount ends, and somebody can still write to files of it");
-            if let Err(error) = self.live.timeline().store().layout.note_held(self.live.timeline().epoch()) {
+            if let Err(error) = self.live.timeline().store().layout.note_held(self.live.timeline().epochs.epoch()) {
                 tracing::warn!(%error, "that could not be noted: checkpoints after the next mount may show later content");
             }
         }
-        if self.live.timeline().unsynced().next().is_some()
+        if self.live.timeline().catalogue.unsynced().next().is_some()
             && let Err(errno) = sync_checkpoints(&self.live)
         {
             tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
         }
-        self.live.timeline().stop();
+        self.live.timeline().indexer.stop();
         // Over the directory itself a mount leaves nobody a way there who was not there before.
         let alone = self.serving.config.mount == self.serving.config.backing && !self.had_below.load(Ordering::Relaxed);
         match self.live.write_baseline(self.absences.keeps_content(), alone, self.serving.config.auto.absence) {
@@ -373,12 +373,12 @@ impl Engine {
         let compares = comparing.is_some() || aftermath.comparing.is_some();
         let records: Vec<Record> =
             compares.then_some(Record::Comparing(comparing)).into_iter().chain([Record::Mounted { at_ns, stopped_ns }]).collect();
-        match self.live.timeline().append(&records) {
+        match self.live.timeline().journal.append(&records) {
             // Nothing that needs a record can be done either, until these are there; but what frees space can.
-            Err(errno) if errno.is_no_room() => records.into_iter().for_each(|record| self.live.timeline().tell(record)),
+            Err(errno) if errno.is_no_room() => records.into_iter().for_each(|record| self.live.timeline().journal.tell(record)),
             done => done?,
         }
-        self.live.timeline().begin_service(at_ns, stopped_ns);
+        self.live.timeline().absences.begin_service(at_ns, stopped_ns);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use super::api::attribution::OpenAtCut;
 use super::api::{CheckpointInfo, StateName, VerbError, VerbResult};
 use super::error;
 use crate::history::select::{Known, Unselected, select};
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::ids::CheckpointId;
 use crate::store::journal::Journal;
 use crate::store::layout::Layout;

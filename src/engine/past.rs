@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 
 use super::request::{Fh, NodeId};
 use crate::history::present::Trail;
-use crate::history::view::{Source, State, View};
+use crate::history::state::State;
+use crate::history::view::{Source, View};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
 use crate::sys::lock::{Mutex, RwLock};

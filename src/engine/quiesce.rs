@@ -53,7 +53,7 @@ impl Checkpoints {
 
     /// See [`Stir`].
     pub(super) fn stir(&self) -> SysResult<Stir> {
-        Ok(Stir { requests: self.serving.counts.changes(), recordings: self.live.timeline().recordings(), hot: self.live.hot_state()? })
+        Ok(Stir { requests: self.serving.counts.changes(), recordings: self.live.timeline().epochs.recordings(), hot: self.live.hot_state()? })
     }
 
     /// Waits until nothing has changed for a moment; what it looks like then. `None`: the time is over.

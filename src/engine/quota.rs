@@ -84,7 +84,7 @@ impl Collector {
         }
         let all = usize::try_from(limits.per_user.saturating_mul(USERS)).unwrap_or(usize::MAX);
         let per_user = usize::try_from(limits.per_user).unwrap_or(usize::MAX);
-        let made = self.live.timeline().made_by_mkdir(caller.uid);
+        let made = self.live.timeline().catalogue.made_by_mkdir(caller.uid);
         if made.theirs >= per_user || made.all >= all {
             tracing::warn!(uid = caller.uid, theirs = made.theirs, all = made.all, "mkdir(2) may make no more checkpoints: see snapdir.per-user");
             return Err(Errno::EDQUOT);
@@ -99,9 +99,9 @@ impl Collector {
     /// Best effort: the next one tries again.
     fn free_hidden(&self, caller: Caller, id: CheckpointId) {
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
-        let Some(kept) = self.live.timeline().hidden_checkpoint(id).filter(|kept: &Kept| kept.pinned.is_none()) else { return };
+        let Some(kept) = self.live.timeline().catalogue.hidden_checkpoint(id).filter(|kept: &Kept| kept.pinned.is_none()) else { return };
         let freed = self.live.timeline().unneeded_without(id).and_then(|unneeded| {
-            self.live.timeline().free(&caller.actor(), id)?;
+            self.live.timeline().operations.free(&caller.actor(), id)?;
             self.checkpoints.remove_unneeded(&kept, &unneeded);
             Ok(())
         });

@@ -35,8 +35,8 @@ use super::auto::daemon;
 use super::error;
 use super::request::{NodeId, Stale as Forget};
 use super::requester::Requester;
+use crate::history::state::State;
 use crate::history::timeline::Aftermath;
-use crate::history::view::State;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::lock::MutexGuard;
@@ -174,7 +174,7 @@ impl Engine {
         let failed = |errno| self.checkpoints.failed("the restore failed", errno);
         let Asked { requester, undoes, started, unknown, times } = asked;
         let by = requester.by();
-        let _index_later = self.live.timeline().hold_indexer();
+        let _index_later = self.live.timeline().indexer.hold();
         let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
         let Prepared { plan, changes, spared, .. } = prepared;
@@ -245,16 +245,16 @@ impl Engine {
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
         let _acting =
-            crate::history::timeline::Timeline::acting(by.map(|(by, _)| self.live.timeline().number(super::attribution::actor_process(by))));
+            crate::history::attribution::Acting::of(by.map(|(by, _)| self.live.timeline().processes.number(super::attribution::actor_process(by))));
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
-                self.live.timeline().append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
+                self.live.timeline().journal.append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
             }
         }
-        self.live.timeline().begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
+        self.live.timeline().operations.begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
         let applied = apply::apply(self, plan, stage);
         // Were it not told before the next change, the next mount would restore once more, over what was done since.
-        self.live.timeline().tell(Record::RestoreEnd);
+        self.live.timeline().journal.tell(Record::RestoreEnd);
         applied
     }
 
@@ -264,7 +264,7 @@ impl Engine {
             tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
         }
         let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
-        if self.live.timeline().checkpoint(*target).is_none() {
+        if self.live.timeline().catalogue.checkpoint(*target).is_none() {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");

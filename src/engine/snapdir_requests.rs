@@ -14,7 +14,7 @@ impl Engine {
         let name = std::str::from_utf8(name).map_err(|_| Errno::EINVAL)?;
         check_tag(name).map_err(|error| verb_errno(&error))?;
         if caller.again
-            && let Some(id) = self.live.timeline().tagged(name).filter(|id| self.live.timeline().is_directory(*id, name))
+            && let Some(id) = self.live.timeline().catalogue.tagged(name).filter(|id| self.live.timeline().catalogue.is_directory(*id, name))
             && let Looked::Found(entry) = self.snapdir.view_root(id, true, 1)?
         {
             return Ok(entry);
@@ -35,7 +35,7 @@ impl Engine {
     /// rmdir(2) in `.snapshots`: the checkpoint is deleted.
     pub(super) fn rmdir_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let tagged = self.live.timeline().tagged(name).filter(|id| self.live.timeline().is_directory(*id, name));
+        let tagged = self.live.timeline().catalogue.tagged(name).filter(|id| self.live.timeline().catalogue.is_directory(*id, name));
         let id = self.snapdir.number(name).or(tagged).ok_or(Errno::ENOENT)?;
         self.checkpoints.delete_checkpoint(&caller.actor(), id).map(drop).map_err(|error| verb_errno(&error))
     }
@@ -44,8 +44,8 @@ impl Engine {
     pub(super) fn unlink_snapshot(&self, caller: Caller, name: &[u8]) -> SysResult<()> {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
-        let id = self.live.timeline().tagged(name).ok_or(if self.snapdir.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
-        let checkpoint = self.live.timeline().checkpoint(id).ok_or(Errno::ENOENT)?;
+        let id = self.live.timeline().catalogue.tagged(name).ok_or(if self.snapdir.number(name).is_some() { Errno::EISDIR } else { Errno::EPERM })?;
+        let checkpoint = self.live.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT)?;
         let tags = checkpoint.checkpoint.tags.into_iter().filter(|tag| tag != name).collect();
         self.checkpoints.set_tags(&caller.actor(), None, vec![(id, tags)])
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use super::api::{DaemonInfo, SealerInfo, Stats, Status, VerbError, VerbResult};
 use super::error;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::live::HashMode;
 use crate::sys;
 
@@ -17,7 +17,7 @@ impl Engine {
             if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
         };
         self.checkpoints.settle();
-        let (latest, base) = (self.live.timeline().latest(), self.live.timeline().base());
+        let (latest, base) = (self.live.timeline().catalogue.latest(), self.live.timeline().base());
         let dirty = match base {
             Some(id) => self.states.compare_all(State::At(id), State::Live).map_err(failed)?,
             None => Vec::new(),
@@ -42,10 +42,10 @@ impl Engine {
             io: io.to_owned(),
             writes: writes.to_owned(),
             daemon: self.daemon_info(),
-            epoch: self.live.timeline().epoch().0,
+            epoch: self.live.timeline().epochs.epoch().0,
             latest,
             base,
-            checkpoints: self.live.timeline().checkpoint_count() as u64,
+            checkpoints: self.live.timeline().catalogue.checkpoint_count() as u64,
             dirty,
             shared: {
                 let (files, bytes) = self.live.shared().get();
@@ -90,8 +90,8 @@ impl Engine {
                 "the journal or a version cannot be written: changes to what checkpoints can see fail with EIO until the next mount; {next}"
             ));
         }
-        if let Some(why) = self.live.timeline().index_trouble() {
-            let refused = if self.live.timeline().takes_checkpoints() { "will soon be" } else { "are" };
+        if let Some(why) = self.live.timeline().indexer.trouble() {
+            let refused = if self.live.timeline().indexer.takes_checkpoints() { "will soon be" } else { "are" };
             warnings.push(format!(
                 "the index failed ({why}): new checkpoints {refused} refused until there is room, or until the next mount makes it anew"
             ));

@@ -102,7 +102,7 @@ impl Syncer {
 /// The layer of the open epoch is there before it is needed: on a full filesystem inodes can be moved into it, but not a directory be made. That of a
 /// closed epoch goes if nothing is in it.
 fn make_layer(timeline: &Timeline, made: &mut Option<Epoch>) {
-    let (open, layers) = (timeline.epoch(), &timeline.store().layers);
+    let (open, layers) = (timeline.epochs.epoch(), &timeline.store().layers);
     if *made == Some(open) {
         return;
     }

@@ -43,7 +43,7 @@ impl Engine {
             return self.views.past.adopt(&self.states.view(node.state()), node, left.fh);
         }
         let io = if left.passthrough { IoMode::Passthrough } else { IoMode::Daemon };
-        let _acting = crate::history::timeline::Timeline::acting(self.live.opener(left.by));
+        let _acting = crate::history::attribution::Acting::of(self.live.opener(left.by));
         self.live.adopt_open(HandleId(left.fh.0), Slot(left.node.0), open_flags(left.flags, None), io, orphans)
     }
 

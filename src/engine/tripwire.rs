@@ -267,10 +267,10 @@ impl Automatic {
     /// Keeps the state of the tree. This is a thread that serves a request, of a process that holds a lock of the kernel: nothing is waited for that may
     /// need another request. So stores through mappings that the daemon serves and that are still in the kernel's cache are left out, and it says so.
     fn make_mark(&self, tripwire: &Tripwire, caller: Caller) {
-        let clean = self.live.timeline().dirty() == 0 && self.live.timeline().last().is_some();
+        let clean = self.live.timeline().epochs.dirty() == 0 && self.live.timeline().catalogue.last().is_some();
         let (mut made, mut edited) = (None, HashSet::new());
         if !clean {
-            if !self.live.timeline().takes_checkpoints() {
+            if !self.live.timeline().indexer.takes_checkpoints() {
                 return;
             }
             // Another checkpoint or a restore is being made: with the next operation it is tried again.
@@ -282,7 +282,7 @@ impl Automatic {
             let note = format!("before {} (pid {}) began to remove or empty files", actor.process, actor.pid);
             let closed = self.live.freeze().and_then(|_freeze| {
                 let flushed = self.live.mapped_through_daemon().is_empty();
-                edited = self.live.timeline().data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
+                edited = self.live.timeline().epochs.data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
                 self.checkpoints.close_epoch(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)
             });
             match closed {

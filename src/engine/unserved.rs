@@ -14,7 +14,8 @@ use super::api::{Change, TreePath, Why};
 use crate::history::diff::join;
 use crate::history::diff::ordered;
 use crate::history::present::Trail;
-use crate::history::view::{Known, State};
+use crate::history::state::State;
+use crate::history::view::Known;
 use crate::store::ids::CheckpointId;
 use crate::sys::{Errno, Kind, SysResult};
 
@@ -58,7 +59,7 @@ impl States {
     /// Those of reading the live tree.
     pub(super) fn changed_unserved(&self, id: CheckpointId) -> SysResult<Vec<Change>> {
         let mut known = (*self.changed_in_absence(id)?).clone();
-        known.extend(self.live.timeline().met_unseen(id).into_iter().map(|(path, kind)| unknown(&path, kind)));
+        known.extend(self.live.timeline().losses.met_unseen(id).into_iter().map(|(path, kind)| unknown(&path, kind)));
         known.sort_by(|a, b| a.path.cmp(&b.path));
         known.dedup_by(|a, b| a.path == b.path);
         Ok(known)
@@ -72,7 +73,7 @@ impl States {
         let (State::At(older), newer, _) = ordered(from, to) else { return Ok(Vec::new()) };
         let mut unseen = self.changed_unserved(older)?;
         if let State::At(newer) = newer
-            && !self.live.timeline().was_absent_between(older, newer)
+            && !self.live.timeline().absences.was_absent_between(older, newer)
         {
             // What was changed later only was the same in both, or has records that tell how it differed.
             let later: HashSet<TreePath> = self.changed_unserved(newer)?.into_iter().map(|change| change.path).collect();
@@ -83,7 +84,7 @@ impl States {
 
     /// What was changed while nobody served the tree.
     fn changed_in_absence(&self, id: CheckpointId) -> SysResult<Arc<Vec<Change>>> {
-        if !self.live.timeline().may_have_unseen(id) {
+        if !self.live.timeline().absences.may_have_unseen(id) {
             return Ok(Arc::default());
         }
         if let Some(known) = self.unserved.lock().get(&id) {

@@ -17,7 +17,7 @@ use super::import::{ImportAsk, ImportPart};
 use super::offline::Offline;
 use super::requester::Requester;
 use super::verb::Verb;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::store::record::Reason;
 
 /// The list of the verbs, by their names on the socket.
@@ -108,7 +108,7 @@ impl Verb for CheckpointOptions {
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         if self.if_changed
             && let Some(newest) = engine.live.timeline().base()
-            && let Some(checkpoint) = engine.live.timeline().checkpoint(newest)
+            && let Some(checkpoint) = engine.live.timeline().catalogue.checkpoint(newest)
         {
             engine.checkpoints.settle();
             let same = engine.states.compare_all(State::At(newest), State::Live).map(|changes| changes.is_empty());
@@ -158,7 +158,7 @@ impl Verb for ListCheckpoints {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<CheckpointInfo>> {
-        Ok(engine.live.timeline().checkpoints().iter().rev().map(CheckpointInfo::new).collect())
+        Ok(engine.live.timeline().catalogue.checkpoints().iter().rev().map(CheckpointInfo::new).collect())
     }
 
     fn read(self, store: &Offline) -> VerbResult<Vec<CheckpointInfo>> {
@@ -179,7 +179,8 @@ impl Verb for ShowCheckpoint {
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
         let id = engine.states.checkpoint_id(&self.state)?;
-        let checkpoint = engine.live.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
+        let checkpoint =
+            engine.live.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
         Ok(CheckpointInfo { open_at_cut: engine.checkpoints.open_at(id)?, dropped: engine.dropped_info(id)?, ..CheckpointInfo::new(&checkpoint) })
     }
 

@@ -8,13 +8,16 @@
 //! The second rule needs a clock that does not go back: a file changed before the clock was set back seems later than a checkpoint made after. Such
 //! checkpoints are known (the wall clock is compared with one that nobody sets, and with the checkpoints before), and only the first rule holds for them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::timeline::{Inner, Timeline};
+use super::append::Appender;
+use super::catalogue::Catalogue;
+use crate::store::Forgotten;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Record;
-use crate::sys::{Kind, Time};
+use crate::sys::Time;
+use crate::sys::lock::RwLock;
 
 /// A stretch of time, wall clock, nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +38,6 @@ impl Absence {
 
 /// By how much the wall clock may go back and not be taken to be set back.
 const CLOCK_SLACK_NS: i64 = 100_000_000;
-/// Paths changed behind our back that are kept for `status`.
-const MET_MAX: usize = 10_000;
 
 /// The wall clock against one that nobody sets.
 #[derive(Debug, Default)]
@@ -64,12 +65,12 @@ impl Clock {
     }
 
     /// These checkpoints are not asked for any more.
-    pub(super) fn forget(&mut self, gone: &BTreeSet<CheckpointId>) {
+    fn forget(&mut self, gone: &BTreeSet<CheckpointId>) {
         self.unsure.retain(|id| !gone.contains(id));
     }
 
     /// A checkpoint is made now.
-    pub(super) fn made(&mut self, id: CheckpointId, created_ns: i64, ahead_ns: i64) {
+    fn made(&mut self, id: CheckpointId, created_ns: i64, ahead_ns: i64) {
         let most = *self.ahead_ns.get_or_insert(ahead_ns);
         if ahead_ns < most.saturating_sub(CLOCK_SLACK_NS) {
             self.unsure.insert(id);
@@ -79,108 +80,98 @@ impl Clock {
     }
 }
 
-impl Inner {
+/// When nobody served the tree, and which checkpoints are of a clock that cannot be relied on.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// Oldest first.
+    pub(super) absences: Vec<Absence>,
+    pub(super) clock: Clock,
+}
+
+impl Known {
     /// What was changed in the absence that ended then is on record.
-    pub(super) fn tell_absence(&mut self, to_ns: i64) {
+    pub(super) fn tell(&mut self, to_ns: i64) {
         self.absences.iter_mut().filter(|absence| absence.to_ns == to_ns).for_each(|absence| absence.told = true);
     }
 }
 
-impl Timeline {
+/// Tells what was changed behind our back, by its ctime. See the module.
+pub struct Absences {
+    journal: Arc<Appender>,
+    catalogue: Arc<Catalogue>,
+    /// A leaf.
+    known: RwLock<Known>,
+}
+
+impl Absences {
+    pub(super) fn new(journal: Arc<Appender>, catalogue: Arc<Catalogue>, known: Known) -> Absences {
+        Absences { journal, catalogue, known: RwLock::new(known) }
+    }
+
+    /// A checkpoint is made now.
+    pub(super) fn made(&self, id: CheckpointId, created_ns: i64) {
+        self.known.write().clock.made(id, created_ns, crate::sys::clock_ahead_ns());
+    }
+
+    /// Nobody can ask for these any more.
+    pub(super) fn forget(&self, forgotten: &Forgotten) {
+        let mut known = self.known.write();
+        known.absences.retain(|absence| !forgotten.absences.contains(&absence.to_ns));
+        known.clock.forget(&forgotten.checkpoints);
+    }
+
+    /// How many there were.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.known.read().absences.len()
+    }
+
     /// An inode whose attributes have no record between the checkpoint and the state in which it had this ctime was changed all the same.
     pub fn changed_unseen(&self, ctime: Time, id: CheckpointId) -> bool {
-        let inner = self.inner.read();
-        let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
-        ctime.nanoseconds() > checkpoint.created_ns && !inner.clock.unsure.contains(&id)
+        let Some(created_ns) = self.catalogue.created_ns(id) else { return false };
+        ctime.nanoseconds() > created_ns && !self.known.read().clock.unsure.contains(&id)
     }
 
-    /// Somebody met a file that was changed behind our back: it is logged, once, and kept for `status`.
-    pub fn meet_unseen(&self, path: Vec<u8>, kind: Kind, id: CheckpointId) {
-        let mut met = self.met.lock();
-        let known = met.entry(id).or_default();
-        if known.len() >= MET_MAX || known.contains_key(&path) {
-            return;
-        }
-        tracing::warn!(path = %String::from_utf8_lossy(&path), checkpoint = id.0, "changed behind our back: what it was is not known, and its view gives EIO");
-        known.insert(path, kind);
-        drop(met);
-        self.lost();
-    }
-
-    /// A number that grows when it turns out that something a checkpoint held cannot be told any more: it was dropped, damaged, or changed behind our
-    /// back. As long as it stays, what was found to differ between two checkpoints is so.
-    pub fn losses(&self) -> u64 {
-        self.losses.load(Ordering::SeqCst)
-    }
-
-    /// Something was lost; it is noted already.
-    pub(super) fn lost(&self) {
-        self.losses.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Whether a checkpoint is named as not whole: what it needs may not have come to the disk.
-    pub fn is_incomplete(&self, id: CheckpointId) -> bool {
-        let inner = self.inner.read();
-        inner.checkpoints.get(&id).is_some_and(|(checkpoint, _)| checkpoint.is_incomplete())
-    }
-
-    /// Whether something changed behind our back was met in the view of a checkpoint.
-    pub fn has_met_unseen(&self, id: CheckpointId) -> bool {
-        self.met.lock().contains_key(&id)
-    }
-
-    /// What was met of that kind, by path, since the mount.
-    pub fn met_unseen(&self, id: CheckpointId) -> BTreeMap<Vec<u8>, Kind> {
-        self.met.lock().get(&id).cloned().unwrap_or_default()
-    }
-
-    /// A daemon begins to serve; the absence before it ends, if there was one.
+    /// A daemon begins to serve; the absence before it ends, if there was one. That it does is on record already (`Mounted`).
     pub fn begin_service(&self, at_ns: i64, stopped_ns: Option<i64>) {
         if let Some(from_ns) = stopped_ns {
-            self.inner.write().absences.push(Absence { from_ns, to_ns: at_ns, told: false });
+            self.known.write().absences.push(Absence { from_ns, to_ns: at_ns, told: false });
         }
     }
 
     /// What was changed in the absence that ended with this mount is on record, and in those before, as far as they began at `left_ns` or later (a mount that was
     /// killed while it compared leaves one). Best effort: who does not know looks for it.
     pub fn tell_absence(&self, left_ns: i64) {
-        let absences = self.inner.read().absences.clone();
+        let absences = self.known.read().absences.clone();
         let last = absences.last().map(|last| last.to_ns);
         let since = |absence: &&Absence| !absence.told && (Some(absence.to_ns) == last || (left_ns > 0 && absence.from_ns >= left_ns));
         for Absence { from_ns, to_ns, .. } in absences.iter().filter(since) {
-            self.inner.write().tell_absence(*to_ns);
-            self.tell(Record::Told { from_ns: *from_ns, to_ns: *to_ns });
+            self.known.write().tell(*to_ns);
+            self.journal.tell(Record::Told { from_ns: *from_ns, to_ns: *to_ns });
         }
     }
 
     /// Whether the tree was left alone after this checkpoint, and what was changed then is not all on record.
     pub fn may_have_unseen(&self, id: CheckpointId) -> bool {
-        let inner = self.inner.read();
-        let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
-        inner.absences.iter().any(|absence| !absence.told && absence.to_ns > checkpoint.created_ns)
+        let Some(created_ns) = self.catalogue.created_ns(id) else { return false };
+        self.known.read().absences.iter().any(|absence| !absence.told && absence.to_ns > created_ns)
     }
 
     /// Whether the tree was ever left alone.
     pub fn was_absent(&self) -> bool {
-        !self.inner.read().absences.is_empty()
+        !self.known.read().absences.is_empty()
     }
 
     /// Whether the tree was ever left alone after this checkpoint. Nearly always not, and then nothing needs to be checked.
     pub fn was_absent_after(&self, id: CheckpointId) -> bool {
-        let inner = self.inner.read();
-        if inner.absences.is_empty() {
-            return false;
-        }
-        let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
-        inner.absences.last().is_some_and(|absence| absence.to_ns > checkpoint.created_ns)
+        let Some(ended_ns) = self.known.read().absences.last().map(|absence| absence.to_ns) else { return false };
+        self.catalogue.created_ns(id).is_some_and(|created_ns| ended_ns > created_ns)
     }
 
     /// Whether the tree was left alone between these checkpoints.
     pub fn was_absent_between(&self, older: CheckpointId, newer: CheckpointId) -> bool {
-        let inner = self.inner.read();
-        let made = |id| inner.checkpoints.get(&id).map(|(checkpoint, _)| checkpoint.created_ns);
-        let (Some(older), Some(newer)) = (made(older), made(newer)) else { return true };
-        inner.absences.iter().any(|absence| absence.to_ns > older && absence.from_ns < newer)
+        let (Some(older), Some(newer)) = (self.catalogue.created_ns(older), self.catalogue.created_ns(newer)) else { return true };
+        self.known.read().absences.iter().any(|absence| absence.to_ns > older && absence.from_ns < newer)
     }
 
     /// An inode with this ctime was changed while nobody served the tree, after this checkpoint.
@@ -188,16 +179,15 @@ impl Timeline {
         self.changed_in(ctime, id, |_| true)
     }
 
-    /// As [`Timeline::changed_in_absence`], and that is not on record.
+    /// As [`Absences::changed_in_absence`], and that is not on record.
     pub fn changed_untold(&self, ctime: Time, id: CheckpointId) -> bool {
         self.changed_in(ctime, id, |absence| !absence.told)
     }
 
     fn changed_in(&self, ctime: Time, id: CheckpointId, counts: impl Fn(&Absence) -> bool) -> bool {
-        let inner = self.inner.read();
-        let Some((checkpoint, _)) = inner.checkpoints.get(&id) else { return false };
+        let Some(created_ns) = self.catalogue.created_ns(id) else { return false };
         let time = ctime.nanoseconds();
-        time > checkpoint.created_ns && inner.absences.iter().any(|absence| absence.holds(time) && counts(absence))
+        time > created_ns && self.known.read().absences.iter().any(|absence| absence.holds(time) && counts(absence))
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::append::asked;
 use super::attribution::{self, Numbered};
-use super::indexer::HURRY_EPOCHS;
-use super::timeline::{Timeline, UNDO_ITEMS_AT_ONCE, asked};
+use super::epochs::UNDO_ITEMS_AT_ONCE;
+use super::timeline::Timeline;
 use crate::store::ids::Slot;
 use crate::store::operation::Deed;
 use crate::store::record::{Actor, Checkpoint, Kept, Record, Undo};
@@ -35,41 +36,40 @@ impl Timeline {
         more: Option<Record>,
     ) -> SysResult<()> {
         let asked_for = checkpoint.reason.is_asked();
-        let operation = by.filter(|_| asked_for).map(|by| self.operation(by, None, Deed::Made { id: checkpoint.id }));
-        let mut inner = self.inner.write();
-        let next = inner.open.epoch.next();
+        let operation = by.filter(|_| asked_for).map(|by| self.operations.operation(by, None, Deed::Made { id: checkpoint.id }));
+        let mut tables = self.epochs.write();
+        let next = tables.open().epoch.next();
         let mut records = asked(by);
         let made = records.len();
         records.push(Record::Checkpoint(checkpoint.clone()));
-        records.extend(operation.clone());
+        records.extend(operation.clone().map(Record::Operation));
         records.extend(more);
         records.extend(ahead.chunks(UNDO_ITEMS_AT_ONCE).map(|undo| Record::Undo { epoch: next, undo: undo.to_vec() }));
         let open = attribution::open_ones(open);
         records.extend(open.clone());
-        let addresses = self.write(&records)?;
+        let addresses = self.journal.write(&records)?;
         let address = addresses.get(made).copied().ok_or(Errno::EIO)?;
-        inner.close_epoch(checkpoint.id);
+        tables.close(checkpoint.id);
         for item in ahead {
             // Counted as a capture at an open for writing is: it is taken back, and the count with it, if the file turns out unchanged.
             if matches!(item, Undo::Data { .. }) {
-                inner.open.count(1);
+                tables.open_mut().count(1);
             }
-            inner.open.add(item);
+            tables.open_mut().add(item);
         }
         if let Some(Record::Touched { processes, touches }) = open {
-            inner.open.touched.take(&processes, touches);
+            tables.open_mut().touched.take(&processes, touches);
         }
-        inner.clock.made(checkpoint.id, checkpoint.created_ns, crate::sys::clock_ahead_ns());
-        inner.put_checkpoint(Kept::new(checkpoint, by.cloned()), address);
-        if let (Some(Record::Operation(done)), Some(at)) = (operation, addresses.get(made + 1)) {
-            inner.operations.note(done.number, *at, done.undoes);
+        self.absences.made(checkpoint.id, checkpoint.created_ns);
+        let mut checkpoints = self.catalogue.write();
+        checkpoints.put(Kept::new(checkpoint, by.cloned()), address);
+        if let (Some(done), Some(at)) = (operation, addresses.get(made + 1)) {
+            self.operations.note(&done, *at);
         }
-        let many = inner.closed.len() >= HURRY_EPOCHS;
-        drop(inner);
-        self.wake.epoch_closed();
-        if many {
-            self.wake.hurry();
-        }
+        let waiting = tables.closed().len();
+        drop(checkpoints);
+        drop(tables);
+        self.indexer.epoch_closed(waiting);
         Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! Which versions only one checkpoint needs.
 
+use super::append::fault;
 use super::needed::{Captured, Census, Reading};
-use super::timeline::{Timeline, fault};
+use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, ObjectId};
 use crate::sys::{Errno, SysResult};
 
@@ -14,19 +15,19 @@ impl Timeline {
     /// # Errors
     /// ENOENT if there is no such checkpoint; EIO if the journal cannot be read.
     pub fn unneeded_without(&self, id: CheckpointId) -> SysResult<Vec<ObjectId>> {
-        let from = self.address(id).ok_or(Errno::ENOENT)?;
-        let census = Census::of(&self.retained());
+        let from = self.catalogue.address(id).ok_or(Errno::ENOENT)?;
+        let census = Census::of(&self.catalogue.retained());
         let before = census.kept.partition_point(|other| *other < id);
         let after = census.kept.get(census.kept.partition_point(|other| *other <= id)).copied();
-        let to = after.and_then(|next| self.address(next));
+        let to = after.and_then(|next| self.catalogue.address(next));
         let mut reading = Reading::default();
-        for frame in self.store.journal.scan(from, to) {
+        for frame in self.store().journal.scan(from, to) {
             reading.take(frame.map_err(fault)?.1);
         }
         let mut unneeded = Vec::new();
         for ((slot, epoch), data) in &reading.data {
             let Some(object) = data.object else { continue };
-            let reads = |id| -> SysResult<bool> { Ok(self.data_at(*slot, id)?.is_some_and(|data| data.before.object == Some(object))) };
+            let reads = |id| -> SysResult<bool> { Ok(self.lookup.data_at(*slot, id)?.is_some_and(|data| data.before.object == Some(object))) };
             // It was carried into the next epoch: the one after reads it.
             if after.map_or(Ok(false), reads)? {
                 continue;

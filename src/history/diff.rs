@@ -7,13 +7,14 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::dropped::DROPPED;
-use super::present::Trail;
+use super::present::{Trail, there};
+use super::same::{attributes_differ, same_content};
+use super::state::State;
 use super::touched::Touched;
-use super::view::{Source, State, View};
-pub use crate::store::extents::same_bytes;
+use super::view::View;
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{AttrState, Child};
-use crate::sys::{self, Errno, Kind, SysResult};
+use crate::store::record::Child;
+use crate::sys::{Kind, SysResult};
 
 /// How a path differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,24 +101,6 @@ impl From<bool> for Verdict {
 /// all of them together grow with the square of that.
 const PATH_TOLD_MAX: usize = 16 << 10;
 
-/// A live inode that vanished while it was looked at is not there.
-fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
-    match result {
-        Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
-        other => other,
-    }
-}
-
-/// What cannot be read cannot be told: `None`. It was changed while nobody served the tree, did not come to the disk before the power was cut, was dropped
-/// by a tier, or is damaged. The rest can be told all the same.
-pub(super) fn told<T>(view: &View<'_>, result: SysResult<T>) -> SysResult<Option<T>> {
-    match result {
-        Err(Errno::ESTALE) if view.may_be_unserved() => Ok(None),
-        Err(Errno::EIO | DROPPED) => Ok(None),
-        other => other.map(Some),
-    }
-}
-
 impl Comparison<'_> {
     /// Every path that differs, sorted by path.
     ///
@@ -185,7 +168,7 @@ impl Comparison<'_> {
         while let Some((path, child, trail)) = open.pop() {
             let mut how = how.clone();
             if child.kind == Kind::Dir && path.len() <= PATH_TOLD_MAX {
-                let listed = if out.pass(child, newer) { told(view, there(view.list_known(&trail).map(Some)))? } else { None };
+                let listed = if out.pass(child, newer) { view.told(there(view.list_known(&trail).map(Some)))? } else { None };
                 if listed.as_ref().is_none_or(|known| known.as_ref().is_some_and(|known| known.partial)) {
                     how = Difference::Unknown;
                 }
@@ -249,8 +232,8 @@ impl Comparison<'_> {
                 after.next().unwrap_or(Ok(None))
             };
             let path = join(path, name);
-            let old = told(&self.from, old)?;
-            let new = told(&self.to, there(new))?;
+            let old = self.from.told(old)?;
+            let new = self.to.told(there(new))?;
             match (old, new) {
                 (Some(old), Some(new)) => below.push((path, old, new)),
                 // What it was, or is, cannot be told.
@@ -271,8 +254,8 @@ impl Comparison<'_> {
         if from.slot == to.slot {
             return Ok(self.touched.names.get(&from.slot).cloned().unwrap_or_default());
         }
-        let before = told(&self.from, self.from.list_known(from))?.unwrap_or_default();
-        let after = told(&self.to, there(self.to.list_known(to).map(Some)))?.flatten().unwrap_or_default();
+        let before = self.from.told(self.from.list_known(from))?.unwrap_or_default();
+        let after = self.to.told(there(self.to.list_known(to).map(Some)))?.flatten().unwrap_or_default();
         let both = [before, after].into_iter();
         Ok(both.flat_map(|known| known.names.into_iter().map(|(name, _)| name).chain(known.unknown)).collect())
     }
@@ -282,8 +265,8 @@ impl Comparison<'_> {
         if !self.touched.nodes.contains(&from.slot) {
             return Ok(true);
         }
-        let before = told(&self.from, self.from.attr(from))?.and_then(|attr| attr.stat.btime);
-        let after = told(&self.to, there(self.to.attr(to).map(Some)))?.flatten().and_then(|attr| attr.stat.btime);
+        let before = self.from.told(self.from.attr(from))?.and_then(|attr| attr.stat.btime);
+        let after = self.to.told(there(self.to.attr(to).map(Some)))?.flatten().and_then(|attr| attr.stat.btime);
         Ok(before.zip(after).is_none_or(|(before, after)| before == after))
     }
 
@@ -293,8 +276,8 @@ impl Comparison<'_> {
         if same_inode && !self.touched.nodes.contains(&old.slot) {
             return Ok(Verdict::Same);
         }
-        let Some(before) = told(&self.from, self.from.attr(from))? else { return Ok(Verdict::Unknown) };
-        let Some(after) = told(&self.to, there(self.to.attr(to).map(Some)))? else { return Ok(Verdict::Unknown) };
+        let Some(before) = self.from.told(self.from.attr(from))? else { return Ok(Verdict::Unknown) };
+        let Some(after) = self.to.told(there(self.to.attr(to).map(Some)))? else { return Ok(Verdict::Unknown) };
         let Some(after) = after else { return Ok(Verdict::Changed) };
         if attributes_differ(&before, &after) {
             return Ok(Verdict::Changed);
@@ -317,43 +300,15 @@ impl Comparison<'_> {
             Err(DROPPED) => Ok(Verdict::Changed),
             same => {
                 let whole = if self.from.may_be_unserved() { &self.from } else { &self.to };
-                Ok(told(whole, same)?.map_or(Verdict::Unknown, |same| (!same).into()))
+                Ok(whole.told(same)?.map_or(Verdict::Unknown, |same| (!same).into()))
             }
         }
     }
 
     fn xattrs_differ(&self, from: &Arc<Trail>, to: &Arc<Trail>) -> SysResult<Verdict> {
-        let Some(before) = told(&self.from, self.from.xattrs(from))? else { return Ok(Verdict::Unknown) };
-        let Some(after) = told(&self.to, there(self.to.xattrs(to).map(Some)))? else { return Ok(Verdict::Unknown) };
+        let Some(before) = self.from.told(self.from.xattrs(from))? else { return Ok(Verdict::Unknown) };
+        let Some(after) = self.to.told(there(self.to.xattrs(to).map(Some)))? else { return Ok(Verdict::Unknown) };
         Ok((after != Some(before)).into())
-    }
-}
-
-/// Attributes differ, times and counts apart.
-pub(super) fn attributes_differ(before: &AttrState, after: &AttrState) -> bool {
-    let (a, b) = (&before.stat, &after.stat);
-    let size_differs = a.kind == Kind::File && a.size != b.size;
-    a.mode != b.mode || a.uid != b.uid || a.gid != b.gid || a.rdev != b.rdev || size_differs || before.target != after.target
-}
-
-/// A file of one state holds the same bytes as a file of another. What is gone meanwhile does not.
-///
-/// # Errors
-/// As [`View::open`]; EIO if one of them cannot be read.
-pub fn same_content((from, old): (&View<'_>, &Arc<Trail>), (to, new): (&View<'_>, &Arc<Trail>)) -> SysResult<bool> {
-    let stored = from.source(old.slot)?;
-    if matches!(stored, Source::Object(_)) && stored == to.source(new.slot)? {
-        return Ok(true);
-    }
-    let (old_source, old_file) = from.open(old)?;
-    let Some((new_source, new_file)) = there(to.open(new).map(Some))? else { return Ok(false) };
-    if old_source == new_source && (old_source != Source::Live || old.slot == new.slot) {
-        return Ok(true);
-    }
-    match (old_file, new_file) {
-        (None, None) => Ok(true),
-        (Some(file), None) | (None, Some(file)) => Ok(sys::stat_fd(&file)?.size == 0),
-        (Some(old), Some(new)) => same_bytes(&old, &new),
     }
 }
 

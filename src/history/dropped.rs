@@ -6,10 +6,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::timeline::{Inner, Timeline, fault};
-use crate::store::Address;
-use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
+use super::append::{Appender, fault};
+use super::losses::Losses;
+use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{Dropped, Record, range_of};
+use crate::store::{Address, Forgotten};
+use crate::sys::lock::{Mutex, RwLock};
 use crate::sys::{Errno, SysResult};
 
 /// What reading a version gives that was dropped: it is there, and its data is not.
@@ -19,8 +21,6 @@ pub const DROPPED: Errno = Errno::ENODATA;
 const OBJECTS_AT_ONCE: usize = 2048;
 /// Records that are kept in memory once they were read.
 const LISTS_MAX: usize = 256;
-/// Directories above a path: there can be no more of them in a journal that is whole.
-pub(super) const DEPTH_MAX: usize = 1 << 16;
 
 /// A record of dropped versions.
 #[derive(Debug, Default)]
@@ -31,29 +31,9 @@ pub struct DroppedList {
     pub objects: HashMap<ObjectId, Dropped>,
 }
 
-/// A path at a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathAt {
-    /// It.
-    pub path: Vec<u8>,
-    /// It is the same at every later checkpoint before this epoch.
-    pub until: Epoch,
-}
-
-impl Inner {
-    pub(super) fn note_dropped(&mut self, epoch: Epoch, at: Address, objects: &[Dropped]) {
-        self.put_dropped(epoch, at, range_of(objects));
-    }
-
-    pub(super) fn put_dropped(&mut self, epoch: Epoch, at: Address, range: (CheckpointId, CheckpointId)) {
-        self.dropped.insert((epoch, at), range);
-        self.dropped_spans.add(range);
-    }
-}
-
 /// Ranges of checkpoints, put together where they touch: the last of each by its first.
 #[derive(Debug, Default)]
-pub(super) struct Spans(BTreeMap<CheckpointId, CheckpointId>);
+struct Spans(BTreeMap<CheckpointId, CheckpointId>);
 
 impl FromIterator<(CheckpointId, CheckpointId)> for Spans {
     fn from_iter<T: IntoIterator<Item = (CheckpointId, CheckpointId)>>(ranges: T) -> Spans {
@@ -74,27 +54,61 @@ impl Spans {
         }
     }
 
-    pub(super) fn have(&self, id: CheckpointId) -> bool {
+    fn have(&self, id: CheckpointId) -> bool {
         self.0.range(..=id).next_back().is_some_and(|(_, last)| *last >= id)
     }
 }
 
-impl Timeline {
+/// Where the records of dropped versions are, and which checkpoints they are of.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    /// By their layer and where they are: the first and the last checkpoint that show something of it.
+    records: BTreeMap<(Epoch, Address), (CheckpointId, CheckpointId)>,
+    spans: Spans,
+}
+
+impl Places {
+    /// A record of these is at this place.
+    pub(super) fn note(&mut self, epoch: Epoch, at: Address, objects: &[Dropped]) {
+        self.put(epoch, at, range_of(objects));
+    }
+
+    pub(super) fn put(&mut self, epoch: Epoch, at: Address, range: (CheckpointId, CheckpointId)) {
+        self.records.insert((epoch, at), range);
+        self.spans.add(range);
+    }
+}
+
+/// The versions that were dropped. See the module.
+pub struct DroppedVersions {
+    journal: Arc<Appender>,
+    losses: Arc<Losses>,
+    /// A leaf.
+    places: RwLock<Places>,
+    /// Records that were read. A leaf.
+    lists: Mutex<HashMap<Address, Arc<DroppedList>>>,
+}
+
+impl DroppedVersions {
+    pub(super) fn new(journal: Arc<Appender>, losses: Arc<Losses>, places: Places) -> DroppedVersions {
+        DroppedVersions { journal, losses, places: RwLock::new(places), lists: Mutex::default() }
+    }
+
     /// Records that these versions are dropped. When it returns they are, after `kill -9` too, and their objects can go.
     ///
     /// # Errors
-    /// As [`Timeline::append`]; then a part of them may be.
-    pub fn drop_versions(&self, paths: &[String], mut objects: Vec<Dropped>) -> SysResult<()> {
+    /// As [`Appender::append`]; then a part of them may be.
+    pub fn add(&self, paths: &[String], mut objects: Vec<Dropped>) -> SysResult<()> {
         // Of each record all that lies between its first and its last checkpoint shows something of it.
         objects.sort_by_key(|dropped| (dropped.object.epoch, dropped.last, dropped.object));
         for same in objects.chunk_by(|a, b| (a.object.epoch, a.last) == (b.object.epoch, b.last)) {
             for some in same.chunks(OBJECTS_AT_ONCE) {
                 let Some(epoch) = some.first().map(|dropped| dropped.object.epoch) else { continue };
-                let at = self.write(&[Record::Dropped { epoch, paths: paths.to_vec(), objects: some.to_vec() }])?;
-                let mut inner = self.inner.write();
-                at.into_iter().for_each(|at| inner.note_dropped(epoch, at, some));
-                drop(inner);
-                self.lost();
+                let at = self.journal.write(&[Record::Dropped { epoch, paths: paths.to_vec(), objects: some.to_vec() }])?;
+                let mut places = self.places.write();
+                at.into_iter().for_each(|at| places.note(epoch, at, some));
+                drop(places);
+                self.losses.lost();
             }
         }
         Ok(())
@@ -107,9 +121,9 @@ impl Timeline {
     pub fn is_dropped(&self, object: ObjectId) -> SysResult<bool> {
         let begin = (object.epoch, Address::START);
         let places: Vec<Address> =
-            self.inner.read().dropped.range(begin..).take_while(|((epoch, _), _)| *epoch == object.epoch).map(|((_, at), _)| *at).collect();
+            self.places.read().records.range(begin..).take_while(|((epoch, _), _)| *epoch == object.epoch).map(|((_, at), _)| *at).collect();
         for at in places {
-            if self.dropped_list(at)?.objects.contains_key(&object) {
+            if self.list(at)?.objects.contains_key(&object) {
                 return Ok(true);
             }
         }
@@ -117,20 +131,20 @@ impl Timeline {
     }
 
     /// Something that a checkpoint shows was dropped.
-    pub fn shows_dropped(&self, id: CheckpointId) -> bool {
-        self.inner.read().dropped_spans.have(id)
+    pub fn shows(&self, id: CheckpointId) -> bool {
+        self.places.read().spans.have(id)
     }
 
     /// All of it, with the patterns of each tier.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
-    pub fn dropped_at(&self, id: CheckpointId) -> SysResult<Vec<(Arc<DroppedList>, Dropped)>> {
+    pub fn at(&self, id: CheckpointId) -> SysResult<Vec<(Arc<DroppedList>, Dropped)>> {
         let of = |((_, at), (first, last)): (&(Epoch, Address), &(CheckpointId, CheckpointId))| (*first..=*last).contains(&id).then_some(*at);
-        let places: Vec<Address> = self.inner.read().dropped.iter().filter_map(of).collect();
+        let places: Vec<Address> = self.places.read().records.iter().filter_map(of).collect();
         let mut found = Vec::new();
         for at in places {
-            let list = self.dropped_list(at)?;
+            let list = self.list(at)?;
             let shown = list.objects.values().filter(|dropped| (dropped.first..=dropped.last).contains(&id));
             found.extend(shown.map(|dropped| (Arc::clone(&list), *dropped)));
         }
@@ -141,20 +155,20 @@ impl Timeline {
     ///
     /// # Errors
     /// EIO if a record cannot be read.
-    pub fn all_dropped(&self) -> SysResult<Vec<Dropped>> {
-        let places: Vec<Address> = self.inner.read().dropped.keys().map(|(_, at)| *at).collect();
+    pub fn all(&self) -> SysResult<Vec<Dropped>> {
+        let places: Vec<Address> = self.places.read().records.keys().map(|(_, at)| *at).collect();
         let mut found = Vec::new();
         for at in places {
-            found.extend(self.dropped_list(at)?.objects.values().copied());
+            found.extend(self.list(at)?.objects.values().copied());
         }
         Ok(found)
     }
 
-    fn dropped_list(&self, at: Address) -> SysResult<Arc<DroppedList>> {
-        if let Some(known) = self.dropped.lock().get(&at) {
+    fn list(&self, at: Address) -> SysResult<Arc<DroppedList>> {
+        if let Some(known) = self.lists.lock().get(&at) {
             return Ok(Arc::clone(known));
         }
-        let (paths, objects) = match self.store.journal.read_if_needed(at).map_err(fault)? {
+        let (paths, objects) = match self.journal.store().journal.read_if_needed(at).map_err(fault)? {
             Some(Record::Dropped { paths, objects, .. }) => (paths, objects),
             Some(_) => return Err(Errno::EIO),
             // No checkpoint shows any of it, and it was forgotten a moment ago.
@@ -162,7 +176,7 @@ impl Timeline {
         };
         let objects = objects.into_iter().map(|dropped| (dropped.object, dropped)).collect();
         let list = Arc::new(DroppedList { paths, objects });
-        let mut lists = self.dropped.lock();
+        let mut lists = self.lists.lock();
         if lists.len() >= LISTS_MAX {
             lists.clear();
         }
@@ -170,25 +184,11 @@ impl Timeline {
         Ok(list)
     }
 
-    /// Where an inode was at a checkpoint, by the places on record; `None`: they do not tell. A change records the place of what is changed, and of every
-    /// directory above it.
-    ///
-    /// # Errors
-    /// EIO if a record cannot be read.
-    pub fn path_at(&self, slot: Slot, id: CheckpointId) -> SysResult<Option<PathAt>> {
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        let (mut at, mut until) = (slot, Epoch(u64::MAX));
-        while at != Slot::ROOT {
-            let Some(home) = self.home_at(at, id)? else { return Ok(None) };
-            if names.len() >= DEPTH_MAX || at == Slot::STAGING {
-                return Ok(None);
-            }
-            until = until.min(home.epoch);
-            names.push(home.before.name.as_bytes().to_vec());
-            at = home.before.parent;
-        }
-        names.reverse();
-        Ok(Some(PathAt { path: names.join(&b'/'), until }))
+    /// Nobody can ask for these any more.
+    pub(super) fn forget(&self, forgotten: &Forgotten) {
+        let mut places = self.places.write();
+        places.records.retain(|place, _| !forgotten.dropped.contains(place));
+        places.spans = places.records.values().copied().collect();
     }
 }
 

@@ -5,11 +5,16 @@
 //! checkpoint is kept that is older than it: without any, changes are not recorded, and it would not be known to be stale.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
-use super::timeline::{Inner, Timeline, fault};
+use super::append::{Appender, fault};
+use super::catalogue::Catalogue;
+use super::checkpoints::Known;
+use super::lookup::Lookup;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
-use crate::store::record::{AttrState, Child, DataState, Kept, Key, Record, Undo};
+use crate::store::record::{AttrState, Child, DataState, Key, Record, Undo};
 use crate::store::{Address, Batch, StoreResult};
+use crate::sys::lock::RwLock;
 use crate::sys::{SysResult, Xattrs};
 
 /// What was captured ahead of one inode, as far as it stands.
@@ -34,22 +39,44 @@ pub struct Changed {
     pub names: HashMap<(Slot, Name), Epoch>,
 }
 
-impl Inner {
-    pub(super) fn note_ahead(&mut self, at: Address, upto: Epoch) {
-        self.ahead.0.push(at);
-        self.ahead.1 = self.ahead.1.max(upto);
+/// Records of what was captured ahead that the index may not have yet.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    at: Vec<Address>,
+    /// Up to which epoch what changed was looked at.
+    upto: Epoch,
+}
+
+impl Noted {
+    /// A record is at this place.
+    pub(super) fn note(&mut self, at: Address, upto: Epoch) {
+        self.at.push(at);
+        self.upto = self.upto.max(upto);
     }
 }
 
-impl Timeline {
-    /// Records what was captured ahead.
+/// What was captured ahead of need. See the module.
+pub struct Ahead {
+    journal: Arc<Appender>,
+    catalogue: Arc<Catalogue>,
+    lookup: Arc<Lookup>,
+    /// A leaf.
+    noted: RwLock<Noted>,
+}
+
+impl Ahead {
+    pub(super) fn new(journal: Arc<Appender>, catalogue: Arc<Catalogue>, lookup: Arc<Lookup>, noted: Noted) -> Ahead {
+        Ahead { journal, catalogue, lookup, noted: RwLock::new(noted) }
+    }
+
+    /// Records what was captured ahead. When it returns that survives `kill -9`.
     ///
     /// # Errors
-    /// As [`Timeline::append`].
-    pub fn add_ahead(&self, epoch: Epoch, undo: Vec<Undo>, upto: Epoch) -> SysResult<()> {
-        let at = self.write(&[Record::Ahead { epoch, undo, upto }])?;
-        let mut inner = self.inner.write();
-        at.into_iter().for_each(|at| inner.note_ahead(at, upto));
+    /// As [`Appender::append`].
+    pub fn add(&self, epoch: Epoch, undo: Vec<Undo>, upto: Epoch) -> SysResult<()> {
+        let at = self.journal.write(&[Record::Ahead { epoch, undo, upto }])?;
+        let mut noted = self.noted.write();
+        at.into_iter().for_each(|at| noted.note(at, upto));
         Ok(())
     }
 
@@ -57,20 +84,20 @@ impl Timeline {
     ///
     /// # Errors
     /// EIO if the index cannot be read.
-    pub fn ahead_upto(&self) -> SysResult<Epoch> {
-        let memory = self.inner.read().ahead.1;
-        Ok(memory.max(self.store.index.ahead_upto().map_err(fault)?))
+    pub fn upto(&self) -> SysResult<Epoch> {
+        let memory = self.noted.read().upto;
+        Ok(memory.max(self.journal.store().index.ahead_upto().map_err(fault)?))
     }
 
     /// Objects that were captured ahead of which the index may not know.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
-    pub fn ahead_in_memory(&self) -> SysResult<HashSet<ObjectId>> {
-        let places = self.inner.read().ahead.0.clone();
+    pub fn in_memory(&self) -> SysResult<HashSet<ObjectId>> {
+        let places = self.noted.read().at.clone();
         let mut objects = HashSet::new();
         for at in places {
-            if let Record::Ahead { undo, .. } = self.store.journal.read(at).map_err(fault)? {
+            if let Record::Ahead { undo, .. } = self.journal.store().journal.read(at).map_err(fault)? {
                 objects.extend(undo.into_iter().filter_map(|item| match item {
                     Undo::Data { before, .. } => before.object,
                     _ => None,
@@ -81,18 +108,18 @@ impl Timeline {
     }
 
     /// What was captured ahead of each key last, and in which epoch; it may be superseded.
-    fn latest_ahead(&self) -> SysResult<HashMap<Key, (Epoch, Undo)>> {
+    fn latest(&self) -> SysResult<HashMap<Key, (Epoch, Undo)>> {
         let mut frames: BTreeMap<Address, Option<HashSet<u16>>> = BTreeMap::new();
-        for (at, item) in self.store.index.ahead().map_err(fault)? {
+        for (at, item) in self.journal.store().index.ahead().map_err(fault)? {
             frames.entry(at).or_insert_with(|| Some(HashSet::new())).get_or_insert_default().insert(item);
         }
         // Those of the tail are read whole: which of their items count is seen from their order.
-        for at in self.inner.read().ahead.0.iter() {
+        for at in self.noted.read().at.iter() {
             frames.insert(*at, None);
         }
         let mut latest = HashMap::new();
         for (at, items) in frames {
-            let Record::Ahead { epoch, undo, .. } = self.store.journal.read(at).map_err(fault)? else { continue };
+            let Record::Ahead { epoch, undo, .. } = self.journal.store().journal.read(at).map_err(fault)? else { continue };
             for (number, item) in (0_u16..).zip(undo) {
                 if items.as_ref().is_none_or(|items| items.contains(&number)) {
                     latest.insert(item.key(), (epoch, item));
@@ -106,25 +133,25 @@ impl Timeline {
     ///
     /// # Errors
     /// EIO if a record cannot be read.
-    pub fn ahead_objects(&self) -> SysResult<Vec<(Slot, ObjectId)>> {
+    pub fn objects(&self) -> SysResult<Vec<(Slot, ObjectId)>> {
         let data = |(_, item)| match item {
             Undo::Data { slot, before } => before.object.map(|object| (slot, object)),
             _ => None,
         };
-        Ok(self.latest_ahead()?.into_values().filter_map(data).collect())
+        Ok(self.latest()?.into_values().filter_map(data).collect())
     }
 
     /// All that was captured ahead and stands.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
-    pub fn ahead(&self) -> SysResult<HashMap<Slot, AheadNode>> {
-        let oldest = self.stored_ids().first().copied();
-        let mut latest = self.latest_ahead()?;
+    pub fn standing(&self) -> SysResult<HashMap<Slot, AheadNode>> {
+        let oldest = self.catalogue.stored_ids().first().copied();
+        let mut latest = self.latest()?;
         latest.retain(|_, (epoch, _)| oldest.is_some_and(|oldest| oldest.epoch() < *epoch));
         let mut nodes: HashMap<Slot, AheadNode> = HashMap::new();
         for (key, (epoch, item)) in latest {
-            if !matches!(key, Key::Home(_)) && !self.is_recorded_since(&key, epoch)? {
+            if !matches!(key, Key::Home(_)) && !self.lookup.is_recorded_since(&key, epoch)? {
                 put(&mut nodes, item);
             }
         }
@@ -136,16 +163,16 @@ impl Timeline {
     /// # Errors
     /// Those of the journal and the index.
     pub(super) fn forget_superseded(&self) -> StoreResult<()> {
-        let index = &self.store.index;
+        let index = &self.journal.store().index;
         let mut frames: BTreeMap<Address, HashSet<u16>> = BTreeMap::new();
         for (at, item) in index.ahead()? {
             frames.entry(at).or_default().insert(item);
         }
         let mut superseded = Vec::new();
         for (at, items) in frames {
-            let Record::Ahead { epoch, undo, .. } = self.store.journal.read(at)? else { continue };
+            let Record::Ahead { epoch, undo, .. } = self.journal.store().journal.read(at)? else { continue };
             for (_, item) in (0_u16..).zip(undo).filter(|(number, _)| items.contains(number)) {
-                if matches!(item, Undo::Home { .. }) || self.is_recorded_since(&item.key(), epoch).unwrap_or(true) {
+                if matches!(item, Undo::Home { .. }) || self.lookup.is_recorded_since(&item.key(), epoch).unwrap_or(true) {
                     superseded.push(item.key());
                 }
             }
@@ -159,15 +186,15 @@ impl Timeline {
     /// EIO if a record cannot be read.
     pub fn changed_after(&self, after: Epoch) -> SysResult<Changed> {
         let (from, to) = {
-            let inner = self.inner.read();
+            let checkpoints = self.catalogue.read();
             let last = |upto: CheckpointId| {
-                let of = |known: &BTreeMap<CheckpointId, (Kept, Address)>| known.range(..=upto).next_back().map(|(_, (_, at))| *at);
-                of(&inner.checkpoints).max(of(&inner.hidden))
+                let of = |known: &Known| known.range(..=upto).next_back().map(|(_, (_, at))| *at);
+                of(checkpoints.seen()).max(of(checkpoints.hidden()))
             };
-            (last(after.checkpoint()).unwrap_or(self.store.journal.start()), last(CheckpointId(u64::MAX)))
+            (last(after.checkpoint()).unwrap_or(self.journal.store().journal.start()), last(CheckpointId(u64::MAX)))
         };
         let mut changed = Changed::default();
-        for frame in self.store.journal.scan(from, Some(to.unwrap_or(from))) {
+        for frame in self.journal.store().journal.scan(from, Some(to.unwrap_or(from))) {
             let Record::Undo { epoch, undo } = frame.map_err(fault)?.1 else { continue };
             for item in undo {
                 match item {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::append::now_ns;
 use super::operations::Walk;
-use super::timeline::{Timeline, now_ns};
+use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::operation::{Deed, Operation, Retagged};
 use crate::store::record::{Actor, Checkpoint, Kept, Place, Reason, Record, Undo};
@@ -74,20 +75,20 @@ struct Look {
 }
 
 fn look(timeline: &Timeline) -> Look {
-    let Record::Operation(next) = timeline.operation(&by(), None, Deed::Made { id: CheckpointId(1) }) else { unreachable!() };
-    let told = timeline.operations(None, usize::MAX).unwrap();
-    let absences = timeline.inner.read().absences.len();
+    let next = timeline.operations.operation(&by(), None, Deed::Made { id: CheckpointId(1) });
+    let told = timeline.operations.operations(None, usize::MAX).unwrap();
+    let absences = timeline.absences.count();
     let operations: Vec<_> = told.into_iter().map(|told| (told.operation, told.undone_by, told.in_effect)).collect();
     Look {
-        checkpoints: timeline.checkpoints(),
-        hidden: timeline.hidden(),
+        checkpoints: timeline.catalogue.checkpoints(),
+        hidden: timeline.catalogue.hidden(),
         base: timeline.base(),
-        epoch: timeline.epoch(),
+        epoch: timeline.epochs.epoch(),
         next: next.number,
         absences,
         operations,
-        undo: timeline.walk(Walk::Undo(usize::MAX)),
-        redo: timeline.walk(Walk::Redo(usize::MAX)),
+        undo: timeline.operations.walk(Walk::Undo(usize::MAX)),
+        redo: timeline.operations.walk(Walk::Redo(usize::MAX)),
     }
 }
 
@@ -121,13 +122,13 @@ impl Bench {
     }
 
     fn pick(&self, of: usize) -> Option<Kept> {
-        let all = self.timeline().checkpoints();
+        let all = self.timeline().catalogue.checkpoints();
         (!all.is_empty()).then(|| all[of % all.len()].clone())
     }
 
     fn make(&self, reason: Reason) -> CheckpointId {
         let timeline = self.timeline();
-        let id = timeline.epoch().checkpoint();
+        let id = timeline.epochs.epoch().checkpoint();
         let checkpoint = Checkpoint { id, tags: Vec::new(), note: String::new(), created_ns: now_ns(), atomic: true, dirty: 0, reason };
         timeline.close_epoch(Some(&by()), checkpoint, Vec::new(), &[]).unwrap();
         id
@@ -137,33 +138,35 @@ impl Bench {
         let paths = if all { Vec::new() } else { vec![b"path".to_vec()] };
         let guard = self.make(Reason::Guard { restored: target });
         if !all {
-            self.timeline().append(&[Record::RestoreOnly { paths: paths.clone() }]).unwrap();
+            self.timeline().journal.append(&[Record::RestoreOnly { paths: paths.clone() }]).unwrap();
         }
-        self.timeline().begin_restore(Some((&by(), undoes)), target, guard, &paths, !all).unwrap();
-        self.timeline().tell(Record::RestoreEnd);
+        self.timeline().operations.begin_restore(Some((&by(), undoes)), target, guard, &paths, !all).unwrap();
+        self.timeline().journal.tell(Record::RestoreEnd);
     }
 
     /// What undo and redo do; what cannot be undone stays.
     fn invert(&self, number: u64) {
         let timeline = self.timeline();
-        let Some(told) = timeline.operations(Some(number + 1), 1).unwrap().pop().filter(|told| told.operation.number == number) else { return };
+        let Some(told) = timeline.operations.operations(Some(number + 1), 1).unwrap().pop().filter(|told| told.operation.number == number) else {
+            return;
+        };
         let undoes = Some(number);
         match told.operation.deed {
-            Deed::Made { id } | Deed::Revived { id } if timeline.has_checkpoint(id) => {
-                timeline.operate(&by(), undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]).unwrap();
+            Deed::Made { id } | Deed::Revived { id } if timeline.catalogue.has_checkpoint(id) => {
+                timeline.operations.operate(&by(), undoes, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]).unwrap();
             }
             Deed::Deleted { id, .. } => {
-                if let Some(hidden) = timeline.hidden_checkpoint(id) {
-                    timeline.operate(&by(), undoes, Deed::Revived { id }, timeline.reviving(&hidden)).unwrap();
+                if let Some(hidden) = timeline.catalogue.hidden_checkpoint(id) {
+                    timeline.operations.operate(&by(), undoes, Deed::Revived { id }, timeline.operations.reviving(&hidden)).unwrap();
                 }
             }
-            Deed::Restored { guard, paths, .. } if timeline.has_checkpoint(guard) => self.restore(guard, paths.is_empty(), undoes),
-            Deed::Pinned { id, before, after } if timeline.has_checkpoint(id) => {
+            Deed::Restored { guard, paths, .. } if timeline.catalogue.has_checkpoint(guard) => self.restore(guard, paths.is_empty(), undoes),
+            Deed::Pinned { id, before, after } if timeline.catalogue.has_checkpoint(id) => {
                 let deed = Deed::Pinned { id, before: after, after: before.clone() };
-                timeline.operate(&by(), undoes, deed, vec![Record::Pinned { id, reason: before }]).unwrap();
+                timeline.operations.operate(&by(), undoes, deed, vec![Record::Pinned { id, reason: before }]).unwrap();
             }
             Deed::Tagged { changes } => {
-                let Some(kept) = changes.first().and_then(|change| timeline.checkpoint(change.id)) else { return };
+                let Some(kept) = changes.first().and_then(|change| timeline.catalogue.checkpoint(change.id)) else { return };
                 self.retag(&kept, &changes[0].lost, &changes[0].got, undoes);
             }
             _ => {}
@@ -175,7 +178,7 @@ impl Bench {
         tags.sort();
         tags.dedup();
         let deed = Deed::Tagged { changes: vec![Retagged { id: kept.id, lost: lost.to_vec(), got: got.to_vec() }] };
-        self.timeline().operate(&by(), undoes, deed, vec![Record::Tags { id: kept.id, tags }]).unwrap();
+        self.timeline().operations.operate(&by(), undoes, deed, vec![Record::Tags { id: kept.id, tags }]).unwrap();
     }
 
     fn take(&mut self, step: &Step) {
@@ -188,7 +191,7 @@ impl Bench {
                 // It is renamed, or a name of a directory is that was renamed.
                 let to = Place { name: Name::new(b"elsewhere"), ..place.clone() };
                 let moved = Record::Moved { places: vec![(Slot(*slot + slot % 3), to)] };
-                timeline.record(vec![entry, Undo::Home { slot: Slot(*slot), before: place }], vec![moved]).unwrap();
+                timeline.epochs.record(vec![entry, Undo::Home { slot: Slot(*slot), before: place }], vec![moved]).unwrap();
             }
             Step::Tag(of) => {
                 let Some(kept) = self.pick(*of) else { return };
@@ -198,26 +201,26 @@ impl Bench {
                 let Some(kept) = self.pick(*of) else { return };
                 let (id, after) = (kept.id, kept.pinned.is_none().then(String::new));
                 let deed = Deed::Pinned { id, before: kept.pinned, after: after.clone() };
-                timeline.operate(&by(), None, deed, vec![Record::Pinned { id, reason: after }]).unwrap();
+                timeline.operations.operate(&by(), None, deed, vec![Record::Pinned { id, reason: after }]).unwrap();
             }
             Step::Hide(of) => {
                 let Some(Kept { checkpoint: Checkpoint { id, .. }, .. }) = self.pick(*of) else { return };
-                timeline.operate(&by(), None, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]).unwrap();
+                timeline.operations.operate(&by(), None, Deed::Deleted { id, freed: false }, vec![Record::Hidden { id, hidden: true }]).unwrap();
             }
             Step::Revive(of) => {
-                let hidden = timeline.hidden();
+                let hidden = timeline.catalogue.hidden();
                 let Some(kept) = hidden.get(of % hidden.len().max(1)) else { return };
-                timeline.operate(&by(), None, Deed::Revived { id: kept.id }, timeline.reviving(kept)).unwrap();
+                timeline.operations.operate(&by(), None, Deed::Revived { id: kept.id }, timeline.operations.reviving(kept)).unwrap();
             }
             Step::Restore(of, all) => {
                 let Some(target) = self.pick(*of) else { return };
                 self.restore(target.id, *all, None);
             }
-            Step::Undo => timeline.walk(Walk::Undo(1)).into_iter().for_each(|number| self.invert(number)),
-            Step::Redo => timeline.walk(Walk::Redo(1)).into_iter().for_each(|number| self.invert(number)),
+            Step::Undo => timeline.operations.walk(Walk::Undo(1)).into_iter().for_each(|number| self.invert(number)),
+            Step::Redo => timeline.operations.walk(Walk::Redo(1)).into_iter().for_each(|number| self.invert(number)),
             Step::Forgo(of) => {
                 let Some(kept) = self.pick(*of) else { return };
-                timeline.forgo(&by(), kept.id).unwrap();
+                timeline.operations.free(&by(), kept.id).unwrap();
             }
             Step::Gc(kept, stop) => self.gc(*kept, *stop),
             Step::Mount => self.mount(false),
@@ -227,20 +230,22 @@ impl Bench {
 
     fn gc(&self, kept: usize, stop: u32) {
         let timeline = self.timeline();
-        let all = timeline.retained();
-        let goes = |id: CheckpointId| timeline.checkpoint(id).or_else(|| timeline.hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_none());
+        let all = timeline.catalogue.retained();
+        let goes = |id: CheckpointId| {
+            timeline.catalogue.checkpoint(id).or_else(|| timeline.catalogue.hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_none())
+        };
         let gone: Vec<CheckpointId> = all.iter().rev().skip(kept).map(|(id, _)| *id).filter(|id| goes(*id)).collect();
-        gone.iter().for_each(|id| timeline.free(&by(), *id).unwrap());
-        timeline.index_closed().unwrap();
-        timeline.store.journal.close_segment(0).unwrap();
-        timeline.store.journal.sync().unwrap();
+        gone.iter().for_each(|id| timeline.operations.free(&by(), *id).unwrap());
+        timeline.indexer.index_closed().unwrap();
+        timeline.store().journal.close_segment(0).unwrap();
+        timeline.store().journal.sync().unwrap();
         let before = look(timeline);
-        let kept: Vec<CheckpointId> = timeline.retained().into_iter().map(|(id, _)| id).collect();
-        let needs = Needs { kept: &kept, is_gone: &|_| true, upto: timeline.store.journal.position() };
-        timeline.store.index.compact(&needs, &|| false).unwrap();
+        let kept: Vec<CheckpointId> = timeline.catalogue.retained().into_iter().map(|(id, _)| id).collect();
+        let needs = Needs { kept: &kept, is_gone: &|_| true, upto: timeline.store().journal.position() };
+        timeline.store().index.compact(&needs, &|| false).unwrap();
         let asked = std::cell::Cell::new(0);
         let stops = || asked.replace(asked.get() + 1) >= stop;
-        timeline.store.repack(&needs, &stops, |forgotten| timeline.inner.write().forget(forgotten)).unwrap();
+        timeline.store().repack(&needs, &stops, |forgotten| timeline.indexer.forget(forgotten)).unwrap();
         let after = look(timeline);
         assert_eq!(before.less(&after), after);
         self.compare();
@@ -248,7 +253,7 @@ impl Bench {
             // But for the newest, and the one that the index has last.
             let oldest = kept.first().copied().unwrap_or(CheckpointId(u64::MAX));
             let is_old = |record: &Record| matches!(record, Record::Checkpoint(made) if made.id < oldest);
-            let journal = &timeline.store.journal;
+            let journal = &timeline.store().journal;
             let left: Vec<Record> = journal.scan(journal.start(), None).map(|entry| entry.unwrap().1).collect();
             let places = left.iter().filter(|record| matches!(record, Record::Moved { .. })).count();
             let left = left.iter().filter(|record| is_old(record)).count();
@@ -257,7 +262,7 @@ impl Bench {
     }
 
     fn compare(&self) {
-        let store = &self.timeline().store;
+        let store = self.timeline().store();
         let difference = store.index.compare(&store.journal).unwrap();
         assert!(difference.is_none(), "{difference:?}");
     }
@@ -275,8 +280,8 @@ impl Bench {
         // What is forgotten already may be in segments that are not packed yet.
         assert_eq!(after.less(&before), before);
         let at_ns = now_ns();
-        timeline.append(&[Record::Mounted { at_ns, stopped_ns: Some(stopped_ns) }]).unwrap();
-        timeline.begin_service(at_ns, Some(stopped_ns));
+        timeline.journal.append(&[Record::Mounted { at_ns, stopped_ns: Some(stopped_ns) }]).unwrap();
+        timeline.absences.begin_service(at_ns, Some(stopped_ns));
         self.timeline = Some(timeline);
         self.compare();
     }

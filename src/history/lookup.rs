@@ -7,46 +7,63 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::table::{NodeUndo, Table};
-use super::timeline::Timeline;
+use super::catalogue::Catalogue;
+use super::epochs::Epochs;
+use super::slow;
+use super::table::{Answer, NodeUndo, Recorded, Table};
+use super::wake::Wake;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
+use crate::store::{Address, Store, StoreError};
 use crate::sys::{Errno, SysResult, Xattrs};
 
-/// The state of a key before it first changed in an epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recorded<T> {
-    /// The epoch of the change.
-    pub epoch: Epoch,
-    /// The state before.
-    pub before: T,
+/// Directories above a path: there can be no more of them in a journal that is whole.
+pub(super) const DEPTH_MAX: usize = 1 << 16;
+
+/// A path at a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathAt {
+    /// It.
+    pub path: Vec<u8>,
+    /// It is the same at every later checkpoint before this epoch.
+    pub until: Epoch,
 }
 
-impl<T> Recorded<T> {
-    fn map<U>(self, turn: impl FnOnce(T) -> Option<U>) -> SysResult<Recorded<U>> {
-        Ok(Recorded { epoch: self.epoch, before: turn(self.before).ok_or(Errno::EIO)? })
+/// Answers what was recorded of a key. See the module.
+pub struct Lookup {
+    store: Arc<Store>,
+    catalogue: Arc<Catalogue>,
+    epochs: Arc<Epochs>,
+    wake: Arc<Wake>,
+}
+
+impl Lookup {
+    pub(super) fn new(store: Arc<Store>, catalogue: Arc<Catalogue>, epochs: Arc<Epochs>, wake: Arc<Wake>) -> Lookup {
+        Lookup { store, catalogue, epochs, wake }
     }
-}
 
-/// The record of a key, if it has one after the checkpoint that was asked for; if not, the live tree says.
-pub type Answer<T> = SysResult<Option<Recorded<T>>>;
+    /// The index failed: what it says is not believed any more, and the journal is read instead.
+    pub(super) fn index_fault(&self, error: &StoreError) {
+        self.wake.index_failed(error, self.store.reserve.is_full());
+    }
 
-impl Timeline {
+    /// Where in the journal the records after a checkpoint begin.
+    fn address(&self, after: CheckpointId) -> SysResult<Address> {
+        self.catalogue.address(after).ok_or(Errno::EIO)
+    }
+
     /// What memory knows, and whether the index could know of an earlier record.
     fn in_memory<T>(&self, after: CheckpointId, pick: impl Fn(&Table) -> Option<T>) -> (Option<Recorded<T>>, bool) {
-        let inner = self.inner.read();
-        let from = inner.closed.partition_point(|table| table.epoch <= after.epoch());
-        let open = Some(&inner.open).filter(|table| table.epoch > after.epoch());
-        let mut tables = inner.closed.iter().skip(from).map(|table| &**table).chain(open);
-        let found = tables.find_map(|table| pick(table).map(|before| Recorded { epoch: table.epoch, before }));
-        (found, after.epoch().next() < inner.open.epoch)
+        let tables = self.epochs.read();
+        let from = tables.closed().partition_point(|table| table.epoch <= after.epoch());
+        let mut later = tables.all().skip(from).filter(|table| table.epoch > after.epoch());
+        let found = later.find_map(|table| pick(table).map(|before| Recorded { epoch: table.epoch, before }));
+        (found, after.epoch().next() < tables.open().epoch)
     }
 
     /// What only a checkpoint that was deleted reads is left out of the index some time: what is found there then is no answer.
     fn still_kept(&self, id: CheckpointId) -> SysResult<()> {
-        let inner = self.inner.read();
-        let kept = inner.checkpoints.contains_key(&id) || inner.hidden.contains_key(&id);
-        if kept { Ok(()) } else { Err(Errno::ESTALE) }
+        if self.catalogue.is_stored(id) { Ok(()) } else { Err(Errno::ESTALE) }
     }
 
     fn in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
@@ -54,13 +71,13 @@ impl Timeline {
         self.still_kept(after).map(|()| found)
     }
 
-    /// As [`Timeline::in_index`], whether or not there is such a checkpoint: of those that are left.
+    /// As [`Lookup::in_index`], whether or not there is such a checkpoint: of those that are left.
     fn left_in_index(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
         match self.store.index.first_after(key, after) {
             Ok(found) => Ok(found.map(|(epoch, before)| Recorded { epoch, before })),
             Err(error) => {
-                self.index_fault(error);
-                self.in_journal(key, after)
+                self.index_fault(&error);
+                slow::first_after(&self.store, self.address(after)?, key, after)
             }
         }
     }
@@ -115,22 +132,21 @@ impl Timeline {
     pub fn entries_at(&self, dir: Slot, at: CheckpointId) -> SysResult<BTreeMap<Name, Recorded<Option<Child>>>> {
         let mut found = BTreeMap::new();
         {
-            let inner = self.inner.read();
-            let sealed = inner.closed.iter().rev().map(|table| &**table);
-            for table in std::iter::once(&inner.open).chain(sealed).take_while(|table| table.epoch > at.epoch()) {
+            let tables = self.epochs.read();
+            for table in tables.all().rev().take_while(|table| table.epoch > at.epoch()) {
                 for (name, before) in table.entries_of(dir) {
                     found.insert(name.clone(), Recorded { epoch: table.epoch, before });
                 }
             }
-            if at.epoch().next() >= inner.open.epoch {
+            if at.epoch().next() >= tables.open().epoch {
                 return Ok(found);
             }
         }
         let indexed = match self.store.index.entries_after(dir, at) {
             Ok(indexed) => self.still_kept(at).map(|()| indexed)?,
             Err(error) => {
-                self.index_fault(error);
-                for (name, recorded) in self.entries_in_journal(dir, at)? {
+                self.index_fault(&error);
+                for (name, recorded) in slow::entries_after(&self.store, self.address(at)?, dir, at)? {
                     found.insert(name, recorded.map(entry)?);
                 }
                 return Ok(found);
@@ -224,6 +240,47 @@ impl Timeline {
     /// EIO if the record cannot be read.
     pub fn data_since(&self, slot: Slot, epoch: Epoch) -> Answer<DataState> {
         self.node_since(&Key::Data(slot), slot, epoch, |node| node.data, data)
+    }
+
+    /// Where an inode with a past is to be found now; a hint, to be verified.
+    pub fn place(&self, slot: Slot) -> Option<Place> {
+        self.place_or_fault(slot).ok().flatten()
+    }
+
+    /// As [`Lookup::place`].
+    ///
+    /// # Errors
+    /// EIO if neither the index nor the journal can be read.
+    pub fn place_or_fault(&self, slot: Slot) -> SysResult<Option<Place>> {
+        let memory = self.epochs.read().all().rev().find_map(|table| table.place(slot).cloned());
+        match memory {
+            Some(place) => Ok(Some(place)),
+            None => self.store.index.place(slot).or_else(|error| {
+                self.index_fault(&error);
+                slow::last_place(&self.store, slot)
+            }),
+        }
+    }
+
+    /// Where an inode was at a checkpoint, by the places on record; `None`: they do not tell. A change records the place of what is changed, and of every
+    /// directory above it.
+    ///
+    /// # Errors
+    /// EIO if a record cannot be read.
+    pub fn path_at(&self, slot: Slot, id: CheckpointId) -> SysResult<Option<PathAt>> {
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        let (mut at, mut until) = (slot, Epoch(u64::MAX));
+        while at != Slot::ROOT {
+            let Some(home) = self.home_at(at, id)? else { return Ok(None) };
+            if names.len() >= DEPTH_MAX || at == Slot::STAGING {
+                return Ok(None);
+            }
+            until = until.min(home.epoch);
+            names.push(home.before.name.as_bytes().to_vec());
+            at = home.before.parent;
+        }
+        names.reverse();
+        Ok(Some(PathAt { path: names.join(&b'/'), until }))
     }
 }
 

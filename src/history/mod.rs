@@ -1,28 +1,39 @@
 //! What was: undo records by epoch, checkpoints, views of the past, and what differs between two of them.
 
 pub mod absence;
+pub mod append;
 pub mod attribution;
+pub mod catalogue;
+mod checkpoints;
 mod closing;
 mod collect;
 pub mod content;
 pub mod diff;
 pub mod dropped;
 pub mod eager;
+pub mod epochs;
 pub mod indexer;
 pub mod lookup;
+pub mod losses;
 pub mod needed;
 pub mod operations;
 pub mod present;
+pub mod processes;
 mod resume;
+pub mod same;
 pub mod select;
 pub mod since;
 mod slow;
+pub mod snapshots;
+pub mod state;
 pub mod table;
-pub mod tags;
+mod tags;
 pub mod timeline;
 pub mod touched;
+mod unserved;
 pub mod versions;
 pub mod view;
+pub mod wake;
 pub mod writers;
 
 #[cfg(test)]

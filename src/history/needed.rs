@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::dropped::DEPTH_MAX;
-use super::timeline::{Timeline, asked, fault};
+use super::append::fault;
+use super::lookup::DEPTH_MAX;
+use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, ObjectId, Slot};
-use crate::store::record::{Actor, DataState, Record, Undo};
+use crate::store::record::{DataState, Record, Undo};
 use crate::sys::{SysResult, Time};
 
 /// A captured version.
@@ -103,8 +104,8 @@ impl Timeline {
     /// # Errors
     /// EIO if neither the index nor the journal can be read.
     pub fn census(&self) -> SysResult<Census> {
-        let open = self.epoch();
-        let retained = self.retained();
+        let open = self.epochs.epoch();
+        let retained = self.catalogue.retained();
         let reading = self.captures()?;
         let Census { kept, made_ns, .. } = Census::of(&retained);
         let number = |epoch: Epoch| kept.partition_point(|id| *id < CheckpointId(epoch.0));
@@ -124,32 +125,19 @@ impl Timeline {
 
     /// All records of content and of attributes.
     fn captures(&self) -> SysResult<Reading> {
-        let index = &self.store.index;
+        let index = &self.store().index;
         let mut reading = Reading::default();
         // What is applied meanwhile is read twice, to the same effect.
         let indexed = index.applied().and_then(|end| index.each_capture(|epoch, undo| reading.take_undo(epoch, undo)).map(|()| end));
         let from = indexed.unwrap_or_else(|error| {
-            self.index_fault(error);
+            self.lookup.index_fault(&error);
             reading = Reading::default();
-            self.store.journal.start()
+            self.store().journal.start()
         });
-        for frame in self.store.journal.scan(from, None) {
+        for frame in self.store().journal.scan(from, None) {
             reading.take(frame.map_err(fault)?.1);
         }
         Ok(reading)
-    }
-
-    /// Deletes a checkpoint, hidden or not, for good, as the rules of retention say: nobody's operation, and no way back. What only it needed can be
-    /// removed after.
-    ///
-    /// # Errors
-    /// As [`Timeline::append`].
-    pub fn free(&self, by: &Actor, id: CheckpointId) -> SysResult<()> {
-        let mut records = asked(Some(by));
-        records.push(Record::Deleted { id });
-        self.append(&records)?;
-        self.inner.write().drop_checkpoint(id);
-        Ok(())
     }
 
     /// Whether some checkpoint reads this object of the open epoch. If the newest one does not, none does; the one that did may have been deleted.
@@ -157,12 +145,12 @@ impl Timeline {
     /// # Errors
     /// EIO if a record cannot be read.
     pub fn reads_open(&self, slot: Slot, object: ObjectId) -> SysResult<bool> {
-        let census = Census::of(&self.retained());
+        let census = Census::of(&self.catalogue.retained());
         let Some(newest) = census.kept.last() else { return Ok(false) };
-        if self.data_at(slot, *newest)?.is_none_or(|data| data.before.object != Some(object)) {
+        if self.lookup.data_at(slot, *newest)?.is_none_or(|data| data.before.object != Some(object)) {
             return Ok(false);
         }
-        let born_ns = self.attr_at(slot, *newest)?.and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
+        let born_ns = self.lookup.attr_at(slot, *newest)?.and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
         let mut version = Captured { slot, born_ns, by: 0..census.kept.len(), ..Captured::new(object) };
         self.narrow(&census, &mut version)?;
         Ok(!version.by.is_empty())
@@ -192,13 +180,13 @@ impl Timeline {
     /// after the checkpoint has no record before the directory's first change after the one that shows it, so it is asked for the directory then.
     fn is_nameless(&self, mut slot: Slot, id: CheckpointId, made_ns: i64) -> SysResult<bool> {
         for _ in 0..DEPTH_MAX {
-            let Some(home) = self.home_at(slot, id)? else { return Ok(false) };
+            let Some(home) = self.lookup.home_at(slot, id)? else { return Ok(false) };
             let parent = home.before.parent;
-            let Some(led_to) = self.entry_at(parent, &home.before.name, id)? else { return Ok(false) };
+            let Some(led_to) = self.lookup.entry_at(parent, &home.before.name, id)? else { return Ok(false) };
             if led_to.before.is_none_or(|child| child.slot != slot) {
                 return Ok(true);
             }
-            let born_ns = self.attr_at(parent, id)?.and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
+            let born_ns = self.lookup.attr_at(parent, id)?.and_then(|attr| attr.before.stat.btime.map(Time::nanoseconds));
             if parent == Slot::ROOT || born_ns.is_none_or(|born_ns| born_ns <= made_ns) {
                 return Ok(false);
             }

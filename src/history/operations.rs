@@ -6,23 +6,29 @@
 //! the history was in is reached from any other by undoing what was done since, the newest first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
-use super::timeline::{Inner, Timeline, asked, fault};
+use super::append::{Appender, asked, fault, now_ns};
+use super::catalogue::Catalogue;
 use crate::store::error::CodecError;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Line, Operation};
 use crate::store::record::{Actor, Kept, Record};
-use crate::store::{Address, Forgotten, StoreError};
+use crate::store::{Address, StoreError};
 use crate::sys::SysResult;
+use crate::sys::lock::RwLock;
+
+/// Bytes of chosen paths that are in the record of an operation.
+const ONLY_BYTES_MAX: usize = 1 << 20;
 
 /// The operations there were. Knows the order, and not what they did.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Operations {
+pub(super) struct Order {
     known: BTreeMap<u64, (Address, Option<u64>)>,
     line: Line,
 }
 
-impl Operations {
+impl Order {
     /// An operation was done. Those before it were noted.
     pub(super) fn note(&mut self, number: u64, at: Address, undoes: Option<u64>) {
         // One that undid what is forgotten is to be forgotten too.
@@ -33,7 +39,7 @@ impl Operations {
     }
 
     /// These are told nobody any more: see [`crate::store::forget`].
-    pub(super) fn forget(&mut self, gone: &BTreeSet<u64>) {
+    fn forget(&mut self, gone: &BTreeSet<u64>) {
         self.known.retain(|number, _| !gone.contains(number));
         self.line.forget(|number| gone.contains(&number));
     }
@@ -61,18 +67,6 @@ impl Operations {
     }
 }
 
-impl Inner {
-    /// What nobody can ask for any more; none of it is among the checkpoints.
-    pub(super) fn forget(&mut self, forgotten: &Forgotten) {
-        self.operations.forget(&forgotten.operations);
-        self.lineage.forget(&forgotten.lineage);
-        self.absences.retain(|absence| !forgotten.absences.contains(&absence.to_ns));
-        self.clock.forget(&forgotten.checkpoints);
-        self.dropped.retain(|place, _| !forgotten.dropped.contains(place));
-        self.dropped_spans = self.dropped.values().copied().collect();
-    }
-}
-
 /// Which way to walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walk {
@@ -95,81 +89,128 @@ pub struct Told {
     pub in_effect: bool,
 }
 
-/// A record of an operation to come; its number is given when it is appended.
-fn record(number: u64, by: &Actor, undoes: Option<u64>, deed: Deed) -> Record {
-    Record::Operation(Operation { number, at_ns: super::timeline::now_ns(), by: by.clone(), undoes, deed })
+/// What was done to the history, and the only way to do something to it that can be undone.
+pub struct Operations {
+    journal: Arc<Appender>,
+    catalogue: Arc<Catalogue>,
+    /// A leaf.
+    order: RwLock<Order>,
 }
 
-impl Timeline {
-    /// The record of what is about to be done, to be appended behind the records of it. Only one thread makes records of operations at a time:
-    /// the caller holds what says so.
-    pub(super) fn operation(&self, by: &Actor, undoes: Option<u64>, deed: Deed) -> Record {
-        record(self.inner.read().operations.next(), by, undoes, deed)
+impl Operations {
+    pub(super) fn new(journal: Arc<Appender>, catalogue: Arc<Catalogue>, order: Order) -> Operations {
+        Operations { journal, catalogue, order: RwLock::new(order) }
     }
 
-    /// Does an operation: appends its records with who asked for each, and itself behind them, then makes the tables so.
+    /// The record of what is about to be done, to be appended behind the records of it. Only one thread makes records of operations at a time:
+    /// the caller holds what says so.
+    pub(super) fn operation(&self, by: &Actor, undoes: Option<u64>, deed: Deed) -> Operation {
+        Operation { number: self.order.read().next(), at_ns: now_ns(), by: by.clone(), undoes, deed }
+    }
+
+    /// An operation was done; its record is there.
+    pub(super) fn note(&self, done: &Operation, at: Address) {
+        self.order.write().note(done.number, at, done.undoes);
+    }
+
+    /// These are told nobody any more.
+    pub(super) fn forget(&self, gone: &BTreeSet<u64>) {
+        self.order.write().forget(gone);
+    }
+
+    /// Does an operation: appends its records with who asked for each, and itself behind them, then makes the catalogue so. When it returns that survives
+    /// `kill -9`.
     ///
     /// # Errors
-    /// As [`Timeline::append`]; then nothing was done.
+    /// As [`Appender::append`]; then nothing was done.
     pub fn operate(&self, by: &Actor, undoes: Option<u64>, deed: Deed, of_it: Vec<Record>) -> SysResult<()> {
         let mut records: Vec<Record> = of_it.iter().flat_map(|record| asked(Some(by)).into_iter().chain([record.clone()])).collect();
         let operation = self.operation(by, undoes, deed);
-        records.push(operation.clone());
-        let at = self.write(&records)?;
-        let mut inner = self.inner.write();
-        for record in of_it {
-            match record {
-                Record::Tags { id, tags } => inner.retag(id, tags),
-                Record::Pinned { id, reason } => inner.pin(id, reason),
-                Record::Hidden { id, hidden } => inner.hide(id, hidden),
-                Record::Deleted { id } => inner.drop_checkpoint(id),
-                Record::RestoreBegin { target, guard, paths } => drop(inner.lineage.restored(target, guard, &paths)),
-                _ => {}
-            }
-        }
-        if let (Some(at), Record::Operation(done)) = (at.last(), operation) {
-            inner.operations.note(done.number, *at, done.undoes);
+        records.push(Record::Operation(operation.clone()));
+        let at = self.journal.write(&records)?;
+        let mut checkpoints = self.catalogue.write();
+        of_it.into_iter().for_each(|record| checkpoints.apply(record));
+        if let Some(at) = at.last() {
+            self.note(&operation, *at);
         }
         Ok(())
     }
 
-    /// Deletes a checkpoint for good that the daemon made and nobody asked for: no operation, for there is nothing to be undone.
+    /// Records that a restore begins, of these paths or, without any, of the whole tree: what comes after then comes from `target`. `only`: of nothing
+    /// below them. `by`: who asked for it, and which operation it undoes; without it, it is one that was begun before.
     ///
     /// # Errors
-    /// As [`Timeline::append`]; then nothing was done.
-    pub fn forgo(&self, by: &Actor, id: CheckpointId) -> SysResult<()> {
-        let records: Vec<Record> = asked(Some(by)).into_iter().chain([Record::Deleted { id }]).collect();
-        self.write(&records)?;
-        self.inner.write().drop_checkpoint(id);
+    /// As [`Appender::append`]; then it has not begun.
+    pub fn begin_restore(
+        &self,
+        by: Option<(&Actor, Option<u64>)>,
+        target: CheckpointId,
+        guard: CheckpointId,
+        paths: &[Vec<u8>],
+        only: bool,
+    ) -> SysResult<()> {
+        // Chosen paths can be any number. Not all of them would be of no use for an undo; for the rest it matters that there are some.
+        let fit = !only || paths.iter().map(|path| path.len() + 4).sum::<usize>() <= ONLY_BYTES_MAX;
+        let begins = Record::RestoreBegin { target, guard, paths: if fit { paths.to_vec() } else { paths.iter().take(1).cloned().collect() } };
+        let Some((by, undoes)) = by else { return self.journal.append(&[begins]) };
+        let paths = if fit { paths.to_vec() } else { Vec::new() };
+        self.operate(by, undoes, Deed::Restored { target, guard, paths, only }, vec![begins])
+    }
+
+    /// Notes that the whole tree is what a checkpoint holds though nothing had to be restored for it: what comes after `newest`, the last that was made, comes
+    /// from that.
+    ///
+    /// # Errors
+    /// As [`Appender::append`]; then nothing was noted.
+    pub fn comes_from(&self, by: &Actor, target: CheckpointId, newest: CheckpointId) -> SysResult<()> {
+        self.unasked(by, vec![Record::RestoreBegin { target, guard: newest, paths: Vec::new() }, Record::RestoreEnd])
+    }
+
+    /// Deletes a checkpoint for good, hidden or not, as the rules of retention say or because nobody asked for it: no operation, and no way back. When it
+    /// returns that survives `kill -9`, and what only it needed can be removed.
+    ///
+    /// # Errors
+    /// As [`Appender::append`]; then nothing was done.
+    pub fn free(&self, by: &Actor, id: CheckpointId) -> SysResult<()> {
+        self.unasked(by, vec![Record::Deleted { id }])
+    }
+
+    /// Does what is no operation: there is nothing to be undone.
+    fn unasked(&self, by: &Actor, records: Vec<Record>) -> SysResult<()> {
+        let mut all = asked(Some(by));
+        all.extend(records.iter().cloned());
+        self.journal.append(&all)?;
+        let mut checkpoints = self.catalogue.write();
+        records.into_iter().for_each(|record| checkpoints.apply(record));
         Ok(())
     }
 
     /// What is to be undone, in this order, to walk so far; fewer if there is no more.
     pub fn walk(&self, walk: Walk) -> Vec<u64> {
-        let inner = self.inner.read();
+        let order = self.order.read();
         match walk {
-            Walk::Undo(steps) => inner.operations.line.undo.iter().rev().take(steps).copied().collect(),
-            Walk::Redo(steps) => inner.operations.line.redo.iter().rev().take(steps).copied().collect(),
-            Walk::To(number) => inner.operations.since(number),
+            Walk::Undo(steps) => order.line.undo.iter().rev().take(steps).copied().collect(),
+            Walk::Redo(steps) => order.line.redo.iter().rev().take(steps).copied().collect(),
+            Walk::To(number) => order.since(number),
         }
     }
 
     /// Whether there is an operation of this number.
     pub fn has_operation(&self, number: u64) -> bool {
-        self.inner.read().operations.known.contains_key(&number)
+        self.order.read().known.contains_key(&number)
     }
 
     /// The operation that this one stands for: if it undid one, or did one again, that one.
     pub fn original(&self, number: u64) -> u64 {
-        let inner = self.inner.read();
-        let undone = |number: u64| inner.operations.known.get(&number).and_then(|(_, undoes)| *undoes).filter(|before| *before < number);
+        let order = self.order.read();
+        let undone = |number: u64| order.known.get(&number).and_then(|(_, undoes)| *undoes).filter(|before| *before < number);
         std::iter::successors(Some(number), |number| undone(*number)).last().unwrap_or(number)
     }
 
     /// The operation that undid this one, the last if several did.
     pub fn undone_by(&self, number: u64) -> Option<u64> {
-        let inner = self.inner.read();
-        let mut later = inner.operations.known.range(number.saturating_add(1)..).rev();
+        let order = self.order.read();
+        let mut later = order.known.range(number.saturating_add(1)..).rev();
         later.find(|(_, (_, undoes))| *undoes == Some(number)).map(|(by, _)| *by)
     }
 
@@ -179,9 +220,9 @@ impl Timeline {
     /// EIO if the journal cannot be read.
     pub fn operations(&self, before: Option<u64>, limit: usize) -> SysResult<Vec<Told>> {
         let (found, undone_by) = {
-            let inner = self.inner.read();
-            let known = inner.operations.known.range(..before.unwrap_or(u64::MAX)).rev().take(limit);
-            (known.map(|(number, (at, _))| (*number, *at)).collect::<Vec<_>>(), inner.operations.undone_by())
+            let order = self.order.read();
+            let known = order.known.range(..before.unwrap_or(u64::MAX)).rev().take(limit);
+            (known.map(|(number, (at, _))| (*number, *at)).collect::<Vec<_>>(), order.undone_by())
         };
         let told = |(number, at): (u64, Address)| {
             let by = undone_by.get(&number).copied();
@@ -195,7 +236,7 @@ impl Timeline {
 
     /// `None`: it was forgotten a moment ago.
     fn operation_at(&self, at: Address) -> SysResult<Option<Operation>> {
-        match self.store.journal.read_if_needed(at).map_err(fault)? {
+        match self.journal.store().journal.read_if_needed(at).map_err(fault)? {
             Some(Record::Operation(operation)) => Ok(Some(operation)),
             Some(_) => Err(fault(StoreError::BadRecord { at, source: CodecError::Unknown })),
             None => Ok(None),
@@ -205,7 +246,7 @@ impl Timeline {
     /// The records that bring a hidden checkpoint back: with its tags, but for those that another has by now.
     pub fn reviving(&self, kept: &Kept) -> Vec<Record> {
         let mut records = Vec::new();
-        let free: Vec<String> = kept.tags.iter().filter(|tag| self.tagged(tag).is_none()).cloned().collect();
+        let free: Vec<String> = kept.tags.iter().filter(|tag| self.catalogue.tagged(tag).is_none()).cloned().collect();
         if free.len() < kept.tags.len() {
             records.push(Record::Tags { id: kept.id, tags: free });
         }
@@ -218,8 +259,8 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    fn done(undoes: &[Option<u64>]) -> Operations {
-        let mut operations = Operations::default();
+    fn done(undoes: &[Option<u64>]) -> Order {
+        let mut operations = Order::default();
         for (number, undoes) in (1..).zip(undoes) {
             assert_eq!(operations.next(), number);
             operations.note(number, Address::START, *undoes);

@@ -2,10 +2,16 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Child};
-use crate::sys::{SysResult, Xattrs};
+use crate::sys::{Errno, SysResult, Xattrs};
+
+/// How long a rename under way is waited for, each time, when an inode is at none of its names.
+const RENAME_PAUSE: Duration = Duration::from_micros(200);
+/// How often at most: a rename on a busy machine takes its time, and another may follow.
+const RENAME_WAITS_MAX: u32 = 25_000;
 
 /// The way by which an inode was reached in some state of the tree, from the root: lets a live inode be found again without a scan.
 ///
@@ -80,6 +86,27 @@ pub trait Present: Send + Sync {
     fn open(&self, node: &Arc<Trail>) -> SysResult<File>;
     /// A number that grows with each rename; `None`: one is under way, and what it moves may be found at neither name.
     fn renames(&self) -> Option<u64>;
+}
+
+/// What the live tree says. That an inode is at none of its names is so only if no rename was under way meanwhile.
+pub(super) fn at_rest<T>(present: &dyn Present, live: impl Fn() -> SysResult<T>) -> SysResult<T> {
+    for _ in 0..RENAME_WAITS_MAX {
+        let before = present.renames();
+        let answer = live();
+        if !matches!(answer, Err(Errno::ESTALE)) || (before.is_some() && before == present.renames()) {
+            return answer;
+        }
+        std::thread::sleep(RENAME_PAUSE);
+    }
+    live()
+}
+
+/// A live inode that vanished while it was looked at is not there.
+pub(super) fn there<T>(result: SysResult<Option<T>>) -> SysResult<Option<T>> {
+    match result {
+        Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
+        other => other,
+    }
 }
 
 #[cfg(test)]

@@ -2,16 +2,20 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use super::absence::Absence;
-use super::indexer::{self, Wake};
-use super::timeline::{Aftermath, Inner, Moved, Timeline, fault};
+use super::absence::{self, Absence};
+use super::append::fault;
+use super::checkpoints::Checkpoints;
+use super::content::Hashed;
+use super::dropped::Places;
+use super::eager::Noted;
+use super::epochs::Tables;
+use super::operations::Order;
+use super::timeline::{Aftermath, Memory, Moved, Timeline};
 use crate::store::ids::{Epoch, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Actor, DataState, Dropped, Kept, Place, Record, Undo};
 use crate::store::{Address, Batch, Store, StoreResult, is_of_checkpoints};
 use crate::sys::SysResult;
-use crate::sys::lock::{Mutex, Rank, RwLock};
 
 impl Timeline {
     /// Opens the history that is in `store`. Costs what changed since the index last took over, not what there is.
@@ -22,29 +26,20 @@ impl Timeline {
     /// `JournalDamaged`, `BadRecord`; those of the index.
     pub fn open(store: Arc<Store>) -> StoreResult<(Timeline, Aftermath)> {
         let checkpoints = store.index.checkpoints()?;
-        let next = store.index.last_checkpoint()?.map_or(Epoch(1), |id| id.epoch().next());
         let applied = store.index.applied()?;
         // An index that was rebuilt holds records of the open epoch too; they are needed in memory, so the scan begins where that epoch did.
         let from = checkpoints.last().map_or(Address::START, |(_, address)| *address).min(applied);
-        let mut inner = Inner::new(next);
-        inner.lineage = store.index.lineage()?;
-        for (number, at, undoes) in store.index.operations()? {
-            inner.operations.note(number, at, undoes);
-        }
-        inner.absences = store.index.absences()?.into_iter().map(|(from_ns, to_ns, told)| Absence { from_ns, to_ns, told }).collect();
-        for (epoch, at, first, last) in store.index.dropped()? {
-            inner.put_dropped(epoch, at, (first, last));
-        }
+        let mut memory = indexed(&store)?;
         // The record of the last mount may lie before `from`: only the record of an orderly end, which is the very last, says that there was one.
         let mut aftermath = Aftermath { unclean: store.journal.position() > store.journal.start(), ..Aftermath::default() };
         for (kept, address) in checkpoints {
             aftermath.recorded_ns = aftermath.recorded_ns.max(Some(kept.created_ns));
-            inner.put_checkpoint(kept, address);
+            put_checkpoint(&mut memory, kept, address);
         }
         let witness = store.journal.witness();
         let lost = witness < store.journal.position();
         let places = lost.then(HashMap::new);
-        let mut replay = Replay { inner, aftermath, witness, applied, unsure: HashMap::new(), places, by: None, only: None };
+        let mut replay = Replay { memory, aftermath, witness, applied, unsure: HashMap::new(), places, by: None, only: None };
         if lost {
             replay.look_back(&store, from)?;
         }
@@ -65,29 +60,11 @@ impl Timeline {
         }
         replay.strike_unmade(&store)?;
         replay.add_places(&store);
-        if !replay.inner.struck.is_empty() {
-            store.apply(&mut Batch::voids(&replay.inner.struck))?;
+        let Replay { memory, aftermath, .. } = replay;
+        if !memory.tables.struck().is_empty() {
+            store.apply(&mut Batch::voids(memory.tables.struck()))?;
         }
-        let Replay { inner, aftermath, .. } = replay;
-        let wake = Wake::default();
-        if inner.closed.len() >= indexer::HURRY_EPOCHS {
-            wake.hurry();
-        }
-        let owed = Mutex::ranked(Rank::Owed, Vec::new());
-        let timeline = Timeline {
-            store,
-            inner: RwLock::ranked(Rank::Timeline, inner),
-            owed,
-            wake,
-            compact: Mutex::default(),
-            numbers: Mutex::default(),
-            distrusted: Mutex::default(),
-            met: Mutex::default(),
-            losses: AtomicU64::default(),
-            tracked: Mutex::default(),
-            dropped: Mutex::default(),
-        };
-        Ok((timeline, aftermath))
+        Ok((Timeline::new(store, memory), aftermath))
     }
 
     /// A version was never kept, for the file has not changed: strikes its record, in whatever epoch it is. Nothing may be served yet.
@@ -96,36 +73,37 @@ impl Timeline {
     /// EIO, ENOSPC of the journal or the index.
     pub fn strike_unmade(&self, object: ObjectId) -> SysResult<()> {
         let (epoch, slot) = (object.epoch, object.slot);
-        self.store.append(&[Record::Void { epoch, slot }]).map_err(fault)?;
-        let mut inner = self.inner.write();
-        if epoch == inner.open.epoch {
-            inner.open.void(slot);
-            return Ok(());
-        }
-        if let Some(table) = inner.closed.iter_mut().find(|table| table.epoch == epoch) {
-            Arc::make_mut(table).void(slot);
-        }
-        inner.struck.insert((epoch, slot));
-        drop(inner);
-        self.store.apply(&mut Batch::voids([&(epoch, slot)])).map_err(fault)
+        self.journal.append(&[Record::Void { epoch, slot }])?;
+        let closed = self.epochs.write().void(epoch, slot);
+        if closed { self.store().apply(&mut Batch::voids([&(epoch, slot)])).map_err(fault) } else { Ok(()) }
     }
+}
 
-    /// Starts the thread that moves closed epochs into the index. It ends with [`Timeline::stop`].
-    pub fn start_indexer(self: &Arc<Timeline>) -> std::io::Result<()> {
-        indexer::start(self)
+/// What the index has of what is in memory, but for the checkpoints.
+fn indexed(store: &Store) -> StoreResult<Memory> {
+    let mut order = Order::default();
+    for (number, at, undoes) in store.index.operations()? {
+        order.note(number, at, undoes);
     }
+    let absences = store.index.absences()?.into_iter().map(|(from_ns, to_ns, told)| Absence { from_ns, to_ns, told }).collect();
+    let mut dropped = Places::default();
+    for (epoch, at, first, last) in store.index.dropped()? {
+        dropped.put(epoch, at, (first, last));
+    }
+    Ok(Memory {
+        tables: Tables::new(store.index.last_checkpoint()?.map_or(Epoch(1), |id| id.epoch().next())),
+        checkpoints: Checkpoints::of(store.index.lineage()?),
+        order,
+        absences: absence::Known { absences, ..absence::Known::default() },
+        hashed: Hashed::default(),
+        dropped,
+        ahead: Noted::default(),
+    })
+}
 
-    /// Ends the indexer's thread and makes the index durable, so that the next opening is quick.
-    pub fn stop(&self) {
-        self.wake.stop();
-        let journal = &self.store.journal;
-        let synced = journal.sync().and_then(|()| self.store.layout.note_end(journal.position(), journal.last()));
-        if self.index_trouble().is_some() && !self.wake.lacks_room() {
-            self.store.index.distrust();
-        } else if let Err(error) = synced.and_then(|()| self.store.index.flush_durable()) {
-            tracing::warn!(%error, "the index was not made durable; the next mount will rebuild what is missing");
-        }
-    }
+fn put_checkpoint(memory: &mut Memory, kept: Kept, address: Address) {
+    memory.absences.clock.read(kept.id, kept.created_ns);
+    memory.checkpoints.put(kept, address);
 }
 
 /// The latest time that a record tells of.
@@ -153,7 +131,7 @@ struct Unsure {
 }
 
 struct Replay {
-    inner: Inner,
+    memory: Memory,
     aftermath: Aftermath,
     /// What later frames speak of was not done: see [`crate::store::journal::Journal::witness`].
     witness: Address,
@@ -172,8 +150,7 @@ struct Replay {
 impl Replay {
     /// After a power cut: what the index already has may not have been done either. Takes note of it, from the last checkpoint before the witness on.
     fn look_back(&mut self, store: &Store, upto: Address) -> StoreResult<()> {
-        let stored = self.inner.checkpoints.values().chain(self.inner.hidden.values());
-        let before = stored.map(|(_, address)| *address).filter(|address| *address < self.witness).max();
+        let before = self.memory.checkpoints.all().map(|(_, address)| *address).filter(|address| *address < self.witness).max();
         let begin = before.unwrap_or_else(|| store.journal.start());
         if begin >= upto {
             return Ok(());
@@ -240,39 +217,37 @@ impl Replay {
             Record::Undo { epoch, undo } => {
                 self.undone(beyond);
                 self.note_unsure(epoch, &undo, beyond);
-                if epoch == self.inner.open.epoch {
-                    undo.into_iter().for_each(|item| self.inner.open.add(item));
+                if epoch == self.memory.tables.open().epoch {
+                    undo.into_iter().for_each(|item| self.memory.tables.open_mut().add(item));
                 }
             }
             Record::Void { epoch, slot } => {
                 // The rename failed: what it was to replace is where it was, or under the other name, and stays there.
                 self.aftermath.replacing.retain(|(replaced, _, _)| *replaced != slot);
                 self.unsure.remove(&(epoch, slot));
-                if epoch == self.inner.open.epoch || address >= self.applied {
-                    self.void(epoch, slot);
+                if epoch == self.memory.tables.open().epoch || address >= self.applied {
+                    self.memory.tables.void(epoch, slot);
                 }
             }
             Record::Moved { places } => {
                 for (slot, place) in places {
-                    let before = self.inner.open.place(slot).cloned();
-                    self.inner.open.put_place(slot, place.clone());
+                    let before = self.memory.tables.open().place(slot).cloned();
+                    self.memory.tables.open_mut().put_place(slot, place.clone());
                     self.note_moved(slot, place, before);
                 }
             }
             Record::Checkpoint(checkpoint) => {
                 self.undone(beyond);
-                self.inner.close_epoch(checkpoint.id);
-                self.inner.put_checkpoint(Kept::new(checkpoint, by), address);
+                self.memory.tables.close(checkpoint.id);
+                put_checkpoint(&mut self.memory, Kept::new(checkpoint, by), address);
             }
-            Record::Tags { id, tags } => self.inner.retag(id, tags),
-            Record::Deleted { id } => self.inner.drop_checkpoint(id),
-            Record::Pinned { id, reason } => self.inner.pin(id, reason),
-            Record::Hidden { id, hidden } => self.inner.hide(id, hidden),
+            Record::Tags { .. } | Record::Deleted { .. } | Record::Pinned { .. } | Record::Hidden { .. } => self.memory.checkpoints.apply(record),
             // Beyond the witness: the names were not exchanged, the restore was not begun, or was not ended.
             Record::Replacing { .. } | Record::RestoreBegin { .. } | Record::RestoreEnd | Record::RestoreOnly { .. } if beyond => {}
             Record::Replacing { slot, place, object } => self.aftermath.replacing.push((slot, place, object)),
-            Record::RestoreBegin { target, guard, paths } => {
-                self.inner.lineage.restored(target, guard, &paths);
+            Record::RestoreBegin { target, guard, ref paths } => {
+                let paths = paths.clone();
+                self.memory.checkpoints.apply(record);
                 (self.aftermath.restoring, self.aftermath.restoring_only) = (Some((target, guard, paths)), self.only.take());
             }
             Record::RestoreEnd => self.aftermath.restoring = None,
@@ -285,27 +260,28 @@ impl Replay {
             }
             Record::Ahead { undo, upto, .. } => {
                 let homes = undo.into_iter().filter_map(|item| if let Undo::Home { slot, before } = item { Some((slot, before)) } else { None });
-                homes.for_each(|(slot, before)| self.inner.open.put_place(slot, before));
-                self.inner.note_ahead(address, upto);
+                homes.for_each(|(slot, before)| self.memory.tables.open_mut().put_place(slot, before));
+                self.memory.ahead.note(address, upto);
             }
             Record::Dropped { epoch, objects, .. } => {
                 self.note_dropped(&objects);
-                self.inner.note_dropped(epoch, address, &objects);
+                self.memory.dropped.note(epoch, address, &objects);
             }
-            Record::Hashes { epoch, objects, whole } => self.inner.note_hashes(epoch, address, &objects, whole),
-            Record::Operation(operation) => self.inner.operations.note(operation.number, address, operation.undoes),
+            Record::Hashes { epoch, objects, whole } => self.memory.hashed.note(epoch, address, &objects, whole),
+            Record::Operation(operation) => self.memory.order.note(operation.number, address, operation.undoes),
             Record::By { actor, .. } => self.by = Some(actor),
             Record::RestoreOnly { paths } => self.only.get_or_insert_default().extend(paths),
-            Record::Told { to_ns, .. } => self.inner.tell_absence(to_ns),
+            Record::Told { to_ns, .. } => self.memory.absences.tell(to_ns),
             Record::Touched { .. } | Record::OpenAt { .. } | Record::Comparing(_) => {}
         }
     }
 
     fn mounted(&mut self, at_ns: i64, stopped_ns: Option<i64>) {
         let absence = stopped_ns.map(|from_ns| Absence { from_ns, to_ns: at_ns, told: false });
-        let is_known = |absence: &Absence| self.inner.absences.iter().any(|known| (known.from_ns, known.to_ns) == (absence.from_ns, absence.to_ns));
+        let is_known =
+            |absence: &Absence| self.memory.absences.absences.iter().any(|known| (known.from_ns, known.to_ns) == (absence.from_ns, absence.to_ns));
         let absence = absence.filter(|absence| !is_known(absence));
-        self.inner.absences.extend(absence);
+        self.memory.absences.absences.extend(absence);
         self.aftermath.unclean = true;
         self.aftermath.stopped_ns = None;
     }
@@ -338,17 +314,6 @@ impl Replay {
         }
     }
 
-    fn void(&mut self, epoch: Epoch, slot: Slot) {
-        if epoch == self.inner.open.epoch {
-            self.inner.open.void(slot);
-            return;
-        }
-        if let Some(table) = self.inner.closed.iter_mut().find(|table| table.epoch == epoch).and_then(Arc::get_mut) {
-            table.void(slot);
-        }
-        self.inner.struck.insert((epoch, slot));
-    }
-
     /// The power was cut after a record came to the disk and before its object did. Then neither did the change: the file is what it was.
     fn strike_unmade(&mut self, store: &Store) -> StoreResult<()> {
         // One that is half done is finished later.
@@ -365,7 +330,7 @@ impl Replay {
             }
             tracing::info!(epoch = epoch.0, slot = slot.0, "a version was recorded, but not kept before the power was cut: its file has not changed");
             store.append(&[Record::Void { epoch, slot }])?;
-            self.void(epoch, slot);
+            self.memory.tables.void(epoch, slot);
         }
         Ok(())
     }

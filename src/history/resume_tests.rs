@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use super::super::wake::HURRY_EPOCHS;
 use super::*;
 use crate::store::ids::{CheckpointId, Name};
 use crate::store::record::{Checkpoint, Reason};
@@ -40,36 +41,36 @@ fn what_was_struck_is_not_seen_while_the_index_takes_its_epoch_over() {
     let (slot, first) = (Slot(500), {
         let (timeline, _) = open(dir.path());
         let first = checkpoint(&timeline, 1);
-        let reached = timeline.store.journal.position();
-        let object = timeline.store.layers.next_object(Epoch(2), Slot(500), ObjectOrigin::Cloned).unwrap();
+        let reached = timeline.store().journal.position();
+        let object = timeline.store().layers.next_object(Epoch(2), Slot(500), ObjectOrigin::Cloned).unwrap();
         let never = Undo::Data { slot: Slot(500), before: DataState { object: Some(object), size: 7, provisional: false } };
-        timeline.record(vec![never], Vec::new()).unwrap();
+        timeline.epochs.record(vec![never], Vec::new()).unwrap();
         let entry = |number| Undo::Entry { dir: Slot(10_000 + number), name: Name::new(b"name"), before: None };
-        timeline.record((0..MANY).map(entry).collect(), Vec::new()).unwrap();
+        timeline.epochs.record((0..MANY).map(entry).collect(), Vec::new()).unwrap();
         checkpoint(&timeline, 2);
-        timeline.store.journal.sync().unwrap();
+        timeline.store().journal.sync().unwrap();
         drop(timeline);
         cut(dir.path(), reached);
         first
     });
     let (timeline, _) = open(dir.path());
-    assert!(timeline.inner.read().struck.contains(&(Epoch(2), slot)), "the version that never came to be is struck");
+    assert!(timeline.epochs.read().struck().contains(&(Epoch(2), slot)), "the version that never came to be is struck");
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let mut looks = 0_u32;
             while !ended.load(Ordering::SeqCst) {
-                assert_eq!(timeline.data_at(slot, first).unwrap(), None, "seen after {looks} looks");
+                assert_eq!(timeline.lookup.data_at(slot, first).unwrap(), None, "seen after {looks} looks");
                 looks += 1;
             }
         });
         // However it ends, the reader is told.
-        let indexed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| timeline.index_closed()));
+        let indexed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| timeline.indexer.index_closed()));
         ended.store(true, Ordering::SeqCst);
         reader.join().unwrap();
         indexed.unwrap().unwrap();
     });
-    assert_eq!(timeline.data_at(slot, first).unwrap(), None);
+    assert_eq!(timeline.lookup.data_at(slot, first).unwrap(), None);
 }
 
 #[test]
@@ -79,8 +80,8 @@ fn the_daemon_lived_when_a_checkpoint_was_made_that_the_index_has() {
         let (timeline, _) = open(dir.path());
         checkpoint(&timeline, 1);
         checkpoint(&timeline, 2);
-        timeline.index_closed().unwrap();
-        timeline.store.index.flush_durable().unwrap();
+        timeline.indexer.index_closed().unwrap();
+        timeline.store().index.flush_durable().unwrap();
     }
     let (_, aftermath) = open(dir.path());
     assert_eq!((aftermath.unclean, aftermath.recorded_ns), (true, Some(4_000_000_000_000_000_002)));
@@ -93,14 +94,14 @@ fn short_mounts_do_not_pile_up_what_the_index_does_not_have() {
     let dir = tempfile::tempdir().unwrap();
     for mount in 0..6 {
         let timeline = Arc::new(open(dir.path()).0);
-        timeline.start_indexer().unwrap();
+        timeline.indexer.start().unwrap();
         for number in 1..=OF_EACH {
             checkpoint(&timeline, mount * OF_EACH + number);
         }
-        timeline.stop();
+        timeline.indexer.stop();
     }
-    let waiting = open(dir.path()).0.inner.read().closed.len();
-    assert!(waiting < indexer::HURRY_EPOCHS + OF_EACH as usize, "{waiting} closed epochs are not in the index");
+    let waiting = open(dir.path()).0.epochs.read().closed().len();
+    assert!(waiting < HURRY_EPOCHS + OF_EACH as usize, "{waiting} closed epochs are not in the index");
 }
 
 /// On btrfs a synced journal can be on the disk before the tree: the end was orderly, and what it left is to be looked at all the same.
@@ -109,9 +110,9 @@ fn an_end_that_the_tree_did_not_reach_is_none() {
     let dir = tempfile::tempdir().unwrap();
     let (timeline, _) = open(dir.path());
     checkpoint(&timeline, 1);
-    let reached = timeline.store.journal.position();
-    timeline.append(&[Record::Unmounted { at_ns: 7 }]).unwrap();
-    timeline.store.journal.sync().unwrap();
+    let reached = timeline.store().journal.position();
+    timeline.journal.append(&[Record::Unmounted { at_ns: 7 }]).unwrap();
+    timeline.store().journal.sync().unwrap();
     drop(timeline);
     let (timeline, aftermath) = open(dir.path());
     assert_eq!((aftermath.unclean, aftermath.stopped_ns), (false, Some(7)));

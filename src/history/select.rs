@@ -15,7 +15,7 @@ use jiff::civil::{DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp, Zoned};
 
-use super::view::State;
+use super::state::State;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Reason;
 

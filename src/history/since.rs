@@ -8,11 +8,13 @@
 //! not have is told from there; the indexer leaves their keys here when it takes them.
 
 use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
-use super::attribution;
+use super::catalogue::Catalogue;
+use super::epochs::Epochs;
 use super::table::Table;
-use super::timeline::Timeline;
 use crate::store::ids::{Epoch, Name, Slot};
+use crate::sys::lock::Mutex;
 
 /// With more keys than this all of the tree is walked instead.
 const KEYS_MAX: usize = 200_000;
@@ -63,7 +65,7 @@ impl Since {
 
 /// What is kept track of. Behind one mutex, a leaf.
 #[derive(Debug, Default)]
-pub(super) struct Tracked {
+struct Tracked {
     /// Since the baseline that there is; `None`: there is none that could be brought up to date.
     since: Option<Since>,
     /// Since the beginning of the one that is being made.
@@ -75,12 +77,12 @@ pub(super) struct Tracked {
 }
 
 impl Tracked {
-    pub(super) fn take(&mut self, table: &Table) {
+    fn take(&mut self, table: &Table) {
         self.since.iter_mut().chain(&mut self.next).for_each(|since| since.take(table));
     }
 
     /// An inode was made, or has lost its last name.
-    pub(super) fn set_gone(&mut self, slot: Slot, gone: bool) {
+    fn set_gone(&mut self, slot: Slot, gone: bool) {
         if !gone {
             self.gone.remove(&slot);
         } else if self.gone.len() < KEYS_MAX {
@@ -89,51 +91,35 @@ impl Tracked {
     }
 }
 
-impl Timeline {
-    /// Notes that an inode was made (`true`), or that it is gone and its slot free, or seen by a checkpoint (`false`).
-    pub fn set_born(&self, slot: Slot, born: bool) {
-        let mut inner = self.inner.write();
-        if born {
-            inner.born.insert(slot, attribution::acting_number());
-            drop(inner);
-            self.tracked.lock().set_gone(slot, false);
-        } else {
-            if inner.is_born(slot) {
-                inner.open.drop_place(slot);
-            }
-            inner.born.remove(&slot);
-        }
-    }
+/// Keeps track of what changes since the tree was written down. See the module.
+pub struct Baseline {
+    catalogue: Arc<Catalogue>,
+    epochs: Arc<Epochs>,
+    /// A leaf.
+    tracked: Mutex<Tracked>,
+}
 
-    /// Notes that an inode has lost its last name.
-    pub fn set_gone(&self, slot: Slot) {
-        let noted = {
-            let inner = self.inner.read();
-            // One that had the number before may have a record.
-            let mut tables = inner.closed.iter().map(|table| &**table).chain([&inner.open]);
-            !inner.is_born(slot) || tables.any(|table| table.node(slot).is_some())
-        };
-        if noted {
-            self.note_gone(slot);
-        }
-        self.set_born(slot, false);
+impl Baseline {
+    pub(super) fn new(catalogue: Arc<Catalogue>, epochs: Arc<Epochs>) -> Baseline {
+        Baseline { catalogue, epochs, tracked: Mutex::default() }
     }
 
     /// The tree is written down from now on; what changes counts for the next time. `false`: no checkpoint shows anything, so no change is recorded.
     pub fn begin_baseline(&self) -> bool {
         // No epoch is closed meanwhile, or the indexer could take it before what is to note it is there.
-        let inner = self.inner.read();
-        if inner.checkpoints.is_empty() && inner.hidden.is_empty() {
+        let tables = self.epochs.read();
+        let checkpoints = self.catalogue.read();
+        if checkpoints.is_empty() {
             return false;
         }
-        let (from, unrecorded) = (inner.open.epoch, inner.unrecorded);
+        let (from, unrecorded) = (tables.open().epoch, checkpoints.emptied());
         self.tracked.lock().next = Some(Since::new(from, unrecorded));
         true
     }
 
     /// It was written down, with so many changes beside it; `None`: it was not.
     pub fn end_baseline(&self, written: Option<usize>) {
-        let recorded = self.recorded_now();
+        let recorded = self.epochs.recorded_now();
         let mut tracked = self.tracked.lock();
         let next = tracked.next.take();
         if let Some(changes) = written {
@@ -146,10 +132,7 @@ impl Timeline {
     /// The last daemon has written it down, with so many changes beside it; these inodes were gone then, and all that changed after is on record in the epoch that was open at the beginning,
     /// or later.
     pub fn trust_baseline(&self, changes: usize, gone: impl IntoIterator<Item = Slot>) {
-        let (from, unrecorded) = {
-            let inner = self.inner.read();
-            (inner.open.epoch, inner.unrecorded)
-        };
+        let (from, unrecorded) = (self.epochs.epoch(), self.catalogue.read().emptied());
         let mut tracked = self.tracked.lock();
         tracked.gone.extend(gone);
         (tracked.since, tracked.changes) = (Some(Since::new(from, unrecorded)), changes);
@@ -162,7 +145,7 @@ impl Timeline {
 
     /// How many changes are beside the baseline; `None`: there is none that can be brought up to date.
     pub fn baseline_changes(&self) -> Option<usize> {
-        let unrecorded = self.inner.read().unrecorded;
+        let unrecorded = self.catalogue.read().emptied();
         let tracked = self.tracked.lock();
         tracked.since.as_ref().filter(|since| !since.lost && since.unrecorded == unrecorded).map(|_| tracked.changes)
     }
@@ -182,6 +165,11 @@ impl Timeline {
         }
     }
 
+    /// An inode was made: its number is not that of one that is gone.
+    pub(super) fn note_made(&self, slot: Slot) {
+        self.tracked.lock().set_gone(slot, false);
+    }
+
     /// An inode is nowhere any more, although nobody removed it through the mount.
     pub fn note_gone(&self, slot: Slot) {
         self.tracked.lock().set_gone(slot, true);
@@ -189,42 +177,37 @@ impl Timeline {
 
     /// How many keys have changed since the baseline, about.
     pub fn changed_keys(&self) -> usize {
-        let open = {
-            let inner = self.inner.read();
-            inner.open.nodes().count()
-        };
+        let open = self.epochs.read().open().nodes().count();
         open + self.tracked.lock().since.as_ref().map_or(0, Since::keys)
     }
 
     /// What changed since the baseline. `None`: there is none, or too much has.
     pub fn changed_since(&self) -> Option<Since> {
         // No table goes meanwhile: its keys are noted before.
-        let inner = self.inner.read();
+        let tables = self.epochs.read();
+        let unrecorded = self.catalogue.read().emptied();
         let (since, gone) = {
             let tracked = self.tracked.lock();
             (tracked.since.clone(), tracked.gone.clone())
         };
-        let mut since = since.filter(|since| !since.lost && since.unrecorded == inner.unrecorded)?;
+        let mut since = since.filter(|since| !since.lost && since.unrecorded == unrecorded)?;
         since.gone = gone;
-        inner.closed.iter().for_each(|table| since.take(table));
-        since.take(&inner.open);
+        tables.all().for_each(|table| since.take(table));
         Some(since).filter(|since| !since.lost)
-    }
-
-    /// Inodes that have a record in the open epoch, or in a closed one that is not in the index yet, whatever became of them.
-    pub fn recorded_now(&self) -> HashSet<Slot> {
-        let inner = self.inner.read();
-        let tables = inner.closed.iter().map(|table| &**table).chain([&inner.open]);
-        tables.flat_map(|table| table.nodes().map(|(slot, _)| slot)).collect()
     }
 
     /// Of the inodes that have lost their last name, those that have a record in the open epoch.
     pub fn gone_now(&self) -> Vec<Slot> {
         let gone = self.tracked.lock().gone.clone();
-        let inner = self.inner.read();
-        let mut gone: Vec<Slot> = gone.into_iter().filter(|slot| inner.open.node(*slot).is_some()).collect();
+        let tables = self.epochs.read();
+        let mut gone: Vec<Slot> = gone.into_iter().filter(|slot| tables.open().node(*slot).is_some()).collect();
         gone.sort_unstable();
         gone
+    }
+
+    /// The index takes this epoch over: what it changed is noted before its table goes.
+    pub(super) fn note_indexed(&self, table: &Table) {
+        self.tracked.lock().take(table);
     }
 }
 
@@ -233,9 +216,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::history::timeline::Timeline;
     use crate::store::Store;
     use crate::store::ids::CheckpointId;
-    use crate::store::record::{Checkpoint, Place, Reason, Undo};
+    use crate::store::record::{Checkpoint, Place, Reason, Record, Undo};
 
     fn close(timeline: &Timeline, id: u64) {
         let (tags, note) = (Vec::new(), String::new());
@@ -245,11 +229,11 @@ mod tests {
 
     fn change(timeline: &Timeline, slot: u64) {
         let before = Place { parent: Slot::ROOT, name: Name::new(b"name") };
-        timeline.record(vec![Undo::Home { slot: Slot(slot), before }], Vec::new()).unwrap();
+        timeline.epochs.record(vec![Undo::Home { slot: Slot(slot), before }], Vec::new()).unwrap();
     }
 
     fn nodes(timeline: &Timeline) -> Option<Vec<u64>> {
-        let mut nodes: Vec<u64> = timeline.changed_since()?.nodes.into_iter().map(|slot| slot.0).collect();
+        let mut nodes: Vec<u64> = timeline.baseline.changed_since()?.nodes.into_iter().map(|slot| slot.0).collect();
         nodes.sort_unstable();
         Some(nodes)
     }
@@ -261,33 +245,33 @@ mod tests {
         let (store, _) = Store::open(std::fs::File::open(dir.path()).unwrap(), true).unwrap();
         let timeline = Timeline::open(Arc::new(store)).unwrap().0;
         change(&timeline, 2);
-        assert!(!timeline.begin_baseline(), "nothing is recorded");
+        assert!(!timeline.baseline.begin_baseline(), "nothing is recorded");
         close(&timeline, 1);
         change(&timeline, 3);
         close(&timeline, 2);
         change(&timeline, 4);
-        assert!(timeline.begin_baseline());
+        assert!(timeline.baseline.begin_baseline());
         change(&timeline, 5);
-        timeline.note_unsure(Slot(6));
-        timeline.end_baseline(Some(0));
+        timeline.baseline.note_unsure(Slot(6));
+        timeline.baseline.end_baseline(Some(0));
         assert_eq!(nodes(&timeline), Some(vec![4, 5]));
         timeline.set_gone(Slot(5));
         close(&timeline, 3);
         change(&timeline, 7);
-        timeline.index_closed().unwrap();
+        timeline.indexer.index_closed().unwrap();
         assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));
-        let since = timeline.changed_since().unwrap();
+        let since = timeline.baseline.changed_since().unwrap();
         assert!(since.unsure.contains(&Slot(6)) && since.gone.contains(&Slot(5)));
-        assert_eq!(timeline.gone_now(), [], "it has no record in the open epoch");
+        assert_eq!(timeline.baseline.gone_now(), [], "it has no record in the open epoch");
         // Another that was not finished changes nothing.
-        assert!(timeline.begin_baseline());
-        timeline.end_baseline(None);
+        assert!(timeline.baseline.begin_baseline());
+        timeline.baseline.end_baseline(None);
         assert_eq!(nodes(&timeline), Some(vec![4, 5, 7]));
         for id in 1..=3 {
             assert!(nodes(&timeline).is_some());
-            timeline.inner.write().drop_checkpoint(CheckpointId(id));
+            timeline.catalogue.write().apply(Record::Deleted { id: CheckpointId(id) });
         }
         close(&timeline, 4);
-        assert_eq!((nodes(&timeline), timeline.baseline_changes()), (None, None));
+        assert_eq!((nodes(&timeline), timeline.baseline.baseline_changes()), (None, None));
     }
 }

@@ -3,58 +3,57 @@
 
 use std::collections::BTreeMap;
 
-use super::lookup::{Answer, Recorded};
-use super::timeline::{Timeline, fault};
+use super::append::fault;
+use super::table::{Answer, Recorded};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Key, Place, Record, Undo};
-use crate::sys::{Errno, SysResult};
+use crate::store::{Address, Store};
+use crate::sys::SysResult;
 
-impl Timeline {
-    /// The first undo record of a key after a checkpoint.
-    pub(super) fn in_journal(&self, key: &Key, after: CheckpointId) -> Answer<Undo> {
-        let mut found: Option<Recorded<Undo>> = None;
-        for frame in self.store.journal.scan(self.address(after).ok_or(Errno::EIO)?, None) {
-            match frame.map_err(fault)?.1 {
-                Record::Undo { epoch, .. } if found.as_ref().is_some_and(|found| epoch > found.epoch) => break,
-                Record::Undo { epoch, undo } if epoch > after.epoch() && found.is_none() => {
-                    found = undo.into_iter().find(|item| item.key() == *key).map(|before| Recorded { epoch, before });
-                }
-                Record::Void { epoch, slot } if *key == Key::Data(slot) && found.as_ref().is_some_and(|found| found.epoch == epoch) => found = None,
-                _ => {}
+/// The first undo record of a key after a checkpoint, after which the journal goes on at `from`.
+pub(super) fn first_after(store: &Store, from: Address, key: &Key, after: CheckpointId) -> Answer<Undo> {
+    let mut found: Option<Recorded<Undo>> = None;
+    for frame in store.journal.scan(from, None) {
+        match frame.map_err(fault)?.1 {
+            Record::Undo { epoch, .. } if found.as_ref().is_some_and(|found| epoch > found.epoch) => break,
+            Record::Undo { epoch, undo } if epoch > after.epoch() && found.is_none() => {
+                found = undo.into_iter().find(|item| item.key() == *key).map(|before| Recorded { epoch, before });
+            }
+            Record::Void { epoch, slot } if *key == Key::Data(slot) && found.as_ref().is_some_and(|found| found.epoch == epoch) => found = None,
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// The first undo record of each name in a directory after a checkpoint.
+pub(super) fn entries_after(store: &Store, from: Address, dir: Slot, after: CheckpointId) -> SysResult<BTreeMap<Name, Recorded<Undo>>> {
+    let mut found = BTreeMap::new();
+    for frame in store.journal.scan(from, None) {
+        let Record::Undo { epoch, undo } = frame.map_err(fault)?.1 else { continue };
+        for before in undo.into_iter().filter(|_| epoch > after.epoch()) {
+            if let Key::Entry(parent, name) = before.key()
+                && parent == dir
+            {
+                found.entry(name).or_insert(Recorded { epoch, before });
             }
         }
-        Ok(found)
     }
+    Ok(found)
+}
 
-    /// The first undo record of each name in a directory after a checkpoint.
-    pub(super) fn entries_in_journal(&self, dir: Slot, after: CheckpointId) -> SysResult<BTreeMap<Name, Recorded<Undo>>> {
-        let mut found = BTreeMap::new();
-        for frame in self.store.journal.scan(self.address(after).ok_or(Errno::EIO)?, None) {
-            let Record::Undo { epoch, undo } = frame.map_err(fault)?.1 else { continue };
-            for before in undo.into_iter().filter(|_| epoch > after.epoch()) {
-                if let Key::Entry(parent, name) = before.key()
-                    && parent == dir
-                {
-                    found.entry(name).or_insert(Recorded { epoch, before });
-                }
+/// Where an inode with a past was seen last.
+pub(super) fn last_place(store: &Store, slot: Slot) -> SysResult<Option<Place>> {
+    let mut last = None;
+    for frame in store.journal.scan(store.journal.start(), None) {
+        match frame.map_err(fault)?.1 {
+            Record::Undo { undo, .. } => {
+                let home = |item| if let Undo::Home { slot: of, before } = item { (of == slot).then_some(before) } else { None };
+                last = undo.into_iter().filter_map(home).next_back().or(last);
             }
+            Record::Moved { places } => last = places.into_iter().rfind(|(of, _)| *of == slot).map(|(_, place)| place).or(last),
+            _ => {}
         }
-        Ok(found)
     }
-
-    /// Where an inode with a past was seen last.
-    pub(super) fn place_in_journal(&self, slot: Slot) -> SysResult<Option<Place>> {
-        let mut last = None;
-        for frame in self.store.journal.scan(self.store.journal.start(), None) {
-            match frame.map_err(fault)?.1 {
-                Record::Undo { undo, .. } => {
-                    let home = |item| if let Undo::Home { slot: of, before } = item { (of == slot).then_some(before) } else { None };
-                    last = undo.into_iter().filter_map(home).next_back().or(last);
-                }
-                Record::Moved { places } => last = places.into_iter().rfind(|(of, _)| *of == slot).map(|(_, place)| place).or(last),
-                _ => {}
-            }
-        }
-        Ok(last)
-    }
+    Ok(last)
 }

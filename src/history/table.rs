@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::attribution::TouchTable;
 use crate::store::ids::{Epoch, Name, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
-use crate::sys::Xattrs;
+use crate::sys::{Errno, SysResult, Xattrs};
 
 /// What an inode was before it first changed in the epoch; `None` where that part has no record.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +21,25 @@ pub struct NodeUndo {
     /// Where it was.
     pub home: Option<Place>,
 }
+
+/// The state of a key before it first changed in an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recorded<T> {
+    /// The epoch of the change.
+    pub epoch: Epoch,
+    /// The state before.
+    pub before: T,
+}
+
+impl<T> Recorded<T> {
+    /// With the state turned into another; EIO: it is not of that kind.
+    pub(super) fn map<U>(self, turn: impl FnOnce(T) -> Option<U>) -> SysResult<Recorded<U>> {
+        Ok(Recorded { epoch: self.epoch, before: turn(self.before).ok_or(Errno::EIO)? })
+    }
+}
+
+/// The record of a key, if it has one after the checkpoint that was asked for; if not, the live tree says.
+pub type Answer<T> = SysResult<Option<Recorded<T>>>;
 
 /// The undo records of one epoch. The first record of a key wins.
 #[derive(Clone, Debug)]

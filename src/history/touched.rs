@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::diff::told;
+use super::append::fault;
 use super::present::Trail;
-use super::timeline::{Timeline, fault};
-use super::view::{State, View};
+use super::state::State;
+use super::timeline::Timeline;
+use super::view::View;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Record, Undo};
 use crate::sys::{Errno, Kind, Stat, SysResult};
@@ -77,7 +78,7 @@ impl Touched {
         for slot in &self.nodes {
             let named = match self.named.get(slot) {
                 Some(named) => *named,
-                None => timeline.attr_at(*slot, id)?.map_or(1, |attr| names_of(&attr.before.stat)),
+                None => timeline.lookup.attr_at(*slot, id)?.map_or(1, |attr| names_of(&attr.before.stat)),
             };
             if named > 1 && self.links.get(slot).is_none_or(|known| *known < named) {
                 wanted.insert(*slot);
@@ -93,7 +94,7 @@ impl Touched {
                 continue;
             }
             // What cannot be told of a directory is told where it is compared.
-            for (name, child) in told(before, before.list(&dir))?.unwrap_or_default() {
+            for (name, child) in before.told(before.list(&dir))?.unwrap_or_default() {
                 if child.kind == Kind::Dir {
                     open.push(dir.step(&name, child.slot));
                 } else if wanted.contains(&child.slot) {
@@ -121,10 +122,10 @@ impl Timeline {
     /// # Errors
     /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.
     pub fn touched(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Touched> {
-        let from = self.address(after).ok_or(Errno::ENOENT)?;
-        let to = upto.map(|id| self.address(id).ok_or(Errno::ENOENT)).transpose()?;
+        let from = self.catalogue.address(after).ok_or(Errno::ENOENT)?;
+        let to = upto.map(|id| self.catalogue.address(id).ok_or(Errno::ENOENT)).transpose()?;
         let mut touched = Touched::default();
-        for frame in self.store.journal.scan(from, to) {
+        for frame in self.store().journal.scan(from, to) {
             let (_, record) = frame.map_err(fault)?;
             if let Record::Undo { undo, .. } = record {
                 undo.into_iter().for_each(|item| touched.add(item));

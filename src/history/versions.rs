@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 
-use super::diff::{attributes_differ, same_content};
 use super::dropped::DROPPED;
 use super::present::Trail;
+use super::same::{attributes_differ, same_content};
+use super::state::State;
 use super::timeline::Timeline;
-use super::view::{State, View};
+use super::view::View;
 use crate::store::ids::{CheckpointId, Epoch, Name};
 use crate::store::record::{AttrState, Child};
 use crate::sys::{Errno, Kind, SysResult};
@@ -132,7 +133,7 @@ fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> 
     let mut found = Ok(true);
     for name in names {
         if let State::At(id) = state {
-            note(timeline.entry_at(at.1.slot, name, id)?.map(|recorded| recorded.epoch));
+            note(timeline.lookup.entry_at(at.1.slot, name, id)?.map(|recorded| recorded.epoch));
         }
         let step = if at.0.kind == Kind::Dir { view.step(&at.1, name) } else { Ok(None) };
         match step {
@@ -146,12 +147,12 @@ fn see(timeline: &Timeline, view: &View<'_>, names: &[Name]) -> SysResult<Seen> 
     }
     if let (State::At(id), Ok(true)) = (state, found) {
         let slot = at.1.slot;
-        note(timeline.attr_at(slot, id)?.map(|recorded| recorded.epoch));
-        note(timeline.xattrs_at(slot, id)?.map(|recorded| recorded.epoch));
+        note(timeline.lookup.attr_at(slot, id)?.map(|recorded| recorded.epoch));
+        note(timeline.lookup.xattrs_at(slot, id)?.map(|recorded| recorded.epoch));
         if at.0.kind == Kind::Dir {
-            note(timeline.home_at(slot, id)?.map(|recorded| recorded.epoch));
+            note(timeline.lookup.home_at(slot, id)?.map(|recorded| recorded.epoch));
         } else {
-            note(timeline.data_at(slot, id)?.map(|recorded| recorded.epoch));
+            note(timeline.lookup.data_at(slot, id)?.map(|recorded| recorded.epoch));
         }
         if view.attr(&at.1) == Err(Errno::EIO) {
             found = Err(Errno::EIO);

@@ -10,32 +10,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::dropped::DROPPED;
-use super::lookup::{Answer, Recorded};
-use super::present::{Present, Trail};
+use super::present::{Present, Trail, at_rest};
+use super::state::State;
+use super::table::{Answer, Recorded};
 use super::timeline::Timeline;
+use super::unserved::Unserved;
 use crate::store::ids::{CheckpointId, Epoch, Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::layout::is_own_xattr;
 use crate::store::record::{AttrState, Child, DataState};
-use crate::sys::{Errno, Kind, SysResult, Time, Xattrs};
+use crate::sys::{Errno, Kind, SysResult, Xattrs};
 
 /// How long an inode that is about to be moved into a layer is waited for, at once.
 const MOVE_PAUSE: Duration = Duration::from_micros(100);
 /// How often.
 const MOVE_WAITS_MAX: u32 = 50_000;
-/// How long a rename under way is waited for, each time, when an inode is at none of its names.
-const RENAME_PAUSE: Duration = Duration::from_micros(200);
-/// How often at most: a rename on a busy machine takes its time, and another may follow.
-const RENAME_WAITS_MAX: u32 = 25_000;
-
-/// Which state of the tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum State {
-    /// As it was at a checkpoint.
-    At(CheckpointId),
-    /// As it is.
-    Live,
-}
-
 /// Where the bytes of a version are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -81,17 +69,21 @@ impl<'a> View<'a> {
         self.state
     }
 
+    fn unserved(&self) -> Unserved<'a> {
+        Unserved { timeline: self.timeline, present: self.present }
+    }
+
     /// Asks history, then the live tree, then history again: unless nothing at all was recorded meanwhile. Says in which epoch the answer was recorded;
     /// `None`: it is of the live tree.
     ///
     /// A rename of a directory above is recorded, then done, then told to the tables: in between nobody finds what is below it.
     fn look<T>(&self, past: impl Fn() -> Answer<T>, live: impl Fn() -> SysResult<T>) -> SysResult<(Option<Epoch>, T)> {
-        let recordings = self.timeline.recordings();
+        let recordings = self.timeline.epochs.recordings();
         if let Some(found) = past()? {
             return Ok((Some(found.epoch), found.before));
         }
-        let answer = self.at_rest(live);
-        if self.timeline.recordings() == recordings {
+        let answer = at_rest(self.present, live);
+        if self.timeline.epochs.recordings() == recordings {
             return answer.map(|answer| (None, answer));
         }
         match past()? {
@@ -100,116 +92,34 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What the live tree says. That an inode is at none of its names is so only if no rename was under way meanwhile.
-    fn at_rest<T>(&self, live: impl Fn() -> SysResult<T>) -> SysResult<T> {
-        for _ in 0..RENAME_WAITS_MAX {
-            let before = self.present.renames();
-            let answer = live();
-            if !matches!(answer, Err(Errno::ESTALE)) || (before.is_some() && before == self.present.renames()) {
-                return answer;
-            }
-            std::thread::sleep(RENAME_PAUSE);
-        }
-        live()
-    }
-
     /// An answer of EIO may mean that something was changed behind our back, or that the power was cut before it was on the disk; if not, reading it
     /// failed.
     pub fn may_be_unserved(&self) -> bool {
         match self.state {
-            State::At(id) => self.timeline.was_absent_after(id) || self.timeline.has_met_unseen(id) || self.timeline.is_incomplete(id),
+            State::At(id) => {
+                self.timeline.absences.was_absent_after(id) || self.timeline.losses.has_met_unseen(id) || self.timeline.catalogue.is_incomplete(id)
+            }
             State::Live => false,
         }
     }
 
-    /// Refuses what was changed behind our back.
-    fn check_served(&self, owner: &Arc<Trail>, kind: Kind, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<()> {
-        if self.changed_unserved(owner, id, epoch)? {
-            self.timeline.meet_unseen(owner.path(), kind, id);
-            return Err(Errno::EIO);
-        }
-        Ok(())
-    }
-
-    /// Whether an inode was changed behind our back, after checkpoint `id`: as it was when it was recorded in `epoch`, or as it is.
-    fn changed_unserved(&self, owner: &Arc<Trail>, id: CheckpointId, epoch: Option<Epoch>) -> SysResult<bool> {
-        let first = self.timeline.attr_at(owner.slot, id)?;
-        if epoch.is_none() && self.is_another(owner, id)? {
-            return Ok(false);
-        }
-        // With a record of an earlier change it may be ours.
-        let last = match (&first, epoch) {
-            (None, None) => self.present.attr(owner).ok().map(|attr| attr.stat.ctime),
-            (Some(attr), Some(epoch)) if attr.epoch == epoch => Some(attr.before.stat.ctime),
-            _ => None,
-        };
-        if let Some(ctime) = last
-            && self.changed_unseen(owner.slot, ctime, first.is_some(), id)?
-        {
-            return Ok(true);
-        }
-        if !self.timeline.was_absent_after(id) {
-            return Ok(false);
-        }
-        // Between two changes of ours may lie one that nobody recorded, if there was a time in which it could.
-        let mut changed = first.filter(|_| self.timeline.may_have_unseen(id));
-        while let Some(attr) = changed.filter(|attr| epoch.is_none_or(|epoch| attr.epoch <= epoch)) {
-            if self.timeline.changed_untold(attr.before.stat.ctime, id) {
-                return Ok(true);
-            }
-            changed = self.timeline.attr_since(owner.slot, attr.epoch.next())?;
-        }
-        let recorded = match epoch {
-            Some(epoch) => self.timeline.attr_since(owner.slot, epoch)?,
-            None => None,
-        };
-        let ctime = match recorded {
-            Some(attr) => attr.before.stat.ctime,
-            None => match self.present.attr(owner) {
-                Ok(attr) => attr.stat.ctime,
-                Err(Errno::ESTALE | Errno::ENOENT) => return Ok(false),
-                Err(errno) => return Err(errno),
-            },
-        };
-        Ok(self.timeline.changed_in_absence(ctime, id))
-    }
-
-    /// The live inode with this number is another than it was at checkpoint `id`: what is removed while nothing is mounted gives its number away, and what
-    /// it held is on record.
-    fn is_another(&self, owner: &Arc<Trail>, id: CheckpointId) -> SysResult<bool> {
-        if !self.timeline.was_absent_after(id) {
-            return Ok(false);
-        }
-        let Some(then) = self.timeline.attr_at(owner.slot, id)? else { return Ok(false) };
-        let now = self.present.attr(owner).ok().and_then(|now| now.stat.btime);
-        Ok(then.before.stat.btime.zip(now).is_some_and(|(then, now)| then != now))
-    }
-
-    /// The inode of which a name was recorded in this epoch is another than it was at checkpoint `id`, as for [`View::is_another`]: all names of the one that is
-    /// gone were recorded when that was found. In which epoch that was. An epoch that has a name of a directory has its attributes.
-    fn of_another(&self, dir: Slot, id: CheckpointId, epoch: Epoch) -> SysResult<Option<Epoch>> {
-        if !self.timeline.was_absent_after(id) {
-            return Ok(None);
-        }
-        let (first, then) = (self.timeline.attr_at(dir, id)?, self.timeline.attr_since(dir, epoch)?);
-        let (Some(first), Some(then)) = (first, then) else { return Ok(None) };
-        let differ = first.before.stat.btime.zip(then.before.stat.btime).is_some_and(|(first, then)| first != then);
-        Ok(differ.then_some(first.epoch))
-    }
-
-    /// As [`Timeline::entry_at`], of the directory that it was.
+    /// As [`Lookup::entry_at`](super::lookup::Lookup::entry_at), of the directory that it was.
     fn entry_at(&self, dir: Slot, name: &Name, id: CheckpointId) -> Answer<Option<Child>> {
-        let Some(found) = self.timeline.entry_at(dir, name, id)? else { return Ok(None) };
-        Ok(Some(match self.of_another(dir, id, found.epoch)? {
+        let Some(found) = self.timeline.lookup.entry_at(dir, name, id)? else { return Ok(None) };
+        Ok(Some(match self.unserved().of_another(dir, id, found.epoch)? {
             Some(epoch) => Recorded { epoch, before: None },
             None => found,
         }))
     }
 
-    /// Whether it was changed past the mount before it had this ctime, which is of its first record after checkpoint `id`, or of the live tree.
-    fn changed_unseen(&self, slot: Slot, ctime: Time, recorded: bool, id: CheckpointId) -> SysResult<bool> {
-        // A record that came meanwhile is of a change that the answer may show.
-        Ok(self.timeline.changed_unseen(ctime, id) && (recorded || self.timeline.attr_at(slot, id)?.is_none()))
+    /// What cannot be read cannot be told: `None`. It was changed while nobody served the tree, did not come to the disk before the power was cut, was dropped
+    /// by a tier, or is damaged. The rest can be told all the same.
+    pub(super) fn told<T>(&self, result: SysResult<T>) -> SysResult<Option<T>> {
+        match result {
+            Err(Errno::ESTALE) if self.may_be_unserved() => Ok(None),
+            Err(Errno::EIO | DROPPED) => Ok(None),
+            other => other.map(Some),
+        }
     }
 
     /// What a name in a directory led to.
@@ -220,11 +130,11 @@ impl<'a> View<'a> {
     pub fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
         let (epoch, child) = self.look_up(dir, name)?;
         let State::At(id) = self.state else { return Ok(child) };
-        if self.changed_unserved(dir, id, epoch)? {
+        if self.unserved().changed_unserved(dir, id, epoch)? {
             match child {
-                Some(child) => self.check_served(&dir.step(name, child.slot), child.kind, id, epoch)?,
+                Some(child) => self.unserved().check_served(&dir.step(name, child.slot), child.kind, id, epoch)?,
                 None => {
-                    self.timeline.meet_unseen(dir.path(), Kind::Dir, id);
+                    self.timeline.losses.meet_unseen(dir.path(), Kind::Dir, id);
                     return Err(Errno::EIO);
                 }
             }
@@ -235,11 +145,11 @@ impl<'a> View<'a> {
 
     /// As [`View::child`], if the directory was not changed behind our back, and in which epoch that was recorded.
     fn look_up(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<(Option<Epoch>, Option<Child>)> {
-        let State::At(id) = self.state else { return Ok((None, self.at_rest(|| self.present.child(dir, name))?)) };
+        let State::At(id) = self.state else { return Ok((None, at_rest(self.present, || self.present.child(dir, name))?)) };
         let live = || match self.present.child(dir, name) {
             // The directory is gone, and a name that it had was removed with a record before.
-            Err(Errno::ESTALE | Errno::ENOTDIR) if self.timeline.attr_at(dir.slot, id)?.is_some() => Ok(None),
-            Ok(Some(_)) if self.is_another(dir, id)? => Ok(None),
+            Err(Errno::ESTALE | Errno::ENOTDIR) if self.timeline.lookup.attr_at(dir.slot, id)?.is_some() => Ok(None),
+            Ok(Some(_)) if self.unserved().is_another(dir, id)? => Ok(None),
             live => live,
         };
         self.look(|| self.entry_at(dir.slot, name, id), live)
@@ -274,7 +184,7 @@ impl<'a> View<'a> {
         let found: Vec<_> = names.iter().map(|name| self.look_up(dir, name)).collect();
         let epochs: BTreeSet<Option<Epoch>> = found.iter().flatten().map(|(epoch, _)| *epoch).collect();
         let served = match self.state {
-            State::At(id) => epochs.into_iter().all(|epoch| self.changed_unserved(dir, id, epoch) == Ok(false)),
+            State::At(id) => epochs.into_iter().all(|epoch| self.unserved().changed_unserved(dir, id, epoch) == Ok(false)),
             State::Live => true,
         };
         if !served {
@@ -313,8 +223,8 @@ impl<'a> View<'a> {
             return Ok(Known { names: whole?, ..Known::default() });
         };
         let mut known = Known { partial: true, ..Known::default() };
-        let live = self.at_rest(|| self.present.list(dir)).unwrap_or_default().into_iter().map(|(name, _)| name);
-        let recorded = self.timeline.entries_at(dir.slot, id).unwrap_or_default().into_keys();
+        let live = at_rest(self.present, || self.present.list(dir)).unwrap_or_default().into_iter().map(|(name, _)| name);
+        let recorded = self.timeline.lookup.entries_at(dir.slot, id).unwrap_or_default().into_keys();
         let names: BTreeSet<Name> = live.chain(recorded).collect();
         for name in names {
             match self.child(dir, &name) {
@@ -329,28 +239,28 @@ impl<'a> View<'a> {
 
     fn list_all(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
         let State::At(id) = self.state else {
-            let mut names = self.at_rest(|| self.present.list(dir))?;
+            let mut names = at_rest(self.present, || self.present.list(dir))?;
             names.sort_by(|a, b| a.0.cmp(&b.0));
             return Ok(names);
         };
         // A directory that is gone from the live tree is listed from records alone: every name was removed, with a record, before the directory.
-        let live = self.at_rest(|| self.present.list(dir));
-        let mut recorded = self.timeline.entries_at(dir.slot, id)?;
+        let live = at_rest(self.present, || self.present.list(dir));
+        let mut recorded = self.timeline.lookup.entries_at(dir.slot, id)?;
         let mut epochs: BTreeSet<Epoch> = recorded.values().map(|recorded| recorded.epoch).collect();
         for epoch in epochs.clone() {
-            if self.of_another(dir.slot, id, epoch)?.is_some() {
+            if self.unserved().of_another(dir.slot, id, epoch)?.is_some() {
                 epochs.remove(&epoch);
                 recorded.retain(|_, recorded| recorded.epoch != epoch);
             }
         }
         let mut names: std::collections::BTreeMap<Name, Child> = match live {
-            Ok(_) if self.is_another(dir, id)? => std::collections::BTreeMap::new(),
+            Ok(_) if self.unserved().is_another(dir, id)? => std::collections::BTreeMap::new(),
             Ok(names) => names.into_iter().collect(),
-            Err(Errno::ESTALE | Errno::ENOTDIR) if self.timeline.attr_at(dir.slot, id)?.is_some() => std::collections::BTreeMap::new(),
+            Err(Errno::ESTALE | Errno::ENOTDIR) if self.timeline.lookup.attr_at(dir.slot, id)?.is_some() => std::collections::BTreeMap::new(),
             Err(errno) => return Err(errno),
         };
         for epoch in epochs.into_iter().map(Some).chain(std::iter::once(None)) {
-            self.check_served(dir, Kind::Dir, id, epoch)?;
+            self.unserved().check_served(dir, Kind::Dir, id, epoch)?;
         }
         for (name, recorded) in recorded {
             match recorded.before {
@@ -366,12 +276,14 @@ impl<'a> View<'a> {
     /// # Errors
     /// As [`View::child`].
     pub fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
-        let State::At(id) = self.state else { return self.at_rest(|| self.present.attr(node)) };
-        let (epoch, attr) = self.look(|| Ok(self.timeline.attr_at(node.slot, id)?.map(owned)), || self.present.attr(node))?;
+        let State::At(id) = self.state else { return at_rest(self.present, || self.present.attr(node)) };
+        let (epoch, attr) = self.look(|| Ok(self.timeline.lookup.attr_at(node.slot, id)?.map(owned)), || self.present.attr(node))?;
         // A directory can be passed through, so that what is below and was not changed can be reached.
         let (kind, ctime) = (attr.stat.kind, attr.stat.ctime);
-        if kind != Kind::Dir && (self.changed_unseen(node.slot, ctime, epoch.is_some(), id)? || self.timeline.changed_in_absence(ctime, id)) {
-            self.timeline.meet_unseen(node.path(), kind, id);
+        if kind != Kind::Dir
+            && (self.unserved().changed_unseen(node.slot, ctime, epoch.is_some(), id)? || self.timeline.absences.changed_in_absence(ctime, id))
+        {
+            self.timeline.losses.meet_unseen(node.path(), kind, id);
             return Err(Errno::EIO);
         }
         Ok(attr)
@@ -384,11 +296,11 @@ impl<'a> View<'a> {
     pub fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
         let mut xattrs = match self.state {
             State::At(id) => {
-                let (epoch, xattrs) = self.look(|| Ok(self.timeline.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
-                self.check_served(node, Kind::File, id, epoch)?;
+                let (epoch, xattrs) = self.look(|| Ok(self.timeline.lookup.xattrs_at(node.slot, id)?.map(owned)), || self.present.xattrs(node))?;
+                self.unserved().check_served(node, Kind::File, id, epoch)?;
                 xattrs
             }
-            State::Live => self.at_rest(|| self.present.xattrs(node))?,
+            State::Live => at_rest(self.present, || self.present.xattrs(node))?,
         };
         xattrs.retain(|(name, _)| !is_own_xattr(name));
         Ok(xattrs)
@@ -400,7 +312,7 @@ impl<'a> View<'a> {
     /// EIO if the record is damaged.
     pub fn source(&self, slot: Slot) -> SysResult<Source> {
         let State::At(id) = self.state else { return Ok(Source::Live) };
-        Ok(match self.timeline.data_at(slot, id)?.map(|data| data.before) {
+        Ok(match self.timeline.lookup.data_at(slot, id)?.map(|data| data.before) {
             Some(DataState { object: Some(object), .. }) => Source::Object(object),
             Some(DataState { object: None, size: 0, .. }) => Source::Empty,
             Some(DataState { object: None, .. }) => Source::Lost,
@@ -415,8 +327,8 @@ impl<'a> View<'a> {
     /// As [`View::child`]; EIO if the object is not in the store.
     pub fn open(&self, node: &Arc<Trail>) -> SysResult<(Source, Option<File>)> {
         if let State::At(id) = self.state {
-            let epoch = self.timeline.data_at(node.slot, id)?.map(|data| data.epoch);
-            self.check_served(node, Kind::File, id, epoch)?;
+            let epoch = self.timeline.lookup.data_at(node.slot, id)?.map(|data| data.epoch);
+            self.unserved().check_served(node, Kind::File, id, epoch)?;
         }
         let mut waits = 0;
         loop {
@@ -424,12 +336,12 @@ impl<'a> View<'a> {
                 Source::Empty => return Ok((Source::Empty, None)),
                 Source::Lost => {
                     if let State::At(id) = self.state {
-                        self.timeline.meet_unseen(node.path(), Kind::File, id);
+                        self.timeline.losses.meet_unseen(node.path(), Kind::File, id);
                     }
                     return Err(Errno::EIO);
                 }
                 Source::Object(object) => {
-                    if self.timeline.is_dropped(object)? {
+                    if self.timeline.dropped.is_dropped(object)? {
                         return Err(DROPPED);
                     }
                     if let Some(file) = self.timeline.open_object(object)? {
@@ -438,11 +350,11 @@ impl<'a> View<'a> {
                     }
                     // The record comes before the inode is moved into the layer; and a capture that was not needed goes after its record. No epoch is
                     // closed between a record and its move: of a closed one there is nothing to wait for.
-                    let moving = object.origin == ObjectOrigin::Moved && object.epoch == self.timeline.epoch();
-                    if self.source(node.slot)? == Source::Object(object) && !self.timeline.is_dropped(object)? {
+                    let moving = object.origin == ObjectOrigin::Moved && object.epoch == self.timeline.epochs.epoch();
+                    if self.source(node.slot)? == Source::Object(object) && !self.timeline.dropped.is_dropped(object)? {
                         // Its checkpoint was freed since somebody asked for the view: versions go after that is on record.
                         if let State::At(id) = self.state
-                            && !self.timeline.is_stored(id)
+                            && !self.timeline.catalogue.is_stored(id)
                         {
                             return Err(Errno::ESTALE);
                         }
@@ -455,7 +367,7 @@ impl<'a> View<'a> {
                     }
                 }
                 Source::Live => {
-                    let opened = self.at_rest(|| self.present.open(node));
+                    let opened = at_rest(self.present, || self.present.open(node));
                     if self.source(node.slot)? == Source::Live {
                         return Ok((Source::Live, Some(opened?)));
                     }
@@ -470,15 +382,15 @@ impl<'a> View<'a> {
     /// As [`View::open`].
     pub fn check_open(&self, node: &Arc<Trail>) -> SysResult<()> {
         let State::At(id) = self.state else { return self.open(node).map(drop) };
-        if let Some(data) = self.timeline.data_at(node.slot, id)?
+        if let Some(data) = self.timeline.lookup.data_at(node.slot, id)?
             && let Some(object) = data.before.object
-            && !self.timeline.is_dropped(object)?
+            && !self.timeline.dropped.is_dropped(object)?
             && let Ok(Some(stat)) = self.timeline.store().layers.stat(object)
             && stat.kind == Kind::File
             && stat.size == data.before.size
-            && !self.timeline.distrusts(object)
+            && !self.timeline.losses.distrusts(object)
         {
-            return self.check_served(node, Kind::File, id, Some(data.epoch));
+            return self.unserved().check_served(node, Kind::File, id, Some(data.epoch));
         }
         self.open(node).map(drop)
     }
@@ -486,7 +398,7 @@ impl<'a> View<'a> {
     /// Refuses an object of another size than what was kept: the power was cut before all of a copy was on the disk.
     fn check_whole(&self, node: &Arc<Trail>, object: ObjectId, file: &File) -> SysResult<()> {
         let State::At(id) = self.state else { return Ok(()) };
-        let Some(data) = self.timeline.data_at(node.slot, id)?.map(|data| data.before).filter(|data| data.object == Some(object)) else {
+        let Some(data) = self.timeline.lookup.data_at(node.slot, id)?.map(|data| data.before).filter(|data| data.object == Some(object)) else {
             return Ok(());
         };
         let size = crate::sys::stat_fd(file)?.size;
@@ -495,7 +407,7 @@ impl<'a> View<'a> {
             return Ok(());
         }
         // Dropped since it was asked whether it was.
-        if self.timeline.is_dropped(object)? {
+        if self.timeline.dropped.is_dropped(object)? {
             return Err(DROPPED);
         }
         tracing::error!(?object, size, kept = data.size, "a version is not whole");
@@ -512,8 +424,8 @@ impl<'a> View<'a> {
         }
         let (State::At(id), Some(file)) = (self.state, file) else { return Ok(true) };
         let ctime = crate::sys::stat_fd(file)?.ctime;
-        if self.timeline.changed_unseen(ctime, id) && self.timeline.attr_at(node.slot, id)?.is_none() {
-            self.timeline.meet_unseen(node.path(), Kind::File, id);
+        if self.timeline.absences.changed_unseen(ctime, id) && self.timeline.lookup.attr_at(node.slot, id)?.is_none() {
+            self.timeline.losses.meet_unseen(node.path(), Kind::File, id);
             return Err(Errno::EIO);
         }
         Ok(true)

@@ -3,9 +3,10 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::append::fault;
 use super::attribution::OTHERS;
 use super::present::Trail;
-use super::timeline::{Timeline, fault};
+use super::timeline::Timeline;
 use crate::store::ids::{CheckpointId, Epoch, Name, Slot};
 use crate::store::record::{NameTouch, Place, Process, ProcessNumber, Record, Touch, Undo};
 use crate::sys::{Errno, SysResult};
@@ -81,11 +82,11 @@ impl Timeline {
     /// # Errors
     /// ENOENT if a checkpoint does not exist; EIO if the journal cannot be read.
     pub fn writers(&self, after: CheckpointId, upto: Option<CheckpointId>) -> SysResult<Writers> {
-        let from = self.address(after).ok_or(Errno::ENOENT)?;
-        let to = upto.map(|id| self.address(id).ok_or(Errno::ENOENT)).transpose()?;
+        let from = self.catalogue.address(after).ok_or(Errno::ENOENT)?;
+        let to = upto.map(|id| self.catalogue.address(id).ok_or(Errno::ENOENT)).transpose()?;
         let mut writers = Writers::default();
         let mut epoch = after.epoch().next();
-        for frame in self.store.journal.scan(from, to) {
+        for frame in self.store().journal.scan(from, to) {
             match frame.map_err(fault)?.1 {
                 Record::Touched { processes, touches } => {
                     processes.into_iter().for_each(|(number, process)| writers.meet(number, process));
@@ -105,8 +106,8 @@ impl Timeline {
     /// # Errors
     /// EIO if the journal cannot be read.
     pub fn open_at(&self, id: CheckpointId) -> SysResult<Option<OpenOnes>> {
-        let from = self.address(id).ok_or(Errno::ENOENT)?;
-        for frame in self.store.journal.scan(from, None) {
+        let from = self.catalogue.address(id).ok_or(Errno::ENOENT)?;
+        for frame in self.store().journal.scan(from, None) {
             match frame.map_err(fault)?.1 {
                 Record::OpenAt { id: of, open, more } if of == id => return Ok(Some((open, more))),
                 // It is told before the next can be made.

@@ -46,7 +46,7 @@ impl Live {
     /// ENOSPC, EIO.
     pub(super) fn advance_baseline(&self, end: Option<Address>, keeper: Option<&Keeper<'_>>) -> SysResult<Option<u64>> {
         let layout = &self.timeline.store().layout;
-        let Some(since) = self.timeline.changed_since() else { return Ok(None) };
+        let Some(since) = self.timeline.baseline.changed_since() else { return Ok(None) };
         let baseline = match Baseline::open_any(layout) {
             Ok(Some(baseline)) => baseline,
             Ok(None) => return Ok(None),
@@ -55,14 +55,14 @@ impl Live {
                 return Ok(None);
             }
         };
-        if !self.timeline.begin_baseline() {
+        if !self.timeline.baseline.begin_baseline() {
             return Ok(None);
         }
         let files = baseline.files().unwrap_or(0);
         let mut advance = Advance { live: self, baseline, since, keeper, served: end.is_none(), seen: HashSet::new(), walked: HashSet::new() };
         let advanced = advance.all().and_then(|()| {
             let mut baseline = advance.baseline;
-            baseline.changes.set_gone(&self.timeline.gone_now());
+            baseline.changes.set_gone(&self.timeline.baseline.gone_now());
             self.unsettle_kept()?;
             match end {
                 Some(end) => baseline.write(layout, end),
@@ -70,7 +70,7 @@ impl Live {
             }
             .map_err(errno)
         });
-        self.timeline.end_baseline(advanced.ok());
+        self.timeline.baseline.end_baseline(advanced.ok());
         match advanced {
             Err(errno) if errno.is_no_room() || errno == Errno::E2BIG => Err(errno),
             Err(errno) => {
@@ -153,7 +153,7 @@ impl Advance<'_> {
                 // It will be found where it is by what moved it.
                 Err(errno) if is_elsewhere(errno) && self.served => {
                     if let Some(up) = &trail.up {
-                        self.live.timeline.note_missed(up.slot, &trail.name);
+                        self.live.timeline.baseline.note_missed(up.slot, &trail.name);
                     }
                     continue;
                 }
@@ -165,7 +165,7 @@ impl Advance<'_> {
                 let node = match self.live.node_at(&fd, &name) {
                     Err(Errno::EXDEV) => continue,
                     Err(Errno::ENOENT) if self.served => {
-                        self.live.timeline.note_missed(trail.slot, &name);
+                        self.live.timeline.baseline.note_missed(trail.slot, &name);
                         continue;
                     }
                     node => node?,

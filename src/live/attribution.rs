@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use super::Live;
 use super::data::Handle;
 use crate::history::attribution::{Acting, Numbered};
-use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Process;
 use crate::sys::lock::Mutex;
@@ -83,12 +82,12 @@ impl Live {
         let start = word >> PID_BITS;
         let alive = sys::facts_of(pid).ok().filter(|facts| facts.start << PID_BITS >> PID_BITS == start);
         let process = process(alive.unwrap_or(ProcessFacts { pid, start, ..ProcessFacts::default() }), 0);
-        Some(self.timeline.number(process))
+        Some(self.timeline.processes.number(process))
     }
 
     /// From now on this thread acts for the process that a thread of this number belongs to, until the result is dropped.
     pub fn acting_for(&self, thread: u32, uid: u32) -> Acting {
-        Timeline::acting(Some(self.caller(thread, uid)))
+        Acting::of(Some(self.caller(thread, uid)))
     }
 
     /// The process of a thread that waits for an answer.
@@ -104,7 +103,8 @@ impl Live {
         // Nobody waits for what comes from the kernel itself, and in another namespace there is no such number.
         let facts = if thread == 0 { None } else { sys::process_facts(thread).ok() };
         let parent_of = |pid| sys::facts_of(pid).ok().map(|facts| process(facts, uid));
-        let known = self.timeline.number_child(process(facts.unwrap_or(ProcessFacts { pid: thread, ..ProcessFacts::default() }), uid), parent_of);
+        let known =
+            self.timeline.processes.number_child(process(facts.unwrap_or(ProcessFacts { pid: thread, ..ProcessFacts::default() }), uid), parent_of);
         threads = self.callers.threads.lock();
         if threads.len() >= THREADS_MAX {
             threads.clear();
@@ -167,9 +167,9 @@ impl Live {
             }
         }
         for by in mappers {
-            let _acting = Timeline::acting(Some(by));
-            self.timeline.touch_data(slot);
-            if let Err(errno) = self.timeline.tell_touches() {
+            let _acting = Acting::of(Some(by));
+            self.timeline.processes.touch_data(slot);
+            if let Err(errno) = self.timeline.processes.tell_touches() {
                 tracing::debug!(%errno, "who changed a file could not be told");
             }
         }

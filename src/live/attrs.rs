@@ -145,9 +145,9 @@ impl Live {
             return;
         }
         if change.size.is_some() {
-            self.timeline.touch_data(slot);
+            self.timeline.processes.touch_data(slot);
         } else {
-            self.timeline.touch_attr(slot);
+            self.timeline.processes.touch_attr(slot);
         }
     }
 
@@ -158,22 +158,22 @@ impl Live {
         if self.is_dead(at.slot) {
             return Ok(());
         }
-        let attr_is_new = self.timeline.needs(&Key::Attr(at.slot));
+        let attr_is_new = self.timeline.epochs.needs(&Key::Attr(at.slot));
         if attr_is_new {
             let stat = sys::stat_fd(fd)?;
             let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(fd)?) } else { None };
             self.keep_attr(at.slot, &stat, target, &mut undo);
             self.keep_homes(at, &mut undo);
         }
-        if xattrs_too && self.timeline.needs(&Key::Xattrs(at.slot)) {
+        if xattrs_too && self.timeline.epochs.needs(&Key::Xattrs(at.slot)) {
             let xattrs = sys::all_xattrs(fd)?;
             if !xattrs.is_empty() {
                 undo.push(Undo::Xattrs { slot: at.slot, before: xattrs });
             }
         }
-        self.timeline.record(undo, Vec::new())?;
+        self.timeline.epochs.record(undo, Vec::new())?;
         if attr_is_new && at.slot != Slot::ROOT {
-            self.timeline.count(1);
+            self.timeline.epochs.count(1);
         }
         Ok(())
     }
@@ -187,12 +187,12 @@ impl Live {
                 &opened
             }
         };
-        if self.timeline.needs(&Key::Data(at.slot)) {
+        if self.timeline.epochs.needs(&Key::Data(at.slot)) {
             // A handle that is open for writing only cannot be read from.
             let source = sys::reopen(fd, Open::READ)?;
             self.capture(at, &source, false)?;
         } else {
-            self.timeline.confirm(at.slot);
+            self.timeline.epochs.confirm(at.slot);
         }
         // The block that it ends in is shared with the capture, and cannot be written without a new one.
         act_on_set_id(fd, asker, || self.with_room(|| sys::truncate(file, size)))
@@ -231,12 +231,12 @@ impl Live {
         let fd = self.fd(at)?;
         self.check_not_kept(at.slot, &fd)?;
         self.dirs.set_plain(at.slot, false);
-        self.timeline.touch_attr(at.slot);
+        self.timeline.processes.touch_attr(at.slot);
         self.keep_inode(at, &fd, false)?;
         if !self.is_dead(at.slot) {
             let mut undo = Vec::new();
             self.keep_xattrs(at.slot, &fd, &mut undo)?;
-            self.timeline.record(undo, Vec::new())?;
+            self.timeline.epochs.record(undo, Vec::new())?;
         }
         change(&fd)
     }
@@ -283,12 +283,12 @@ impl Live {
         if now == *wanted {
             return Ok(false);
         }
-        self.timeline.touch_attr(at.slot);
+        self.timeline.processes.touch_attr(at.slot);
         self.dirs.set_plain(at.slot, false);
         self.keep_inode(at, &fd, false)?;
         let mut undo = Vec::new();
         self.keep_xattrs(at.slot, &fd, &mut undo)?;
-        self.timeline.record(undo, Vec::new())?;
+        self.timeline.epochs.record(undo, Vec::new())?;
         for (name, _) in now.iter().filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
             match sys::removexattr(&fd, name) {
                 Ok(()) | Err(Errno::NO_XATTR) => {}

@@ -70,7 +70,7 @@ impl Live {
     pub fn write_baseline(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         if !alone {
-            self.timeline.distrust_baseline();
+            self.timeline.baseline.distrust_baseline();
         }
         let written = self.write_or_advance(keep, all);
         if written.is_err()
@@ -84,7 +84,7 @@ impl Live {
     fn write_or_advance(&self, keep: Keep, all: bool) -> SysResult<u64> {
         let store = self.timeline.store();
         // What no checkpoint shows needs no past.
-        if self.timeline.stored_ids().is_empty() {
+        if self.timeline.catalogue.stored_ids().is_empty() {
             Baseline::remove(&store.layout).map_err(errno)?;
             return self.drop_kept().map(|()| 0);
         }
@@ -97,7 +97,7 @@ impl Live {
         let (began, most) = (Instant::now(), WRITE_MAX.saturating_add(keep.time()));
         let mut go_on = || began.elapsed() <= most;
         self.walk_baseline(Walk { end: Some(end), keeper: keeper.as_ref(), go_on: &mut go_on })?;
-        let gone = self.timeline.gone_now();
+        let gone = self.timeline.baseline.gone_now();
         if let (false, Some(mut baseline)) = (gone.is_empty(), Baseline::open_any(&store.layout).map_err(errno)?) {
             baseline.changes.set_gone(&gone);
             baseline.write_changes(&store.layout, Some(end)).map_err(errno)?;
@@ -110,11 +110,11 @@ impl Live {
     /// # Errors
     /// As [`Live::write_baseline`].
     pub(super) fn walk_baseline(&self, walk: Walk<'_>) -> SysResult<()> {
-        if !self.timeline.begin_baseline() {
+        if !self.timeline.baseline.begin_baseline() {
             return Err(Errno::ENODATA);
         }
         let walked = self.walk(walk);
-        self.timeline.end_baseline(walked.is_ok().then_some(0));
+        self.timeline.baseline.end_baseline(walked.is_ok().then_some(0));
         walked
     }
 
@@ -124,7 +124,7 @@ impl Live {
         writer.add(0, b"", &root).map_err(errno)?;
         let mut open = VecDeque::from([Open { number: ROOT, trail: Trail::root(), was: root.attr.stat }]);
         // If nobody changes it, what is not met is nowhere.
-        let mut unmet = if end.is_some() { self.timeline.recorded_now() } else { HashSet::new() };
+        let mut unmet = if end.is_some() { self.timeline.epochs.recorded_now() } else { HashSet::new() };
         unmet.remove(&Slot::ROOT);
         let (mut last, mut above) = (ROOT, None);
         while let Some(Open { number, trail, was }) = open.pop_front() {
@@ -138,7 +138,7 @@ impl Live {
                     // Another filesystem is no part of the tree.
                     Err(Errno::EXDEV) => continue,
                     Err(Errno::ENOENT) if end.is_none() => {
-                        self.timeline.note_missed(trail.slot, &name);
+                        self.timeline.baseline.note_missed(trail.slot, &name);
                         continue;
                     }
                     node => node?,
@@ -159,10 +159,10 @@ impl Live {
             }
             writer.listed(number, trail.slot, generation_of(&was));
         }
-        unmet.into_iter().for_each(|slot| self.timeline.note_gone(slot));
+        unmet.into_iter().for_each(|slot| self.timeline.baseline.note_gone(slot));
         self.unsettle_kept()?;
         // Half of it may have been put in place of what there was.
-        writer.finish().map_err(errno).inspect_err(|_| self.timeline.distrust_baseline())
+        writer.finish().map_err(errno).inspect_err(|_| self.timeline.baseline.distrust_baseline())
     }
 
     /// Goes through the files of the tree, until `call` says that it is enough; `false`: then.
@@ -188,8 +188,8 @@ impl Live {
     /// shall have said so.
     pub(super) fn note_born(&self, dir: Slot) {
         drop(self.tree.read());
-        if self.timeline.is_born(dir) {
-            self.timeline.note_unsure(dir);
+        if self.timeline.epochs.is_born(dir) {
+            self.timeline.baseline.note_unsure(dir);
         }
     }
 
@@ -217,7 +217,7 @@ impl Live {
         }
         match self.dir(trail) {
             Err(errno) if is_elsewhere(errno) => {
-                self.timeline.note_missed(up.slot, &trail.name);
+                self.timeline.baseline.note_missed(up.slot, &trail.name);
                 Ok(None)
             }
             fd => fd.map(Some),
@@ -243,7 +243,7 @@ impl Live {
     /// ENOSPC or EIO of the journal, EIO of the baseline: what was not recorded gives EIO in views. Those of `begin`.
     pub fn record_absence(&self, baseline: &Baseline, begin: &mut dyn FnMut() -> SysResult<()>) -> SysResult<()> {
         let root = baseline.root().map_err(errno)?;
-        let ahead = self.timeline.ahead()?;
+        let ahead = self.timeline.ahead.standing()?;
         let mut compared = Compared {
             live: self,
             baseline,
@@ -407,7 +407,7 @@ impl Compared<'_> {
     fn record_gone(&mut self) -> SysResult<()> {
         for (slot, (node, was)) in std::mem::take(&mut self.away) {
             if !self.new.contains_key(&slot) && (node.child.kind == Kind::Dir || node.attr.stat.nlink <= 1) {
-                self.live.timeline.note_gone(slot);
+                self.live.timeline.baseline.note_gone(slot);
             }
             let mut undo = Vec::new();
             if node.child.kind == Kind::Dir && self.told.insert(slot) {
@@ -434,21 +434,21 @@ impl Compared<'_> {
     fn record(&mut self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
         (self.begin)()?;
         let (slot, timeline) = (node.child.slot, &self.live.timeline);
-        let news = timeline.needs(&Key::Attr(slot));
+        let news = timeline.epochs.needs(&Key::Attr(slot));
         let mut undo = vec![Undo::Attr { slot, before: node.attr.clone() }, Undo::Xattrs { slot, before: node.xattrs.clone() }];
         if node.child.kind == Kind::File {
             undo.push(Undo::Data { slot, before: self.content(node) });
         }
         let mut at = was;
-        while let (Some(place), true) = (place_of(at), timeline.needs(&Key::Home(at.slot))) {
+        while let (Some(place), true) = (place_of(at), timeline.epochs.needs(&Key::Home(at.slot))) {
             undo.push(Undo::Home { slot: at.slot, before: place });
             let Some(up) = &at.up else { break };
             at = up;
         }
         undo.extend(names);
         let more = now.map(|place| Record::Moved { places: vec![(slot, place)] });
-        timeline.record(undo, more.into_iter().collect())?;
-        timeline.count(i64::from(news && slot != Slot::ROOT));
+        timeline.epochs.record(undo, more.into_iter().collect())?;
+        timeline.epochs.count(i64::from(news && slot != Slot::ROOT));
         Ok(())
     }
 

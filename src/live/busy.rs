@@ -392,7 +392,7 @@ impl Live {
     /// The content of this file is to be changed: LATER, if it must be captured before, and that is done without any lock. The caller holds the freeze lock and the
     /// file's stripe.
     pub(super) fn capture_first(&self, slot: Slot, provisional: bool, size: impl FnOnce() -> SysResult<u64>) -> SysResult<()> {
-        if !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) || self.is_frozen() {
+        if !self.timeline.epochs.needs(&Key::Data(slot)) || self.is_dead(slot) || self.is_frozen() {
             return Ok(());
         }
         let apart = self.is_claimed(slot) || self.may_wait(slot) || size()? > CAPTURED_AT_ONCE_MAX;
@@ -456,22 +456,22 @@ impl Live {
                 let _changing = self.freeze_lock.read();
                 let _tree = self.tree.read();
                 let _stripe = self.stripe(slot);
-                if !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) {
+                if !self.timeline.epochs.needs(&Key::Data(slot)) || self.is_dead(slot) {
                     return Ok(());
                 }
                 self.open_file(slot.into(), Open::READ)?.0
             };
-            let epoch = self.timeline.epoch();
+            let epoch = self.timeline.epochs.epoch();
             let kept = self.capture_object_in(epoch, slot, &file, sys::stat_fd(&file)?.size);
             let _changing = self.freeze_lock.read();
             let _tree = self.tree.read();
             let _stripe = self.stripe(slot);
             let object = match kept {
                 // The layer of an epoch that was closed meanwhile may be gone.
-                Err(_) if self.timeline.epoch() != epoch => continue,
+                Err(_) if self.timeline.epochs.epoch() != epoch => continue,
                 kept => kept?,
             };
-            let stands = !claim.call.void.load(Ordering::SeqCst) && self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot);
+            let stands = !claim.call.void.load(Ordering::SeqCst) && self.timeline.epochs.needs(&Key::Data(slot)) && !self.is_dead(slot);
             let recorded = if stands { self.record_apart(slot, &file, object, provisional) } else { Err(Errno::ESTALE) };
             if recorded.is_err() {
                 object.into_iter().for_each(|object| self.drop_object(object));
@@ -484,7 +484,7 @@ impl Live {
 
     /// Records what was captured apart, in the epoch that is open now. The caller holds the locks and the claim.
     fn record_apart(&self, slot: Slot, file: &File, object: Option<ObjectId>, provisional: bool) -> SysResult<()> {
-        let (now, before) = (self.timeline.epoch(), object);
+        let (now, before) = (self.timeline.epochs.epoch(), object);
         let object = match object {
             Some(object) if object.epoch != now => Some(self.move_object(object, now)?),
             object => object,

@@ -22,7 +22,7 @@ impl Live {
     /// Records where an inode and every directory above it are, as far as the open epoch does not know. Of a file with several names all that are
     /// known are recorded: each is a path that changes.
     pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
-        self.climb_homes(at, &mut HashSet::new(), |slot| self.timeline.needs(&Key::Home(slot)), undo);
+        self.climb_homes(at, &mut HashSet::new(), |slot| self.timeline.epochs.needs(&Key::Home(slot)), undo);
     }
 
     /// As [`Live::keep_homes`], for the next epoch: what is recorded in the open one does not count.
@@ -47,14 +47,14 @@ impl Live {
 
     /// Records the attributes of an inode.
     pub(super) fn keep_attr(&self, slot: Slot, stat: &Stat, target: Option<Vec<u8>>, undo: &mut Vec<Undo>) {
-        if self.timeline.needs(&Key::Attr(slot)) {
+        if self.timeline.epochs.needs(&Key::Attr(slot)) {
             undo.push(Undo::Attr { slot, before: AttrState { stat: *stat, target } });
         }
     }
 
     /// Records attributes and place of a directory whose entries are to change.
     pub(super) fn keep_dir(&self, dir: At<'_>, fd: &OwnedFd, undo: &mut Vec<Undo>) -> SysResult<()> {
-        if self.timeline.needs(&Key::Attr(dir.slot)) {
+        if self.timeline.epochs.needs(&Key::Attr(dir.slot)) {
             self.keep_attr(dir.slot, &sys::stat_fd(fd)?, None, undo);
             self.keep_homes(dir, undo);
         }
@@ -63,14 +63,14 @@ impl Live {
 
     /// Records what a name leads to.
     pub(super) fn keep_entry(&self, dir: Slot, name: &Name, before: Option<Child>, undo: &mut Vec<Undo>) {
-        if self.timeline.needs(&Key::Entry(dir, name.clone())) {
+        if self.timeline.epochs.needs(&Key::Entry(dir, name.clone())) {
             undo.push(Undo::Entry { dir, name: name.clone(), before });
         }
     }
 
     /// Records the extended attributes of an inode.
     pub(super) fn keep_xattrs(&self, slot: Slot, fd: impl AsFd, undo: &mut Vec<Undo>) -> SysResult<()> {
-        if self.timeline.needs(&Key::Xattrs(slot)) {
+        if self.timeline.epochs.needs(&Key::Xattrs(slot)) {
             undo.push(Undo::Xattrs { slot, before: sys::all_xattrs(fd)? });
         }
         Ok(())
@@ -89,9 +89,9 @@ impl Live {
     /// ENOSPC, EIO: nothing was kept and the file must not be changed.
     pub(super) fn capture(&self, at: At<'_>, file: &File, provisional: bool) -> SysResult<()> {
         let slot = at.slot;
-        if !self.timeline.needs(&Key::Data(slot)) {
+        if !self.timeline.epochs.needs(&Key::Data(slot)) {
             if !provisional {
-                self.timeline.confirm(slot);
+                self.timeline.epochs.confirm(slot);
             }
             return Ok(());
         }
@@ -114,18 +114,18 @@ impl Live {
         self.keep_attr(slot, stat, None, &mut undo);
         self.keep_xattrs(slot, file, &mut undo)?;
         self.keep_homes(at, &mut undo);
-        self.timeline.record(undo, Vec::new())?;
+        self.timeline.epochs.record(undo, Vec::new())?;
         if !self.reflink {
             // The live file is overwritten in place, at a time that only the kernel knows.
             self.timeline.store().journal.sync().map_err(|error| error.errno())?;
         }
-        self.timeline.count(1);
+        self.timeline.epochs.count(1);
         Ok(())
     }
 
     /// Clones (or copies) a file into the layer of the open epoch; `None` if it is empty.
     pub(super) fn capture_object(&self, slot: Slot, file: &File, size: u64) -> SysResult<Option<ObjectId>> {
-        self.capture_object_in(self.timeline.epoch(), slot, file, size)
+        self.capture_object_in(self.timeline.epochs.epoch(), slot, file, size)
     }
 
     pub(super) fn capture_object_in(&self, epoch: crate::store::ids::Epoch, slot: Slot, file: &File, size: u64) -> SysResult<Option<ObjectId>> {

@@ -258,7 +258,7 @@ impl Live {
 
     /// What the open epoch has of a file is what it still holds: `true`, and it is carried.
     fn carry(&self, taken: &mut Taken) -> bool {
-        let known = self.timeline.node_now(taken.slot);
+        let known = self.timeline.epochs.node_now(taken.slot);
         let Some((data, attr)) = known.data.zip(known.attr).filter(|(data, _)| data.provisional && (!taken.hot.mappable || taken.hot.settled)) else {
             return false;
         };
@@ -272,7 +272,7 @@ impl Live {
     /// The file may differ from what was captured of it, or that is no more.
     fn has_changed(&self, taken: &Taken) -> SysResult<bool> {
         let Some(before) = taken.stat else { return Ok(true) };
-        if taken.carried && !self.timeline.data_now(taken.slot).is_some_and(|data| data.provisional && data.object == taken.object) {
+        if taken.carried && !self.timeline.epochs.data_now(taken.slot).is_some_and(|data| data.provisional && data.object == taken.object) {
             return Ok(true);
         }
         if taken.hot.mappable && !taken.settled {

@@ -190,7 +190,7 @@ impl Live {
             self.probe_first(slot)?;
         }
         let touches = (io == IoMode::Passthrough || flags.truncate) && !self.is_dead(slot);
-        let found = (touches && self.timeline.touch_data(slot)).then_some(stat);
+        let found = (touches && self.timeline.processes.touch_data(slot)).then_some(stat);
         self.prepare_write(slot, (&file, readable), flags, io)?;
         if self.is_synced_unseen(flags, io) {
             self.note_synced();
@@ -218,7 +218,7 @@ impl Live {
     /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
     fn open_backing(&self, slot: Slot, flags: OpenFlags) -> SysResult<(File, Stat, bool)> {
         let how = flags.backing();
-        let readable = how.read || ((self.passthrough() || flags.truncate) && self.timeline.needs(&Key::Data(slot)));
+        let readable = how.read || ((self.passthrough() || flags.truncate) && self.timeline.epochs.needs(&Key::Data(slot)));
         let open = |read: bool, noatime: bool| self.open_file(slot.into(), Open { read, noatime, ..how }).map(|(file, stat)| (file, stat, read));
         match open(readable, how.noatime) {
             // The kernel lets whoever owns a file leave its access time alone, or write what cannot be read; a daemon of another user may not.
@@ -235,11 +235,11 @@ impl Live {
 
     fn prepare_write(&self, slot: Slot, (file, readable): (&File, bool), flags: OpenFlags, io: IoMode) -> SysResult<()> {
         let ahead = io == IoMode::Passthrough;
-        if !(ahead || flags.truncate) || !self.timeline.needs(&Key::Data(slot)) || self.is_dead(slot) {
+        if !(ahead || flags.truncate) || !self.timeline.epochs.needs(&Key::Data(slot)) || self.is_dead(slot) {
             if flags.truncate {
-                self.timeline.confirm(slot);
+                self.timeline.epochs.confirm(slot);
             }
-            return self.timeline.tell_touches();
+            return self.timeline.processes.tell_touches();
         }
         if readable {
             return self.capture(slot.into(), file, !flags.truncate);
@@ -356,7 +356,7 @@ impl Live {
     /// the handle itself cannot serve as the source of a capture: it may be open for writing only.
     pub fn change_content<T>(&self, handle: &Handle, asker: Option<Asker>, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
         let _changing = self.patiently(|| self.keep_content_of(handle))?;
-        self.timeline.tell_touches()?;
+        self.timeline.processes.tell_touches()?;
         if handle.flags.sync || handle.flags.dsync {
             self.note_synced();
             self.make_captures_durable(handle.slot)?;
@@ -369,14 +369,14 @@ impl Live {
         let changing = self.enter();
         let slot = handle.slot;
         if !self.is_dead(slot) {
-            self.timeline.touch_data(slot);
+            self.timeline.processes.touch_data(slot);
         }
-        let needed = self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot);
+        let needed = self.timeline.epochs.needs(&Key::Data(slot)) && !self.is_dead(slot);
         if needed || handle.io == IoMode::Passthrough {
             let _tree = self.tree.read();
             let _stripe = self.stripe(slot);
             self.probe_first(slot)?;
-            if needed && self.timeline.needs(&Key::Data(slot)) {
+            if needed && self.timeline.epochs.needs(&Key::Data(slot)) {
                 self.capture_first(slot, false, || sys::stat_fd(&*handle.file).map(|stat| stat.size))?;
                 let source = if handle.flags.read { Arc::clone(&handle.file) } else { Arc::new(sys::reopen(&*handle.file, Open::READ)?) };
                 self.capture(At::from(slot), &source, false)?;

@@ -74,11 +74,11 @@ impl Live {
     /// What was just hashed and is on record shares what is known with the same content. `go_on` is asked before so many bytes are read.
     pub(super) fn share_known(&self, hashed: &[ObjectHash], mut go_on: impl FnMut(u64) -> bool) {
         for sealed in hashed {
-            let known = match self.timeline.same_content(sealed) {
+            let known = match self.timeline.contents.same_content(sealed) {
                 Ok(known) => known,
                 Err(errno) => return tracing::debug!(%errno, "the contents that are known cannot be looked up"),
             };
-            for object in known.into_iter().filter(|object| object.epoch < self.timeline.epoch()).take(TRIES_MAX) {
+            for object in known.into_iter().filter(|object| object.epoch < self.timeline.epochs.epoch()).take(TRIES_MAX) {
                 match self.share_pair(object, sealed, &mut go_on) {
                     Some(true) => break,
                     Some(false) => {}

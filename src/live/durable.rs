@@ -111,7 +111,7 @@ impl Live {
             return self.make_past_durable();
         }
         // With the last of them all are that came before.
-        let last = self.timeline.data_records().into_iter().filter_map(|(_, data)| data.object).max_by_key(|object| object.serial);
+        let last = self.timeline.epochs.data_records().into_iter().filter_map(|(_, data)| data.object).max_by_key(|object| object.serial);
         self.sync_objects(last.as_slice())?;
         self.timeline.store().journal.sync().map_err(|error| error.errno())
     }
@@ -137,7 +137,7 @@ impl Live {
 
     /// An inode got another name.
     pub(super) fn note_linked(&self, slot: Slot) {
-        if self.syncs_overtake && !self.timeline.is_born(slot) {
+        if self.syncs_overtake && !self.timeline.epochs.is_born(slot) {
             self.undurable.linked.lock().insert(slot);
         }
     }

@@ -36,11 +36,11 @@ impl Live {
     /// # Errors
     /// ENOSPC if little space is left; EIO.
     pub(super) fn capture_ahead(&self, mut go_on: impl FnMut() -> bool) -> SysResult<bool> {
-        let done = self.timeline.ahead_upto()?;
-        let Some(upto) = self.timeline.newest_stored().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(true) };
+        let done = self.timeline.ahead.upto()?;
+        let Some(upto) = self.timeline.catalogue.newest_stored().map(|id| id.epoch()).filter(|upto| *upto > done) else { return Ok(true) };
         self.find_ahead()?;
         self.drop_unbelieved();
-        let changed = self.timeline.changed_after(done)?;
+        let changed = self.timeline.ahead.changed_after(done)?;
         let mut all = true;
         for slot in self.slots_of(&changed) {
             if !go_on() {
@@ -60,7 +60,7 @@ impl Live {
         }
         if all {
             // What has a record in the open epoch by now is looked at again when that is closed.
-            self.timeline.add_ahead(self.timeline.epoch(), Vec::new(), upto)?;
+            self.timeline.ahead.add(self.timeline.epochs.epoch(), Vec::new(), upto)?;
         }
         Ok(all)
     }
@@ -85,7 +85,7 @@ impl Live {
         let newest = objects.last().copied();
         let mut kept = Vec::new();
         for object in objects.drain(..) {
-            match self.timeline.data_since(slot, object.epoch)?.map(|data| data.before.object) {
+            match self.timeline.lookup.data_since(slot, object.epoch)?.map(|data| data.before.object) {
                 None if Some(object) == newest => kept.push(object),
                 // It became the record's.
                 Some(recorded) if recorded == Some(object) => {}
@@ -103,7 +103,7 @@ impl Live {
         if self.knows_ahead.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let found = self.timeline.ahead_objects()?;
+        let found = self.timeline.ahead.objects()?;
         let mut ahead = self.ahead_objects.lock();
         for (slot, object) in found {
             let objects = ahead.entry(slot).or_default();
@@ -117,7 +117,7 @@ impl Live {
 
     /// Removes what was captured ahead and is not believed any more, because no checkpoint is kept that is older.
     fn drop_unbelieved(&self) {
-        let oldest = self.timeline.stored_ids().first().map_or(Epoch(u64::MAX), |id| id.epoch());
+        let oldest = self.timeline.catalogue.stored_ids().first().map_or(Epoch(u64::MAX), |id| id.epoch());
         let slots: Vec<Slot> = {
             let ahead = self.ahead_objects.lock();
             ahead.iter().filter(|(_, objects)| objects.iter().any(|object| object.epoch <= oldest)).map(|(slot, _)| *slot).collect()
@@ -125,7 +125,7 @@ impl Live {
         for slot in slots {
             let Some(objects) = self.ahead_objects.lock().remove(&slot) else { continue };
             for object in objects {
-                match self.timeline.data_since(slot, object.epoch) {
+                match self.timeline.lookup.data_since(slot, object.epoch) {
                     Ok(Some(data)) if data.before.object == Some(object) => {}
                     Ok(_) if object.epoch <= oldest => self.drop_object(object),
                     Ok(_) | Err(_) => self.ahead_objects.lock().entry(slot).or_default().push(object),
@@ -186,7 +186,10 @@ impl Live {
 
     /// The inode has no record in the open epoch, and is not of it.
     fn is_untouched(&self, slot: Slot) -> bool {
-        !self.timeline.is_born(slot) && self.timeline.needs(&Key::Attr(slot)) && self.timeline.needs(&Key::Data(slot)) && !self.is_dead(slot)
+        !self.timeline.epochs.is_born(slot)
+            && self.timeline.epochs.needs(&Key::Attr(slot))
+            && self.timeline.epochs.needs(&Key::Data(slot))
+            && !self.is_dead(slot)
     }
 
     /// `false`: it may be changing just now.
@@ -195,7 +198,7 @@ impl Live {
         let _tree = self.tree.read();
         let _stripe = self.stripe(slot);
         // A checkpoint may have come since the journal was read: it is the epoch that is open now that must have no record.
-        let open = self.timeline.epoch();
+        let open = self.timeline.epochs.epoch();
         if !self.is_untouched(slot) {
             return Ok(true);
         }
@@ -224,7 +227,7 @@ impl Live {
             _ => {}
         }
         let same = sys::stat_fd(&fd).is_ok_and(|now| is_same(&now, &stat));
-        let kept = if same { self.timeline.add_ahead(open, undo, upto) } else { Ok(()) };
+        let kept = if same { self.timeline.ahead.add(open, undo, upto) } else { Ok(()) };
         match made {
             Some(object) if !same || kept.is_err() => self.drop_object(object),
             Some(object) => self.ahead_objects.lock().entry(slot).or_default().push(object),
@@ -245,19 +248,19 @@ impl Live {
     /// # Errors
     /// ENOSPC or EIO of the journal; what was not recorded gives EIO in views.
     pub fn record_unseen(&self) -> SysResult<()> {
-        for (slot, node) in self.timeline.ahead()? {
+        for (slot, node) in self.timeline.ahead.standing()? {
             if let Some(object) = node.data.and_then(|data| data.object) {
                 self.ahead_objects.lock().entry(slot).or_default().push(object);
             }
             // What the baseline has told is on record.
-            let Some(attr) = node.attr.as_ref().filter(|_| self.timeline.needs(&Key::Attr(slot))) else { continue };
+            let Some(attr) = node.attr.as_ref().filter(|_| self.timeline.epochs.needs(&Key::Attr(slot))) else { continue };
             let now = self.fd(At::from(slot)).and_then(|fd| Ok((sys::stat_fd(&fd)?, fd))).ok();
             if now.as_ref().is_some_and(|(stat, _)| is_same(stat, &attr.stat)) {
                 continue;
             }
             let undo = self.unseen(slot, &node, attr);
-            self.timeline.record(undo, Vec::new())?;
-            self.timeline.count(1);
+            self.timeline.epochs.record(undo, Vec::new())?;
+            self.timeline.epochs.count(1);
             if let Some((stat, fd)) = now.filter(|(stat, _)| stat.kind == Kind::Dir) {
                 sys::utimens_fd(&fd, SetTime::Omit, SetTime::At(stat.mtime))?;
             }

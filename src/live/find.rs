@@ -90,7 +90,7 @@ impl Live {
         let mut places: Vec<Place> = self.nodes.lock().get(at.slot).map(|node| node.links().cloned().collect()).unwrap_or_default();
         let mut unknown = None;
         if places.is_empty() {
-            match self.timeline.place_or_fault(at.slot) {
+            match self.timeline.lookup.place_or_fault(at.slot) {
                 Ok(place) => places.extend(place),
                 Err(errno) => unknown = Some(errno),
             }

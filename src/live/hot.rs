@@ -13,7 +13,7 @@ use super::capture::PARTLY_COPIED_MAX;
 use super::data::{Handle, SET_ID};
 use super::told::Told;
 use crate::history::attribution::Numbered;
-use crate::history::diff::same_bytes;
+use crate::store::extents::same_bytes;
 use crate::store::ids::Slot;
 use crate::store::record::DataState;
 use crate::sys::{self, Open, Stat, SysResult, Time};
@@ -196,12 +196,12 @@ impl Live {
 
     /// These can write to the file no longer: those since whose opening it has not changed have not written to it.
     fn judge_openers(&self, slot: Slot, now: &Stat, openers: &[Opener]) {
-        openers.iter().filter(|opener| opener.left_alone(now)).for_each(|opener| self.timeline.touch_left(slot, &opener.by));
+        openers.iter().filter(|opener| opener.left_alone(now)).for_each(|opener| self.timeline.processes.touch_left(slot, &opener.by));
     }
 
     /// Nobody can write to the file any more: a capture made ahead is needed, or it is not.
     fn judge(&self, slot: Slot, hot: &Hot) {
-        let known = self.timeline.node_now(slot);
+        let known = self.timeline.epochs.node_now(slot);
         let records = known.data.zip(known.attr);
         if records.is_none() && hot.openers.iter().all(|opener| opener.found.is_none()) {
             return;
@@ -210,12 +210,12 @@ impl Live {
         let Some((data, attr)) = records else { return self.judge_openers(slot, &now, &hot.openers) };
         let same = |before: &Stat| before.size == now.size && before.mtime == now.mtime && before.ctime == now.ctime;
         if !data.provisional || !same(&attr.stat) || !self.holds(&data, hot) {
-            self.timeline.confirm(slot);
+            self.timeline.epochs.confirm(slot);
             return self.judge_openers(slot, &now, &hot.openers);
         }
-        match self.timeline.void(slot) {
+        match self.timeline.epochs.void(slot) {
             // What was carried over from an earlier epoch is that one's.
-            Ok(Some(object)) if object.epoch == self.timeline.epoch() => self.drop_object(object),
+            Ok(Some(object)) if object.epoch == self.timeline.epochs.epoch() => self.drop_object(object),
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a capture that was not needed stays"),
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::Live;
 use super::baseline::Walk;
 use super::eager::SPACE_KEPT_BYTES;
-use crate::history::indexer::Wake;
+use crate::history::wake::Wake;
 use crate::store::baseline::Baseline;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, SysResult};
@@ -51,15 +51,15 @@ impl Live {
     }
 
     fn due(&self) -> Option<Due> {
-        if self.timeline.stored_ids().is_empty() || !self.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
+        if self.timeline.catalogue.stored_ids().is_empty() || !self.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
             return None;
         }
         let lately = self.idle.times.lock().1.is_some_and(|last| last.elapsed() < KEEP_EVERY);
         // After a kill clones tell of an orderly end before.
         let keep = self.reflink && (self.idle.keeps.load(Ordering::Relaxed) || self.has_kept());
-        match self.timeline.baseline_changes() {
+        match self.timeline.baseline.baseline_changes() {
             Some(changes) if changes < CHANGES_MAX && (!keep || lately || self.is_kept_whole()) => {
-                (self.timeline.changed_keys() > KEYS_MAX).then_some(Due::Advance)
+                (self.timeline.baseline.changed_keys() > KEYS_MAX).then_some(Due::Advance)
             }
             _ => Some(Due::Walk { keep }),
         }
@@ -76,11 +76,11 @@ impl Live {
         let since = *self.idle.times.lock().0.get_or_insert_with(Instant::now);
         let hasty = sys::host::left_out("calm");
         while !hasty && since.elapsed() < CALM_MAX {
-            let known = self.timeline.recordings();
+            let known = self.timeline.epochs.recordings();
             if !wake.rest(CALM) {
                 return;
             }
-            if self.timeline.recordings() == known {
+            if self.timeline.epochs.recordings() == known {
                 break;
             }
         }

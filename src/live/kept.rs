@@ -164,7 +164,7 @@ impl Live {
     /// Brings what a file held when it was last served into the layer of the open epoch. `None`: there is none, or it is not needed.
     pub(super) fn take_kept(&self, node: &Node) -> SysResult<Option<ObjectId>> {
         let (slot, stat) = (node.child.slot, &node.attr.stat);
-        if !self.timeline.needs(&Key::Data(slot)) || self.timeline.is_born(slot) {
+        if !self.timeline.epochs.needs(&Key::Data(slot)) || self.timeline.epochs.is_born(slot) {
             return Ok(None);
         }
         let (dir, name) = match self.kept_dir() {
@@ -179,7 +179,7 @@ impl Live {
             return self.capture_object(slot, &clone, stat.size);
         }
         let layers = &self.timeline.store().layers;
-        let object = layers.next_object(self.timeline.epoch(), slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
+        let object = layers.next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
         let (layer, file) = layers.location(object).map_err(|error| error.errno())?;
         self.with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
         Ok(Some(object))
@@ -262,10 +262,10 @@ impl Keeper<'_> {
             return;
         }
         let timeline = &self.live.timeline;
-        if !self.all && (timeline.is_born(slot) || !timeline.needs(&Key::Data(slot))) {
+        if !self.all && (timeline.epochs.is_born(slot) || !timeline.epochs.needs(&Key::Data(slot))) {
             self.doubt(node);
             // What is born makes no record by which the next daemon would look at it again, and its first checkpoint shows it.
-            self.done.borrow_mut().unseen |= self.until.is_some() && timeline.is_born(slot);
+            self.done.borrow_mut().unseen |= self.until.is_some() && timeline.epochs.is_born(slot);
             return;
         }
         let clone = name_of(slot, stat);

@@ -118,10 +118,10 @@ impl Live {
             Ok(_) => return Err(Errno::EEXIST),
             Err(errno) => return Err(errno),
         }
-        self.timeline.touch_name(parent.slot, name, how);
+        self.timeline.processes.touch_name(parent.slot, name, how);
         self.keep_entry(parent.slot, name, None, &mut undo);
         self.keep_dir(parent, dir, &mut undo)?;
-        self.timeline.record(undo, Vec::new())
+        self.timeline.epochs.record(undo, Vec::new())
     }
 
     /// Gives a new inode to the caller and tells the tables of it.
@@ -147,7 +147,7 @@ impl Live {
         }
         let slot = self.slot_of(&stat)?;
         self.timeline.set_born(slot, true);
-        self.timeline.count(1);
+        self.timeline.epochs.count(1);
         let place = Live::place(parent.slot, name);
         let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok(Made { slot, generation, stat, file })
@@ -188,7 +188,7 @@ impl Live {
         let mut undo = Vec::new();
         self.keep_attr(slot, &stat, Self::target_of(&stat, from, from_name)?, &mut undo);
         self.keep_homes(slot.into(), &mut undo);
-        self.timeline.touch_moved(slot, false);
+        self.timeline.processes.touch_moved(slot, false);
         self.record_new_name(to.parent.into(), &dir, &to.name, NameTouch::Moved, undo)?;
         self.order_names()?;
         sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
@@ -197,7 +197,7 @@ impl Live {
             tracing::debug!(?removed, "a link that could not be looked at");
         })?;
         self.note_linked(slot);
-        self.timeline.count(1);
+        self.timeline.epochs.count(1);
         let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
         Ok(Made { slot, generation, stat, file: None })
     }
@@ -266,12 +266,12 @@ impl Live {
             }
             None => {
                 let more = self.moved(&[(&source, Live::place(to.0.slot, to.1))]);
-                self.timeline.record(undo, more)?;
+                self.timeline.epochs.record(undo, more)?;
                 let how = if how.leaves_whiteout() { RenameMode::NoReplaceWhiteout } else { RenameMode::NoReplace };
                 self.order_names()
                     .and_then(|()| sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), how))
                     .inspect_err(|_| self.not_moved(&[&source]))?;
-                self.timeline.count(i64::from(!self.timeline.is_born(source.slot)));
+                self.timeline.epochs.count(i64::from(!self.timeline.epochs.is_born(source.slot)));
                 self.nodes.lock().move_link(source.slot, &source.place(), &Live::place(to.0.slot, to.1));
                 self.own_whiteout(&source, how, turn);
                 Ok(None)
@@ -302,19 +302,19 @@ impl Live {
     /// Notes for the record who changes which names by a rename.
     fn touch_renamed(&self, (source, from): (&Target<'_>, (At<'_>, &Name)), to: (At<'_>, &Name), target: Option<&Target<'_>>, how: RenameMode) {
         let exchanged = how == RenameMode::Exchange;
-        self.timeline.touch_moved(source.slot, source.stat.kind == Kind::Dir);
+        self.timeline.processes.touch_moved(source.slot, source.stat.kind == Kind::Dir);
         if let Some(target) = target.filter(|_| exchanged) {
-            self.timeline.touch_moved(target.slot, target.stat.kind == Kind::Dir);
+            self.timeline.processes.touch_moved(target.slot, target.stat.kind == Kind::Dir);
         }
         let left = match how {
             RenameMode::Exchange => NameTouch::Moved,
             how if how.leaves_whiteout() => NameTouch::Made,
             _ => NameTouch::Removed,
         };
-        self.timeline.touch_name(from.0.slot, from.1, left);
-        self.timeline.touch_name(to.0.slot, to.1, NameTouch::Moved);
+        self.timeline.processes.touch_name(from.0.slot, from.1, left);
+        self.timeline.processes.touch_name(to.0.slot, to.1, NameTouch::Moved);
         if let Some(target) = target.filter(|target| !exchanged && target.is_last()) {
-            self.timeline.touch_gone(target.slot);
+            self.timeline.processes.touch_gone(target.slot);
         }
     }
 
@@ -323,7 +323,7 @@ impl Live {
         self.keep_entry(moving.parent.slot, moving.name, Some(moving.child()), undo);
         let target = Self::target_of(&moving.stat, moving.dir, moving.name)?;
         self.keep_attr(moving.slot, &moving.stat, target, undo);
-        if self.timeline.needs(&Key::Home(moving.slot)) {
+        if self.timeline.epochs.needs(&Key::Home(moving.slot)) {
             undo.push(Undo::Home { slot: moving.slot, before: moving.place() });
             self.keep_homes(moving.parent, undo);
         }
@@ -335,7 +335,7 @@ impl Live {
     fn moved(&self, moves: &[(&Target<'_>, Place)]) -> Vec<Record> {
         let (mut before, mut places) = (Vec::new(), Vec::new());
         for (moving, to) in moves {
-            if self.timeline.is_born(moving.slot) {
+            if self.timeline.epochs.is_born(moving.slot) {
                 if moving.stat.kind != Kind::Dir {
                     continue;
                 }
@@ -350,7 +350,7 @@ impl Live {
     /// Something with a past is to be found in this directory: if it was made in the open epoch, records where it is, and those above it.
     pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
         let (mut at, mut passed) = (dir, HashSet::new());
-        while at != Slot::ROOT && at != Slot::STAGING && self.timeline.is_born(at) && passed.insert(at) {
+        while at != Slot::ROOT && at != Slot::STAGING && self.timeline.epochs.is_born(at) && passed.insert(at) {
             let Some(place) = self.likeliest_place(at) else { return };
             let up = place.parent;
             self.keep_place(at, place, places);
@@ -359,28 +359,29 @@ impl Live {
     }
 
     fn keep_place(&self, slot: Slot, place: Place, places: &mut Vec<(Slot, Place)>) {
-        if self.timeline.place(slot).as_ref() != Some(&place) {
+        if self.timeline.lookup.place(slot).as_ref() != Some(&place) {
             places.push((slot, place));
         }
     }
 
     /// A rename that was recorded has failed: everything is where it was.
     fn not_moved(&self, moves: &[&Target<'_>]) {
-        let places: Vec<_> = moves.iter().filter(|moving| self.timeline.place(moving.slot).is_some()).map(|at| (at.slot, at.place())).collect();
+        let places: Vec<_> =
+            moves.iter().filter(|moving| self.timeline.lookup.place(moving.slot).is_some()).map(|at| (at.slot, at.place())).collect();
         if !places.is_empty() {
-            self.timeline.put_places(places);
+            self.timeline.epochs.put_places(places);
         }
     }
 
     fn exchange(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>, turn: Turn) -> SysResult<()> {
         self.keep_moved(target, &mut undo)?;
         let (there, here) = (target.place(), source.place());
-        self.timeline.record(undo, self.moved(&[(source, there.clone()), (target, here.clone())]))?;
+        self.timeline.epochs.record(undo, self.moved(&[(source, there.clone()), (target, here.clone())]))?;
         self.leave_exchange(turn, source.slot, target.slot);
         self.order_names()
             .and_then(|()| sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange))
             .inspect_err(|_| self.not_moved(&[source, target]))?;
-        self.timeline.count(2);
+        self.timeline.epochs.count(2);
         let mut nodes = self.nodes.lock();
         nodes.move_link(source.slot, &here, &there);
         nodes.move_link(target.slot, &there, &here);
@@ -398,7 +399,7 @@ impl Live {
             more.push(Record::Replacing { slot: target.slot, place: here, object });
         }
         let held = self.hold(target, fate)?;
-        self.timeline.record(undo, more)?;
+        self.timeline.epochs.record(undo, more)?;
         self.replace_recorded(source, target, fate, held, how)
     }
 
@@ -412,7 +413,7 @@ impl Live {
         how: RenameMode,
     ) -> SysResult<()> {
         let (there, here) = (target.place(), source.place());
-        let past = !self.timeline.is_born(target.slot);
+        let past = !self.timeline.epochs.is_born(target.slot);
         self.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
         let rename = |how| self.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
@@ -430,7 +431,7 @@ impl Live {
             }
             Fate::Free => ordered.and_then(|()| rename(how)).inspect_err(|_| self.not_moved(&[source]))?,
         }
-        self.timeline.count(i64::from(past));
+        self.timeline.epochs.count(i64::from(past));
         self.lost_name(target, held);
         self.nodes.lock().move_link(source.slot, &here, &there);
         Ok(())
@@ -449,8 +450,8 @@ impl Live {
         let (there, here) = (target.place(), source.place());
         tracing::error!(?here, ?there, %errno, "a rename failed half-way: the two names have changed places");
         self.take_back(target.slot);
-        self.timeline.put_places(vec![(source.slot, there.clone()), (target.slot, here.clone())]);
-        self.timeline.count(2);
+        self.timeline.epochs.put_places(vec![(source.slot, there.clone()), (target.slot, here.clone())]);
+        self.timeline.epochs.count(2);
         let mut nodes = self.nodes.lock();
         nodes.move_link(source.slot, &here, &there);
         nodes.move_link(target.slot, &there, &here);

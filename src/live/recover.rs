@@ -26,7 +26,7 @@ impl Live {
         for (slot, place, object) in &aftermath.replacing {
             self.finish_replacing(*slot, place, *object)?;
             let layers = &self.timeline.store().layers;
-            if object.epoch != self.timeline.epoch() && !layers.exists(*object).map_err(|error| error.errno())? {
+            if object.epoch != self.timeline.epochs.epoch() && !layers.exists(*object).map_err(|error| error.errno())? {
                 self.timeline.strike_unmade(*object)?;
             }
         }
@@ -51,9 +51,9 @@ impl Live {
     /// What can have changed in the open epoch without a new record: inodes that have one, names that have one, and all that is in directories
     /// without, for those were made in it; `all`: in one before, too. Where there is no checkpoint nothing has a record: then `all` that there is, or nothing.
     fn recent(&self, all: bool) -> impl Iterator<Item = Arc<Trail>> {
-        let (slots, names) = self.timeline.touched_now(all);
+        let (slots, names) = self.timeline.epochs.touched_now(all);
         let mut found: Vec<Arc<Trail>> = slots.iter().map(|slot| at_place(*slot)).collect();
-        let mut made = if all && self.timeline.newest_stored().is_none() { vec![Trail::root()] } else { Vec::new() };
+        let mut made = if all && self.timeline.catalogue.newest_stored().is_none() { vec![Trail::root()] } else { Vec::new() };
         for (dir, name) in names {
             let Ok(Some(child)) = self.child(&at_place(dir), &name) else { continue };
             let trail = at_place(dir).step(&name, child.slot);
@@ -91,7 +91,7 @@ impl Live {
 
     /// A record says that an inode was moved into the layer; if it is not there, it never was, and is still in the tree.
     fn strike_unmade(&self) -> SysResult<()> {
-        for (slot, data) in self.timeline.data_records() {
+        for (slot, data) in self.timeline.epochs.data_records() {
             let Some(object) = data.object else { continue };
             let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
             if sys::stat_at(&*layer, file.as_bytes()) == Err(Errno::ENOENT) {
@@ -102,7 +102,7 @@ impl Live {
                     tracing::error!(slot = slot.0, "a captured version is missing from the store");
                     continue;
                 }
-                self.timeline.strike(slot);
+                self.timeline.epochs.strike(slot);
             }
         }
         Ok(())
@@ -146,7 +146,7 @@ impl Live {
     /// EMFILE, ENFILE, ENOMEM, EIO: what cannot be watched would be missed.
     pub fn watch_mapped(&self, told: bool) -> SysResult<()> {
         let files: Box<dyn Iterator<Item = Arc<Trail>>> = if told {
-            Box::new(self.timeline.data_records().into_iter().map(|(slot, _)| at_place(slot)))
+            Box::new(self.timeline.epochs.data_records().into_iter().map(|(slot, _)| at_place(slot)))
         } else if self.reflink {
             Box::new(self.recent(true))
         } else {
@@ -227,7 +227,7 @@ impl Live {
             for (slot, moved) in open {
                 match std::iter::once(&moved.to).chain(moved.before.iter().rev()).find(|place| is_at(slot, place)) {
                     Some(place) if *place == moved.to => {}
-                    Some(place) => self.timeline.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }])?,
+                    Some(place) => self.timeline.epochs.record(Vec::new(), vec![Record::Moved { places: vec![(slot, place.clone())] }])?,
                     None => left.push((slot, moved)),
                 }
             }
@@ -241,9 +241,9 @@ impl Live {
 
     /// Objects of the open epoch that no record names, and of the next one, of which there is no record yet: captured, but the record never came.
     fn sweep_objects(&self) {
-        let epoch = self.timeline.epoch();
-        let mut named: HashSet<ObjectId> = self.timeline.data_records().into_iter().filter_map(|(_, data)| data.object).collect();
-        match self.timeline.ahead_in_memory() {
+        let epoch = self.timeline.epochs.epoch();
+        let mut named: HashSet<ObjectId> = self.timeline.epochs.data_records().into_iter().filter_map(|(_, data)| data.object).collect();
+        match self.timeline.ahead.in_memory() {
             Ok(ahead) => named.extend(ahead),
             Err(_) => return,
         }

@@ -94,29 +94,30 @@ impl Live {
     /// Collects what must be recorded before an inode loses this name, and decides what becomes of it. `more` gets the records that are no undo.
     pub(super) fn plan_unlink(&self, target: &Target<'_>, undo: &mut Vec<Undo>, more: &mut Vec<Record>) -> SysResult<Fate> {
         let slot = target.slot;
-        if self.timeline.is_born(slot) {
+        if self.timeline.epochs.is_born(slot) {
             return Ok(Fate::Free);
         }
         self.keep_attr(slot, &target.stat, Self::target_of(&target.stat, target.dir, target.name)?, undo);
-        if self.timeline.needs(&Key::Xattrs(slot)) {
+        if self.timeline.epochs.needs(&Key::Xattrs(slot)) {
             undo.push(Undo::Xattrs { slot, before: target.xattrs()? });
         }
-        if self.timeline.needs(&Key::Home(slot)) {
+        if self.timeline.epochs.needs(&Key::Home(slot)) {
             undo.push(Undo::Home { slot, before: target.place() });
             self.keep_homes(target.parent, undo);
         }
         if !target.is_last() {
             return self.plan_unlink_of_one_name(target, undo, more);
         }
-        if !self.timeline.needs(&Key::Data(slot)) {
-            self.timeline.confirm(slot);
+        if !self.timeline.epochs.needs(&Key::Data(slot)) {
+            self.timeline.epochs.confirm(slot);
             return Ok(Fate::Free);
         }
         if target.stat.kind == Kind::File && self.in_use(slot) {
             self.keep_content(target, undo)?;
             return Ok(Fate::Free);
         }
-        let object = self.timeline.store().layers.next_object(self.timeline.epoch(), slot, ObjectOrigin::Moved).map_err(|error| error.errno())?;
+        let object =
+            self.timeline.store().layers.next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Moved).map_err(|error| error.errno())?;
         undo.push(Undo::Data { slot, before: DataState { object: Some(object), size: target.stat.size, provisional: false } });
         Ok(Fate::Move(object))
     }
@@ -132,7 +133,7 @@ impl Live {
                 places.push((target.slot, other));
                 more.push(Record::Moved { places });
             }
-            None if target.stat.kind == Kind::File && self.timeline.needs(&Key::Data(target.slot)) => self.keep_content(target, undo)?,
+            None if target.stat.kind == Kind::File && self.timeline.epochs.needs(&Key::Data(target.slot)) => self.keep_content(target, undo)?,
             None => {}
         }
         Ok(Fate::Free)
@@ -152,7 +153,7 @@ impl Live {
         self.probe_first_for_name(slot)?;
         let stays = || self.nodes.lock().get(slot).is_some_and(|node| node.links().any(|link| *link != target.place()));
         let captured = if target.is_last() { self.in_use(slot) } else { !stays() };
-        if target.stat.kind == Kind::File && captured && !self.timeline.is_born(slot) {
+        if target.stat.kind == Kind::File && captured && !self.timeline.epochs.is_born(slot) {
             self.capture_first(slot, false, || Ok(target.stat.size))?;
         }
         Ok(())
@@ -185,7 +186,7 @@ impl Live {
 
     /// An inode was not moved although the record says so: it is still in the tree, and its content is to be captured when it changes.
     pub(super) fn take_back(&self, slot: Slot) {
-        self.timeline.strike(slot);
+        self.timeline.epochs.strike(slot);
     }
 
     /// Before an inode loses its last name: takes hold of it, if the kernel knows it, so that its number is not given to another meanwhile. One that is
@@ -236,7 +237,7 @@ impl Live {
         }
         let _stripe = self.stripe(target.slot);
         self.removal_first(&target)?;
-        let past = !self.timeline.is_born(target.slot);
+        let past = !self.timeline.epochs.is_born(target.slot);
         if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty() {
             return Err(Errno::ENOTEMPTY);
         }
@@ -245,13 +246,13 @@ impl Live {
         let fate = self.plan_unlink(&target, &mut undo, &mut more)?;
         self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
         if past {
-            self.timeline.touch_name(parent.slot, name, NameTouch::Removed);
+            self.timeline.processes.touch_name(parent.slot, name, NameTouch::Removed);
         }
         if target.is_last() {
-            self.timeline.touch_gone(target.slot);
+            self.timeline.processes.touch_gone(target.slot);
         }
         let held = self.hold(&target, fate)?;
-        self.timeline.record(undo, more)?;
+        self.timeline.epochs.record(undo, more)?;
         self.leave_orphan(target.slot, held.as_ref());
         let ordered = self.order_removal(&target);
         match fate {
@@ -259,7 +260,7 @@ impl Live {
             Fate::Free if want_dir => ordered.and_then(|()| self.with_room(|| sys::rmdir_at(&dir, name.as_bytes())))?,
             Fate::Free => ordered.and_then(|()| self.with_room(|| sys::unlink_at(&dir, name.as_bytes())))?,
         }
-        self.timeline.count(if past { 1 } else { -1 });
+        self.timeline.epochs.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);
         Ok(target.slot)
     }
@@ -282,7 +283,7 @@ impl Live {
         let Ok((slot, ctime)) = look() else { return false };
         let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
         let then = Time { sec: ctime.sec.saturating_add(seconds), nsec: ctime.nsec.saturating_add(age.subsec_nanos()) };
-        self.timeline.is_born(slot) && then > sys::now()
+        self.timeline.epochs.is_born(slot) && then > sys::now()
     }
 
     /// unlink(2).

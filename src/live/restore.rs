@@ -76,7 +76,7 @@ impl Live {
         let mode = now.mode != then.mode && now.kind != Kind::Symlink;
         let (kept, times) = (times, times && now.mtime != then.mtime);
         if owner || mode || times {
-            self.timeline.touch_attr(at.slot);
+            self.timeline.processes.touch_attr(at.slot);
             self.keep_inode(at, &fd, owner || mode)?;
         }
         // The owner first: a change of it takes file capabilities away.
@@ -108,7 +108,7 @@ impl Live {
         if stat.kind != Kind::File || stat.nlink > 1 {
             return Ok(());
         }
-        self.timeline.touch_attr(at.slot);
+        self.timeline.processes.touch_attr(at.slot);
         self.keep_inode(at, &fd, false)?;
         sys::utimens_fd(&fd, SetTime::Omit, SetTime::Now)
     }
@@ -127,9 +127,9 @@ impl Live {
         self.void_claim(at.slot);
         let fd = self.fd(at)?;
         let file = sys::reopen(&fd, Open::READ_WRITE)?;
-        self.timeline.touch_data(at.slot);
+        self.timeline.processes.touch_data(at.slot);
         self.capture(at, &file, false)?;
-        self.timeline.tell_touches()?;
+        self.timeline.processes.tell_touches()?;
         sys::truncate(&file, 0)?;
         match source {
             Some(source) if self.reflink => sys::clone_file(source, &file),

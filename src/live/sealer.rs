@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Live;
-use crate::history::indexer::Wake;
+use crate::history::wake::Wake;
 use crate::store::blocks::{Hashed, KnownBlocks};
 use crate::store::ids::{Epoch, ObjectId};
 use crate::store::record::ObjectHash;
@@ -124,7 +124,7 @@ impl Live {
     /// What the sealer has done.
     pub fn hash_stats(&self) -> HashStats {
         let sealer = &self.sealer;
-        let open = self.timeline.epoch();
+        let open = self.timeline.epochs.epoch();
         let caught_up = sealer.done_below.lock().is_some_and(|done| done >= open);
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
         HashStats { caught_up, objects: count(&sealer.objects), bytes: count(&sealer.bytes), read: count(&sealer.read) }
@@ -152,7 +152,7 @@ impl Live {
     ///
     /// `false`: it is to be done again.
     fn hash_closed(&self, known: &mut KnownBlocks) -> SysResult<bool> {
-        let open = self.timeline.epoch();
+        let open = self.timeline.epochs.epoch();
         let captured = !self.sealer.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
         let from = *self.sealer.done_below.lock();
         let epochs = match from {
@@ -160,7 +160,7 @@ impl Live {
             None => self.timeline.store().layers.epochs().map_err(|error| error.errno())?,
         };
         for epoch in epochs.into_iter().filter(|epoch| *epoch < open) {
-            if !self.timeline.is_hashed(epoch)? {
+            if !self.timeline.contents.is_hashed(epoch)? {
                 self.hash_epoch(epoch, known)?;
             }
             if self.sealer.wake.stopping() {
@@ -199,7 +199,7 @@ impl Live {
         if objects.is_empty() {
             return Ok(());
         }
-        let known: HashSet<ObjectId> = self.timeline.sealed(epoch)?.0.into_iter().map(|sealed| sealed.object).collect();
+        let known: HashSet<ObjectId> = self.timeline.contents.sealed(epoch)?.0.into_iter().map(|sealed| sealed.object).collect();
         let mut pace = Pace { started: Instant::now(), bytes: 0 };
         let (mut hashed, mut bytes) = (Vec::new(), 0);
         // Of a file that is claimed there may be one that is being made.
@@ -229,7 +229,7 @@ impl Live {
             return Err(Errno::ENOSPC);
         }
         let (objects, bytes) = (hashed.len() as u64, hashed.iter().map(|sealed| sealed.size).sum::<u64>());
-        self.timeline.add_hashes(epoch, hashed.clone(), whole)?;
+        self.timeline.contents.add_hashes(epoch, hashed.clone(), whole)?;
         self.share_known(&hashed, |bytes| self.may_read(bytes, pace));
         self.sealer.objects.fetch_add(objects, Ordering::Relaxed);
         self.sealer.bytes.fetch_add(bytes, Ordering::Relaxed);

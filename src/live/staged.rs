@@ -123,7 +123,7 @@ impl Live {
         for entry in sys::list_dir(&*self.staging)? {
             let place = Place { parent: Slot::STAGING, name: Name::new(&entry.name) };
             // One that changed places with it, and could not be moved on, is in the tree as far as history knows.
-            if entry.name.starts_with(STAGED_PREFIX.as_bytes()) && self.timeline.place_or_fault(Slot(entry.ino))? != Some(place.clone()) {
+            if entry.name.starts_with(STAGED_PREFIX.as_bytes()) && self.timeline.lookup.place_or_fault(Slot(entry.ino))? != Some(place.clone()) {
                 self.unstage_name(&place.name);
             }
         }

@@ -83,7 +83,7 @@ impl Live {
         };
         let found = Found { stat, slot: self.slot_of(&stat)?, xattrs: OnceCell::new(), fd: OnceCell::new() };
         // What cannot be seen now is asked for again when it is needed.
-        if stat.kind != Kind::Dir && self.timeline.needs(&Key::Xattrs(found.slot)) {
+        if stat.kind != Kind::Dir && self.timeline.epochs.needs(&Key::Xattrs(found.slot)) {
             let _ = sys::all_xattrs_at(&dir, name).map(|xattrs| found.xattrs.set(xattrs));
         }
         if self.nodes.lock().get(found.slot).is_some_and(|node| node.is_known()) && self.orphans.has_room(2 * AT_ONCE_MAX) {
@@ -128,7 +128,7 @@ impl Live {
         if ready.is_empty() {
             return Ok(());
         }
-        self.timeline.record(undo, more)?;
+        self.timeline.epochs.record(undo, more)?;
         for (at, swap) in ready.iter().enumerate() {
             if let Err(errno) = self.swap(swap) {
                 // Those that were to follow are where they were.
@@ -149,7 +149,7 @@ impl Live {
                 self.keep_dir(At::from(swap.to.parent), &sight.as_ref().map_err(|errno| *errno)?.dir, &mut undo)?;
             }
         }
-        if undo.is_empty() { Ok(()) } else { self.timeline.record(undo, Vec::new()) }
+        if undo.is_empty() { Ok(()) } else { self.timeline.epochs.record(undo, Vec::new()) }
     }
 
     /// Collects what is to be recorded before a new inode takes a place; `None`: it is no simple case.
@@ -169,10 +169,10 @@ impl Live {
         let _stripe = target.as_ref().map(|target| self.stripe(target.slot));
         target.as_ref().map_or(Ok(()), |target| self.removal_first(target))?;
         self.keep_entry(to.parent, &to.name, target.as_ref().map(Target::child), undo);
-        self.timeline.touch_moved(source.slot, false);
-        self.timeline.touch_name(to.parent, &to.name, NameTouch::Moved);
+        self.timeline.processes.touch_moved(source.slot, false);
+        self.timeline.processes.touch_name(to.parent, &to.name, NameTouch::Moved);
         let Some(target) = target else { return Ok(Some(Ready { source, target: None, held: None, to })) };
-        self.timeline.touch_gone(target.slot);
+        self.timeline.processes.touch_gone(target.slot);
         let fate = self.plan_unlink(&target, undo, more)?;
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: source.place(), object });

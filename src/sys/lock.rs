@@ -33,6 +33,8 @@ pub enum Rank {
     Database,
     /// `history`: the open epoch and the closed ones. An epoch is closed under it, which appends to the journal.
     Timeline,
+    /// `history`: the checkpoints.
+    Catalogue,
     /// `history`: what the journal is owed, which goes before anything else that is appended.
     Owed,
     /// `store::journal`: one sync at a time.

@@ -8,7 +8,7 @@ use super::Sink;
 use super::inode::is_as_told;
 use super::place::{open_below, split};
 use crate::engine::export::parts::ExportEntry;
-use crate::history::diff::same_bytes;
+use crate::store::extents::same_bytes;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, OpenKind, SysResult};
 

@@ -55,7 +55,7 @@ enum Work {
 
 impl Run {
     pub(super) fn new(dedup: &Dedup, options: &DedupOptions) -> SysResult<Run> {
-        let open = dedup.live.timeline().epoch();
+        let open = dedup.live.timeline().epochs.epoch();
         let mut epochs = dedup.live.timeline().store().layers.epochs().map_err(|error| error.errno())?;
         // Captures of the open epoch can still be taken back.
         epochs.retain(|epoch| *epoch < open);
@@ -197,7 +197,8 @@ impl Run {
         if objects.is_empty() {
             return Ok(());
         }
-        let known: HashMap<ObjectId, ObjectHash> = dedup.live.timeline().sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
+        let known: HashMap<ObjectId, ObjectHash> =
+            dedup.live.timeline().contents.sealed(epoch)?.0.into_iter().map(|sealed| (sealed.object, sealed)).collect();
         for object in objects {
             let (size, hash) = match known.get(&object) {
                 Some(sealed) => (sealed.size, Some(sealed.hash)),
@@ -311,7 +312,7 @@ impl Run {
             return;
         }
         for (epoch, objects) in sealed {
-            if let Err(errno) = dedup.live.timeline().add_hashes(epoch, objects, false) {
+            if let Err(errno) = dedup.live.timeline().contents.add_hashes(epoch, objects, false) {
                 tracing::warn!(%errno, "hashes are not recorded");
                 return;
             }

@@ -41,7 +41,7 @@ impl Held {
 impl Collector {
     /// What is not to be freed yet. `automatic`: nobody asks for anything to be freed, so what was deleted or undone not long ago stays too.
     pub(super) fn held(&self, automatic: bool) -> VerbResult<Held> {
-        let (settings, now_ns) = (self.serving.settings(), crate::history::timeline::now_ns());
+        let (settings, now_ns) = (self.serving.settings(), crate::history::append::now_ns());
         let since = |key: &str, otherwise: Duration| {
             let span = settings.span(key).unwrap_or(otherwise);
             now_ns.saturating_sub(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX))
@@ -50,7 +50,7 @@ impl Collector {
         let mut held = Held { guards: HashSet::new(), hidden: HashSet::new(), marks_since_ns: since("tripwire.keep", MARK_KEPT) };
         let (mut before, mut seen) = (None, 0);
         loop {
-            let told = self.live.timeline().operations(before, READ_AT_ONCE);
+            let told = self.live.timeline().operations.operations(before, READ_AT_ONCE);
             let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
             for Told { operation, .. } in &told {
                 seen += 1;

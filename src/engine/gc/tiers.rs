@@ -14,8 +14,8 @@ use super::super::space::Space;
 use super::super::tiers::{Matcher, Tier};
 use super::GcTier;
 use super::held::Held;
+use crate::history::append::now_ns;
 use crate::history::needed::{Captured, Census};
-use crate::history::timeline::now_ns;
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{Dropped, Kept};
 use crate::sys::{self, Errno, Kind, SysResult};
@@ -103,7 +103,7 @@ impl Collector {
         if version.open || by.is_empty() {
             return Ok(Fate::Stays);
         }
-        if self.live.timeline().is_dropped(version.object)? {
+        if self.live.timeline().dropped.is_dropped(version.object)? {
             let there = self.live.timeline().store().layers.stat(version.object).map_err(|error| error.errno())?;
             return Ok(if there.is_some_and(|stat| stat.size > 0) { Fate::Left } else { Fate::Stays });
         }
@@ -121,8 +121,8 @@ impl Collector {
                 at += 1;
                 continue;
             }
-            let Some(path) = self.live.timeline().path_at(version.slot, *id)? else { return Ok(Fate::Stays) };
-            let Some(attr) = self.live.timeline().attr_at(version.slot, *id)? else { return Ok(Fate::Stays) };
+            let Some(path) = self.live.timeline().lookup.path_at(version.slot, *id)? else { return Ok(Fate::Stays) };
+            let Some(attr) = self.live.timeline().lookup.attr_at(version.slot, *id)? else { return Ok(Fate::Stays) };
             if attr.before.stat.kind != Kind::File || attr.before.stat.size == 0 {
                 return Ok(Fate::Stays);
             }
@@ -148,8 +148,14 @@ impl Collector {
     ) -> VerbResult<Vec<Captured>> {
         // Nobody restores meanwhile, and none of these is pinned before it is on record.
         let _one_at_a_time = self.checkpoints.checkpointing.lock();
-        let pinned =
-            |id| self.live.timeline().checkpoint(id).or_else(|| self.live.timeline().hidden_checkpoint(id)).is_some_and(|kept| kept.pinned.is_some());
+        let pinned = |id| {
+            self.live
+                .timeline()
+                .catalogue
+                .checkpoint(id)
+                .or_else(|| self.live.timeline().catalogue.hidden_checkpoint(id))
+                .is_some_and(|kept| kept.pinned.is_some())
+        };
         let mut known = HashMap::new();
         let mut dropped = Vec::new();
         let mut going = Vec::new();
@@ -160,11 +166,11 @@ impl Collector {
                 continue;
             }
             let failed = |errno| error::failed("a version cannot be looked at", errno);
-            let size = self.live.timeline().data_at(version.slot, *last).map_err(failed)?.map_or(0, |data| data.before.size);
+            let size = self.live.timeline().lookup.data_at(version.slot, *last).map_err(failed)?.map_or(0, |data| data.before.size);
             dropped.push(Dropped { object: version.object, size, first: *first, last: *last });
             going.push(version);
         }
-        self.live.timeline().drop_versions(&tier.paths, dropped).map_err(|errno| error::failed("nothing was dropped", errno))?;
+        self.live.timeline().dropped.add(&tier.paths, dropped).map_err(|errno| error::failed("nothing was dropped", errno))?;
         Ok(going)
     }
 

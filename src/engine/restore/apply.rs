@@ -10,7 +10,7 @@ use super::Stale;
 use super::plan::{Content, DirPlan, Leads, Plan};
 use super::stage::Stage;
 use crate::history::present::Trail;
-use crate::history::view::State;
+use crate::history::state::State;
 use crate::live::{At, Make, Swap, Turn};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Place};

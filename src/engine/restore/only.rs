@@ -63,7 +63,7 @@ impl Engine {
             return Ok(done(None, spared.filter(chosen.changes), chosen.shared, spared));
         }
         let one_at_a_time = self.checkpoints.wait_turn(requester)?;
-        let _index_later = self.live.timeline().hold_indexer();
+        let _index_later = self.live.timeline().indexer.hold();
         let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::By(options, who), Times::or_default(options.times, true), &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
@@ -86,7 +86,7 @@ impl Engine {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let Asked { requester, undoes, started, unknown, times } = asked;
-        let _index_later = self.live.timeline().hold_indexer();
+        let _index_later = self.live.timeline().indexer.hold();
         let mut stage = Stage::new(self, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Names(names), times, &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;

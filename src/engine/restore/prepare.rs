@@ -136,7 +136,7 @@ impl Engine {
     }
 
     fn seen(&self) -> SysResult<Seen> {
-        Ok(Seen { changes: self.live.changes(), recordings: self.live.timeline().recordings(), hot: self.live.hot_state()? })
+        Ok(Seen { changes: self.live.changes(), recordings: self.live.timeline().epochs.recordings(), hot: self.live.hot_state()? })
     }
 
     /// In the freeze: nothing has changed since. Of files that may be mapped and written to it cannot be told what was stored when.

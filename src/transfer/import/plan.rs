@@ -8,7 +8,7 @@ use super::bring::Brought;
 use super::left::Left;
 use super::record::{Known, Record, Trace};
 use super::scan::{Found, Listing, Scan, join};
-use crate::history::diff::same_bytes;
+use crate::store::extents::same_bytes;
 use crate::store::layout::is_own_xattr;
 use crate::sys::{self, Kind, Open, OpenKind, Stat, SysResult, Time, Xattrs};
 use crate::transfer::inode::mode_for;

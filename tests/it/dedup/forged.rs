@@ -19,7 +19,7 @@ fn forge(dir: &std::path::Path) -> usize {
     let (timeline, _) = Timeline::open(Arc::clone(&store)).unwrap();
     let mut hashes = std::collections::BTreeMap::new();
     let mut forged = 0;
-    for epoch in store.layers.epochs().unwrap().into_iter().filter(|epoch| *epoch < timeline.epoch()) {
+    for epoch in store.layers.epochs().unwrap().into_iter().filter(|epoch| *epoch < timeline.epochs.epoch()) {
         let mut objects = Vec::new();
         for object in store.layers.list(epoch).unwrap() {
             let Ok(Some((size, hash))) = store.layers.hash(object, |_| true) else { continue };
@@ -27,7 +27,7 @@ fn forge(dir: &std::path::Path) -> usize {
             forged += usize::from(first != hash);
             objects.push(ObjectHash { object, size, hash: first });
         }
-        timeline.add_hashes(epoch, objects, true).unwrap();
+        timeline.contents.add_hashes(epoch, objects, true).unwrap();
     }
     forged
 }

@@ -1,0 +1,12 @@
+//! A state of the tree: what can be looked at, selected and compared.
+
+use crate::store::ids::CheckpointId;
+
+/// Which state of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// As it was at a checkpoint.
+    At(CheckpointId),
+    /// As it is.
+    Live,
+}
