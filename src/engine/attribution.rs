@@ -221,7 +221,7 @@ impl Engine {
         if open.is_empty() && more == 0 {
             return;
         }
-        let path = |slot: Slot| self.live.path_of(slot).unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes());
+        let path = |slot: Slot| self.live.inodes.path_of(slot).unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes());
         let open = open.into_iter().map(|(slot, by)| (path(slot), by.process.clone())).collect();
         self.timeline().tell(Record::OpenAt { id, open, more });
     }

@@ -252,6 +252,6 @@ impl Engine {
 
     /// See [`Stir`].
     pub(super) fn stir(&self) -> SysResult<Stir> {
-        Ok(Stir { requests: self.counts.changes(), recordings: self.timeline().recordings(), hot: self.live.hot_state()? })
+        Ok(Stir { requests: self.counts.changes(), recordings: self.timeline().recordings(), hot: self.live.hot.state()? })
     }
 }

@@ -67,7 +67,7 @@ impl Engine {
             State::At(id) => Some(id),
             State::Live => None,
         };
-        self.compare_touched(&*self.live, (from, to), path, &self.touched(after, upto)?, true)
+        self.compare_touched(&*self.live.inodes, (from, to), path, &self.touched(after, upto)?, true)
     }
 
     /// As [`Engine::compare`] of the whole tree, and what cannot be told because it was changed behind our back.

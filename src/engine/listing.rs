@@ -94,12 +94,12 @@ impl Engine {
         if offset == AFTER_SNAPDIR {
             return Ok(Names { names: Vec::new(), last: true });
         }
-        let (entries, last) = self.live.read_dir(slot.into(), offset, BATCH)?;
+        let (entries, last) = self.live.inodes.read_dir(slot.into(), offset, BATCH)?;
         let mut names = Vec::with_capacity(entries.len() + 1);
         for (entry, child) in entries {
             let node = match entry.name.as_slice() {
                 b"." => node,
-                b".." => self.live.parent(slot).map_or(node, |parent| NodeId(parent.0)),
+                b".." => self.live.nodes.parent(slot).map_or(node, |parent| NodeId(parent.0)),
                 SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
                 _ => NodeId(child.slot.0),
             };

@@ -46,7 +46,7 @@ impl Engine {
     fn await_calm(&self, until: Instant, calm: Duration) -> Option<Stir> {
         loop {
             self.settle();
-            self.live.preflush();
+            self.live.hot.preflush();
             let before = self.stir().ok()?;
             std::thread::sleep(calm);
             if self.stir().ok()? == before {

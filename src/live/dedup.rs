@@ -8,7 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Live;
+use super::tables::Tables;
+use crate::history::timeline::Timeline;
 use crate::store::dedup::{Done, Fate, Files, Same, Way};
 use crate::store::extents::CALL_BYTES;
 use crate::store::ids::ObjectId;
@@ -40,7 +41,7 @@ impl SharedCounts {
 
 /// The known object and the new one.
 struct Pair<'a> {
-    live: &'a Live,
+    live: &'a Sharing,
     objects: [ObjectId; 2],
 }
 
@@ -65,7 +66,19 @@ impl Files for Pair<'_> {
     }
 }
 
-impl Live {
+/// Has objects share what others with the same content have.
+pub struct Sharing {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    shared: SharedCounts,
+}
+
+impl Sharing {
+    pub(super) fn new(tables: &Tables) -> Arc<Sharing> {
+        let Tables { timeline, reflink, .. } = tables.clone();
+        Arc::new(Sharing { timeline, reflink, shared: SharedCounts::default() })
+    }
+
     /// Objects that share what others have, and their bytes, since the mount.
     pub fn shared(&self) -> &SharedCounts {
         &self.shared

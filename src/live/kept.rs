@@ -16,12 +16,18 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Live;
+use super::capture::Captures;
 use super::eager::{SPACE_KEPT_BYTES, is_same};
+use super::inodes::Inodes;
 use super::nodes::generation_of;
+use super::past::Past;
+use super::tables::Tables;
+use crate::history::indexer::Wake;
+use crate::history::timeline::Timeline;
 use crate::store::baseline::Node;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::Key;
@@ -85,7 +91,7 @@ fn is_of(clone: &Stat, file: &Stat) -> bool {
 
 /// Makes clones, until the time for it is over.
 pub(super) struct Keeper<'a> {
-    live: &'a Live,
+    live: &'a Kept,
     dir: OwnedFd,
     how: Keep,
     /// `None`: there is all the time.
@@ -115,7 +121,24 @@ struct Done {
     copies: Vec<(String, Time)>,
 }
 
-impl Live {
+/// The content that is kept for an absence. See the module.
+pub struct Kept {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    wake: Arc<Wake>,
+    inodes: Arc<Inodes>,
+    captures: Arc<Captures>,
+    /// How often all of it was removed.
+    drops: AtomicU64,
+}
+
+impl Kept {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Kept> {
+        let Tables { timeline, reflink, wake, .. } = tables.clone();
+        let Past { inodes, captures, .. } = past.clone();
+        Arc::new(Kept { timeline, reflink, wake, inodes, captures, drops: AtomicU64::new(0) })
+    }
+
     fn kept_dir(&self) -> SysResult<OwnedFd> {
         sys::open_dir_at(self.timeline.store().layout.dir(), NAME)
     }
@@ -134,7 +157,7 @@ impl Live {
     }
 
     fn keeper_until(&self, how: Keep, until: Option<Instant>, all: bool) -> SysResult<Keeper<'_>> {
-        let drops = self.kept_drops.load(Ordering::SeqCst);
+        let drops = self.drops.load(Ordering::SeqCst);
         match sys::mkdir_at(self.timeline.store().layout.dir(), NAME, 0o700) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
@@ -176,12 +199,12 @@ impl Live {
         }
         if self.reflink {
             let clone = sys::open_file_at(&dir, name.as_bytes(), Open::READ)?;
-            return self.capture_object(slot, &clone, stat.size);
+            return self.captures.capture_object(slot, &clone, stat.size);
         }
         let layers = &self.timeline.store().layers;
         let object = layers.next_object(self.timeline.epoch(), slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
         let (layer, file) = layers.location(object).map_err(|error| error.errno())?;
-        self.with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
+        self.captures.with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
         Ok(Some(object))
     }
 
@@ -190,7 +213,7 @@ impl Live {
     /// # Errors
     /// Those of unlink(2).
     pub fn drop_kept(&self) -> SysResult<()> {
-        self.kept_drops.fetch_add(1, Ordering::SeqCst);
+        self.drops.fetch_add(1, Ordering::SeqCst);
         let store = self.timeline.store().layout.dir();
         match sys::rename_at(store, NAME, store, GONE, RenameMode::NoReplace) {
             Err(Errno::ENOENT) => Ok(()),
@@ -199,7 +222,7 @@ impl Live {
             Err(errno) => Err(errno),
             Ok(()) => {
                 if self.drop_rest(DROP_MAX)? {
-                    self.wake_hasher();
+                    self.wake.epoch_closed();
                 }
                 Ok(())
             }
@@ -314,7 +337,7 @@ impl Keeper<'_> {
             Err(Errno::EPERM) => open(Open::READ),
             file => file,
         }?;
-        self.live.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
+        self.live.captures.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
         if !is_same(&sys::stat_fd(&file)?, stat) {
             return Err(Errno::EBUSY);
         }
@@ -348,7 +371,7 @@ impl Keeper<'_> {
         let mut left_out = self.done.borrow().left_out;
         if !self.whole {
             (self.done.borrow_mut().left_out, self.done.borrow_mut().copied_bytes) = (0, 0);
-            let all = self.live.each_file(|dir, name, node| {
+            let all = self.live.inodes.each_file(|dir, name, node| {
                 self.keep(dir, name, node);
                 !self.is_over()
             })?;
@@ -368,7 +391,7 @@ impl Keeper<'_> {
             sys::syncfs(&self.dir)?;
         }
         done.copies.iter().try_for_each(|(clone, time)| self.set_time(clone, *time))?;
-        if left_out == 0 && !done.unseen && self.drops == self.live.kept_drops.load(Ordering::SeqCst) {
+        if left_out == 0 && !done.unseen && self.drops == self.live.drops.load(Ordering::SeqCst) {
             match sys::create_file_at(&self.dir, WHOLE, Open::READ_WRITE, 0o600) {
                 Ok(_) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno),

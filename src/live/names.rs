@@ -1,16 +1,23 @@
 //! Making, linking and renaming.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::Live;
-use super::data::SET_ID;
-use super::find::At;
+use super::busy::Busy;
+use super::capture::{Captures, target_of};
+use super::dirs::Dirs;
+use super::durable::Durability;
+use super::handles::SET_ID;
+use super::inodes::{At, Inodes, place};
+use super::legacy::{Handover, Turn};
+use super::locks::Locks;
 use super::nodes::generation_of;
-use super::remove::{Fate, Target};
-use super::takeover::Turn;
+use super::past::Past;
+use super::remove::{Fate, Removal, Target};
+use super::table::NodeTable;
+use super::tables::Tables;
+use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
@@ -51,23 +58,59 @@ pub struct Made {
     pub file: Option<File>,
 }
 
-impl Live {
+/// Makes, links and renames.
+pub struct Names {
+    timeline: Arc<Timeline>,
+    staging: Arc<OwnedFd>,
+    locks: Arc<Locks>,
+    nodes: Arc<NodeTable>,
+    dirs: Arc<Dirs>,
+    handover: Arc<Handover>,
+    inodes: Arc<Inodes>,
+    durability: Arc<Durability>,
+    captures: Arc<Captures>,
+    busy: Arc<Busy>,
+    removal: Arc<Removal>,
+    /// The error of a rename over a directory in which something is.
+    not_empty: OnceLock<Errno>,
+}
+
+impl Names {
+    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Arc<Names> {
+        let Tables { timeline, staging, locks, nodes, dirs, handover, .. } = tables.clone();
+        let Past { inodes, durability, captures, busy, .. } = past.clone();
+        Arc::new(Names {
+            timeline,
+            staging,
+            locks,
+            nodes,
+            dirs,
+            handover,
+            inodes,
+            durability,
+            captures,
+            busy,
+            removal: Arc::clone(removal),
+            not_empty: OnceLock::new(),
+        })
+    }
+
     /// Makes an inode; the kernel's table learns of it with one look-up.
     ///
     /// # Errors
     /// EEXIST and those of open(2), mkdir(2), mknod(2), symlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn make(&self, parent: Slot, name: &Name, make: &Make<'_>) -> SysResult<Made> {
-        let _changing = self.enter();
-        let _tree = self.tree.write();
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.write();
         self.make_in(parent.into(), name, make, 1)
     }
 
-    /// As [`Live::make`]; the caller holds the freeze lock and the tree.
+    /// As [`Names::make`]; the caller holds the freeze lock and the tree.
     pub fn make_in(&self, parent: At<'_>, name: &Name, make: &Make<'_>, lookups: u64) -> SysResult<Made> {
-        if self.is_dead(parent.slot) {
+        if self.nodes.is_dead(parent.slot) {
             return Err(Errno::ENOENT);
         }
-        let dir = self.dir(parent)?;
+        let dir = self.inodes.dir(parent)?;
         if make.again && self.is_made(&dir, name, make)? {
             let file = make.open.map(|open| sys::open_file_at(&dir, name.as_bytes(), open)).transpose()?;
             let made = self.own(parent, &dir, name, make, make.mode, file, lookups)?;
@@ -119,8 +162,8 @@ impl Live {
             Err(errno) => return Err(errno),
         }
         self.timeline.touch_name(parent.slot, name, how);
-        self.keep_entry(parent.slot, name, None, &mut undo);
-        self.keep_dir(parent, dir, &mut undo)?;
+        self.captures.keep_entry(parent.slot, name, None, &mut undo);
+        self.captures.keep_dir(parent, dir, &mut undo)?;
         self.timeline.record(undo, Vec::new())
     }
 
@@ -145,10 +188,10 @@ impl Live {
             sys::chmod_fd(sys::open_path_at(dir, name.as_bytes())?, stat.mode | lost)?;
             stat = sys::stat_at(dir, name.as_bytes())?;
         }
-        let slot = self.slot_of(&stat)?;
+        let slot = self.inodes.slot_of(&stat)?;
         self.timeline.set_born(slot, true);
         self.timeline.count(1);
-        let place = Live::place(parent.slot, name);
+        let place = place(parent.slot, name);
         let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok(Made { slot, generation, stat, file })
     }
@@ -160,43 +203,43 @@ impl Live {
     ///
     /// `again`: a worker that died may have done it.
     pub fn link(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
-        self.patiently(|| self.link_now(slot, parent, name, again))
+        self.busy.patiently(|| self.link_now(slot, parent, name, again))
     }
 
     fn link_now(&self, slot: Slot, parent: Slot, name: &Name, again: bool) -> SysResult<Made> {
-        let _changing = self.enter();
-        let _tree = self.tree.write();
-        if self.is_dead(slot) || self.is_dead(parent) {
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.write();
+        if self.nodes.is_dead(slot) || self.nodes.is_dead(parent) {
             return Err(Errno::ENOENT);
         }
-        if again && let Ok((found, generation, stat)) = self.lookup_in(parent, name, 1) {
+        if again && let Ok((found, generation, stat)) = self.inodes.lookup_in(parent, name, 1) {
             if found == slot {
                 return Ok(Made { slot, generation, stat, file: None });
             }
-            self.forget(found, 1);
+            self.nodes.forget(found, 1);
         }
-        let _stripe = self.stripe(slot);
-        let found = self.find(slot.into())?;
-        self.link_found(slot, &found.dir, &found.name, &Live::place(parent, name), 1)
+        let _stripe = self.locks.stripe(slot);
+        let found = self.inodes.find(slot.into())?;
+        self.link_found(slot, &found.dir, &found.name, &place(parent, name), 1)
     }
 
     /// Links an inode that was found at `from_name`. The caller holds the freeze lock and the tree.
     pub(super) fn link_found(&self, slot: Slot, from: &OwnedFd, from_name: &Name, to: &Place, lookups: u64) -> SysResult<Made> {
-        self.probe_first_for_name(slot)?;
+        self.busy.probe_first_for_name(slot)?;
         let stat = sys::stat_at(from, from_name.as_bytes())?;
-        let dir = self.dir(to.parent)?;
+        let dir = self.inodes.dir(to.parent)?;
         let mut undo = Vec::new();
-        self.keep_attr(slot, &stat, Self::target_of(&stat, from, from_name)?, &mut undo);
-        self.keep_homes(slot.into(), &mut undo);
+        self.captures.keep_attr(slot, &stat, target_of(&stat, from, from_name)?, &mut undo);
+        self.captures.keep_homes(slot.into(), &mut undo);
         self.timeline.touch_moved(slot, false);
         self.record_new_name(to.parent.into(), &dir, &to.name, NameTouch::Moved, undo)?;
-        self.order_names()?;
+        self.durability.order_names()?;
         sys::link_at(from, from_name.as_bytes(), &dir, to.name.as_bytes())?;
         let stat = sys::stat_at(&dir, to.name.as_bytes()).inspect_err(|_| {
             let removed = sys::unlink_at(&dir, to.name.as_bytes());
             tracing::debug!(?removed, "a link that could not be looked at");
         })?;
-        self.note_linked(slot);
+        self.durability.note_linked(slot);
         self.timeline.count(1);
         let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(to), lookups);
         Ok(Made { slot, generation, stat, file: None })
@@ -209,31 +252,31 @@ impl Live {
     ///
     /// A worker that died may have done it, if the turn says so.
     pub fn rename(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
-        self.patiently(|| self.rename_now(from, to, how, turn))
+        self.busy.patiently(|| self.rename_now(from, to, how, turn))
     }
 
     fn rename_now(&self, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
-        let _changing = self.enter();
-        let _tree = self.tree.write();
-        if self.is_dead(to.0) {
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.write();
+        if self.nodes.is_dead(to.0) {
             return Err(Errno::ENOENT);
         }
         if turn.again && self.is_renamed(turn, from, to, how)? {
-            if how.leaves_whiteout() && !self.is_whiteout(from)? {
+            if how.leaves_whiteout() && !self.inodes.is_whiteout(from)? {
                 let made = self.make_in(from.0.into(), from.1, &whiteout(turn), 1)?;
-                self.forget(made.slot, 1);
+                self.nodes.forget(made.slot, 1);
             }
             return Ok(None);
         }
         self.rename_in((from.0.into(), from.1), (to.0.into(), to.1), how, turn)
     }
 
-    /// As [`Live::rename`]; the caller holds the freeze lock and the tree.
+    /// As [`Names::rename`]; the caller holds the freeze lock and the tree.
     pub fn rename_in(&self, from: (At<'_>, &Name), to: (At<'_>, &Name), how: RenameMode, turn: Turn) -> SysResult<Option<Slot>> {
-        let _renaming = self.begin_rename();
-        let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
-        let source = self.target(from.0, &from_dir, from.1)?;
-        let target = match self.target(to.0, &to_dir, to.1) {
+        let _renaming = self.locks.begin_rename();
+        let (from_dir, to_dir) = (self.inodes.dir(from.0)?, self.inodes.dir(to.0)?);
+        let source = self.removal.target(from.0, &from_dir, from.1)?;
+        let target = match self.removal.target(to.0, &to_dir, to.1) {
             Ok(target) => Some(target),
             Err(Errno::ENOENT) => None,
             Err(errno) => return Err(errno),
@@ -245,17 +288,17 @@ impl Live {
             (Some(target), RenameMode::Replace | RenameMode::Whiteout) => self.check_replace(&source, target)?,
             _ => {}
         }
-        self.probe_first_for_name(source.slot)?;
+        self.busy.probe_first_for_name(source.slot)?;
         match &target {
-            Some(target) if how == RenameMode::Exchange => self.probe_first_for_name(target.slot)?,
-            Some(target) => self.removal_first(target)?,
+            Some(target) if how == RenameMode::Exchange => self.busy.probe_first_for_name(target.slot)?,
+            Some(target) => self.removal.removal_first(target)?,
             None => {}
         }
         let mut undo = Vec::new();
-        self.keep_dir(from.0, &from_dir, &mut undo)?;
-        self.keep_dir(to.0, &to_dir, &mut undo)?;
+        self.captures.keep_dir(from.0, &from_dir, &mut undo)?;
+        self.captures.keep_dir(to.0, &to_dir, &mut undo)?;
         self.keep_moved(&source, &mut undo)?;
-        self.keep_entry(to.0.slot, to.1, target.as_ref().map(Target::child), &mut undo);
+        self.captures.keep_entry(to.0.slot, to.1, target.as_ref().map(Target::child), &mut undo);
         self.touch_renamed((&source, from), to, target.as_ref(), how);
         match target {
             Some(target) if how == RenameMode::Exchange => self.exchange(&source, &target, undo, turn).map(|()| None),
@@ -265,14 +308,15 @@ impl Live {
                 Ok(Some(target.slot))
             }
             None => {
-                let more = self.moved(&[(&source, Live::place(to.0.slot, to.1))]);
+                let more = self.moved(&[(&source, place(to.0.slot, to.1))]);
                 self.timeline.record(undo, more)?;
                 let how = if how.leaves_whiteout() { RenameMode::NoReplaceWhiteout } else { RenameMode::NoReplace };
-                self.order_names()
+                self.durability
+                    .order_names()
                     .and_then(|()| sys::rename_at(&from_dir, from.1.as_bytes(), &to_dir, to.1.as_bytes(), how))
                     .inspect_err(|_| self.not_moved(&[&source]))?;
                 self.timeline.count(i64::from(!self.timeline.is_born(source.slot)));
-                self.nodes.lock().move_link(source.slot, &source.place(), &Live::place(to.0.slot, to.1));
+                self.nodes.lock().move_link(source.slot, &source.place(), &place(to.0.slot, to.1));
                 self.own_whiteout(&source, how, turn);
                 Ok(None)
             }
@@ -285,17 +329,8 @@ impl Live {
             return;
         }
         match self.own(from.parent, from.dir, from.name, &whiteout(turn), 0, None, 1) {
-            Ok(made) => self.forget(made.slot, 1),
+            Ok(made) => self.nodes.forget(made.slot, 1),
             Err(errno) => tracing::warn!(%errno, "a whiteout cannot be given to its owner"),
-        }
-    }
-
-    /// Whether there is a device node 0/0.
-    pub(super) fn is_whiteout(&self, at: (Slot, &Name)) -> SysResult<bool> {
-        match sys::stat_at(self.dir(at.0)?, at.1.as_bytes()) {
-            Ok(stat) => Ok(stat.kind == Kind::CharDev && stat.rdev == 0),
-            Err(Errno::ENOENT) => Ok(false),
-            Err(errno) => Err(errno),
         }
     }
 
@@ -320,12 +355,12 @@ impl Live {
 
     /// Records name, attributes and place of an inode that is to be renamed.
     fn keep_moved(&self, moving: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
-        self.keep_entry(moving.parent.slot, moving.name, Some(moving.child()), undo);
-        let target = Self::target_of(&moving.stat, moving.dir, moving.name)?;
-        self.keep_attr(moving.slot, &moving.stat, target, undo);
+        self.captures.keep_entry(moving.parent.slot, moving.name, Some(moving.child()), undo);
+        let target = target_of(&moving.stat, moving.dir, moving.name)?;
+        self.captures.keep_attr(moving.slot, &moving.stat, target, undo);
         if self.timeline.needs(&Key::Home(moving.slot)) {
             undo.push(Undo::Home { slot: moving.slot, before: moving.place() });
-            self.keep_homes(moving.parent, undo);
+            self.captures.keep_homes(moving.parent, undo);
         }
         Ok(())
     }
@@ -339,29 +374,12 @@ impl Live {
                 if moving.stat.kind != Kind::Dir {
                     continue;
                 }
-                self.keep_place(moving.slot, moving.place(), &mut before);
+                self.removal.keep_place(moving.slot, moving.place(), &mut before);
             }
-            self.keep_way(to.parent, &mut before);
+            self.removal.keep_way(to.parent, &mut before);
             places.push((moving.slot, to.clone()));
         }
         [before, places].into_iter().filter(|places| !places.is_empty()).map(|places| Record::Moved { places }).collect()
-    }
-
-    /// Something with a past is to be found in this directory: if it was made in the open epoch, records where it is, and those above it.
-    pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
-        let (mut at, mut passed) = (dir, HashSet::new());
-        while at != Slot::ROOT && at != Slot::STAGING && self.timeline.is_born(at) && passed.insert(at) {
-            let Some(place) = self.likeliest_place(at) else { return };
-            let up = place.parent;
-            self.keep_place(at, place, places);
-            at = up;
-        }
-    }
-
-    fn keep_place(&self, slot: Slot, place: Place, places: &mut Vec<(Slot, Place)>) {
-        if self.timeline.place(slot).as_ref() != Some(&place) {
-            places.push((slot, place));
-        }
     }
 
     /// A rename that was recorded has failed: everything is where it was.
@@ -376,8 +394,9 @@ impl Live {
         self.keep_moved(target, &mut undo)?;
         let (there, here) = (target.place(), source.place());
         self.timeline.record(undo, self.moved(&[(source, there.clone()), (target, here.clone())]))?;
-        self.leave_exchange(turn, source.slot, target.slot);
-        self.order_names()
+        self.handover.leave_exchange(turn, source.slot, target.slot);
+        self.durability
+            .order_names()
             .and_then(|()| sys::rename_at(source.dir, source.name.as_bytes(), target.dir, target.name.as_bytes(), RenameMode::Exchange))
             .inspect_err(|_| self.not_moved(&[source, target]))?;
         self.timeline.count(2);
@@ -390,14 +409,14 @@ impl Live {
     /// A rename over an existing inode. One with a past is not lost: the two change places in one step, then it is moved into the layer from the
     /// old name of the other. A crash between the two is finished at the next mount ([`Record::Replacing`]).
     fn replace(&self, source: &Target<'_>, target: &Target<'_>, mut undo: Vec<Undo>, how: RenameMode) -> SysResult<()> {
-        let _stripe = self.stripe(target.slot);
+        let _stripe = self.locks.stripe(target.slot);
         let (there, here) = (target.place(), source.place());
         let mut more = self.moved(&[(source, there)]);
-        let fate = self.plan_unlink(target, &mut undo, &mut more)?;
+        let fate = self.removal.plan_unlink(target, &mut undo, &mut more)?;
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: here, object });
         }
-        let held = self.hold(target, fate)?;
+        let held = self.removal.hold(target, fate)?;
         self.timeline.record(undo, more)?;
         self.replace_recorded(source, target, fate, held, how)
     }
@@ -413,14 +432,14 @@ impl Live {
     ) -> SysResult<()> {
         let (there, here) = (target.place(), source.place());
         let past = !self.timeline.is_born(target.slot);
-        self.leave_orphan(target.slot, held.as_ref());
+        self.nodes.leave_orphan(target.slot, held.as_ref());
         let names = (source.name.as_bytes(), target.name.as_bytes());
-        let rename = |how| self.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
-        let ordered = self.order_removal(target);
+        let rename = |how| self.captures.with_room(|| sys::rename_at(source.dir, names.0, target.dir, names.1, how));
+        let ordered = self.removal.order_removal(target);
         match fate {
             Fate::Move(object) => {
                 ordered.and_then(|()| rename(RenameMode::Exchange)).inspect_err(|_| self.not_replaced(source, target))?;
-                if let Err(errno) = self.move_away(source.dir, source.name, object, how.leaves_whiteout()) {
+                if let Err(errno) = self.removal.move_away(source.dir, source.name, object, how.leaves_whiteout()) {
                     match rename(RenameMode::Exchange) {
                         Ok(()) => self.not_replaced(source, target),
                         Err(again) => self.half_replaced(source, target, again),
@@ -431,16 +450,14 @@ impl Live {
             Fate::Free => ordered.and_then(|()| rename(how)).inspect_err(|_| self.not_moved(&[source]))?,
         }
         self.timeline.count(i64::from(past));
-        self.lost_name(target, held);
+        self.removal.lost_name(target, held);
         self.nodes.lock().move_link(source.slot, &here, &there);
         Ok(())
     }
-}
 
-impl Live {
     /// A rename over an existing inode that was recorded has failed: both are where they were.
     fn not_replaced(&self, source: &Target<'_>, target: &Target<'_>) {
-        self.take_back(target.slot);
+        self.removal.take_back(target.slot);
         self.not_moved(&[source]);
     }
 
@@ -448,16 +465,14 @@ impl Live {
     fn half_replaced(&self, source: &Target<'_>, target: &Target<'_>, errno: Errno) {
         let (there, here) = (target.place(), source.place());
         tracing::error!(?here, ?there, %errno, "a rename failed half-way: the two names have changed places");
-        self.take_back(target.slot);
+        self.removal.take_back(target.slot);
         self.timeline.put_places(vec![(source.slot, there.clone()), (target.slot, here.clone())]);
         self.timeline.count(2);
         let mut nodes = self.nodes.lock();
         nodes.move_link(source.slot, &here, &there);
         nodes.move_link(target.slot, &there, &here);
     }
-}
 
-impl Live {
     /// The errors that rename(2) has for what it would replace, which an exchange would not give.
     fn check_replace(&self, source: &Target<'_>, target: &Target<'_>) -> SysResult<()> {
         match (source.stat.kind == Kind::Dir, target.stat.kind == Kind::Dir) {
@@ -492,6 +507,30 @@ impl Live {
             }
             answer.unwrap_or(Errno::ENOTEMPTY)
         })
+    }
+
+    /// Gives an inode one more name.
+    ///
+    /// # Errors
+    /// Those of link(2).
+    pub fn link_in(&self, from: &Place, to: &Place) -> SysResult<Made> {
+        let from_dir = self.inodes.dir(from.parent)?;
+        let stat = sys::stat_at(&from_dir, from.name.as_bytes())?;
+        self.link_found(self.inodes.slot_of(&stat)?, &from_dir, &from.name, to, 0)
+    }
+
+    /// A rename that was asked for again has been done. The kernel has both directories locked, so what is there tells.
+    pub(super) fn is_renamed(&self, turn: Turn, from: (Slot, &Name), to: (Slot, &Name), how: RenameMode) -> SysResult<bool> {
+        let at = |(dir, name): (Slot, &Name)| match sys::stat_at(self.inodes.dir(dir)?, name.as_bytes()) {
+            Ok(stat) => self.inodes.slot_of(&stat).map(Some),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        };
+        if how != RenameMode::Exchange {
+            let left = at(from)?.is_none() || how.leaves_whiteout() && self.inodes.is_whiteout(from)?;
+            return Ok(left && at(to)?.is_some());
+        }
+        Ok(self.handover.exchange_begun(turn).is_some_and(|slot| at(from) == Ok(Some(slot))))
     }
 }
 

@@ -52,7 +52,7 @@ impl Item {
             Place::Captured(object) => engine.timeline().store().layers.open(*object).map(Arc::new).map_err(|error| error.errno()),
             // That such a file is as it was is told by what it shares with its capture.
             Place::Live(trail) if engine.timeline().data_now(trail.slot).is_some_and(|data| data.provisional) => Err(Errno::EBUSY),
-            Place::Live(trail) => engine.live.open_quietly(trail).map(Arc::new),
+            Place::Live(trail) => engine.live.inodes.open_quietly(trail).map(Arc::new),
         }
     }
 }

@@ -170,7 +170,7 @@ impl Run {
             return Ok(());
         };
         self.report.done += 1;
-        match engine.live.list(&dir) {
+        match engine.live.inodes.list(&dir) {
             Ok(names) => {
                 for (name, child) in names {
                     let trail = dir.step(&name, child.slot);
@@ -213,7 +213,7 @@ impl Run {
     }
 
     fn list_live(&mut self, engine: &Engine, trail: Arc<Trail>) {
-        match engine.live.stat(&trail) {
+        match engine.live.inodes.stat(&trail) {
             Ok(stat) if stat.kind == Kind::File => {
                 let look = Look::of(&stat);
                 // A hint that cannot be read is none.
@@ -348,7 +348,7 @@ impl Run {
             Done::Fate(number, fate) => {
                 self.note(number, fate);
                 if let (Fate::Shared { .. } | Fate::Linked { .. }, false, Some(item)) = (fate, self.dry_run, self.items.get(number)) {
-                    engine.live.shared().add(item.size);
+                    engine.live.sharing.shared().add(item.size);
                 }
             }
         }

@@ -111,7 +111,7 @@ impl Engine {
         requester.still_wants()?;
         let by = requester.by();
         let (guard, opened) = self.close_epoch(Some(by), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
-        let tree = self.live.tree.write();
+        let tree = self.live.locks.tree.write();
         let applied = self.carry_out(Some((by, undoes)), (plan, stage), guard.id, Which::Only(paths), names);
         drop(tree);
         drop(freeze);
