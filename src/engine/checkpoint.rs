@@ -85,7 +85,7 @@ impl Engine {
     /// through such a mapping before any change that it holds.
     ///
     /// # Errors
-    /// EBUSY: see [`crate::live::Live::freeze`].
+    /// EBUSY: see [`crate::live::Busy::freeze`].
     pub(super) fn freeze(&self) -> SysResult<(Freeze<'_>, bool)> {
         self.live.hot.await_closes();
         self.live.settling.settle_mapped();
@@ -227,7 +227,7 @@ impl Engine {
 
     /// Versions were freed: the clones that are kept for the next absence may have what is left of them.
     pub(super) fn drop_kept(&self) {
-        if let Err(errno) = self.live.kept.drop_kept() {
+        if let Err(errno) = self.live.kept.drop_all() {
             tracing::warn!(%errno, "what was kept while nothing was mounted was not removed");
         }
     }

@@ -31,7 +31,7 @@ impl Pace {
         }
         let before = sys::now().nanoseconds().saturating_sub(i64::try_from(SYNCED_AFTER.as_nanos()).unwrap_or(i64::MAX));
         let old = live.timeline().unsynced().next().is_some_and(|checkpoint| checkpoint.created_ns < before);
-        if !old && live.durability.undurable() < UNDURABLE_MAX {
+        if !old && live.durability.count() < UNDURABLE_MAX {
             return;
         }
         let started = Instant::now();

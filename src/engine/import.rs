@@ -126,7 +126,7 @@ impl Engine {
         if Engine::is_reserved(super::request::NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
-        let staged = self.live.staged.staged(Name::new(staged.as_bytes()))?;
+        let staged = self.live.staged.take_up(Name::new(staged.as_bytes()))?;
         let slot = self.live.staged.adopt(&staged)?;
         let name = Name::new(name);
         let to = (At::from(&trail), &name);

@@ -96,7 +96,7 @@ pub struct Config {
     pub mount: PathBuf,
     /// Who does reads and writes.
     pub io: IoChoice,
-    /// Where the kernel does them, it does them for every user, and not for those alone whom the tree belongs to ([`Live::passes_through`]).
+    /// Where the kernel does them, it does them for every user, and not for those alone whom the tree belongs to ([`crate::live::Passthrough::is_for`]).
     pub io_for_all: bool,
     /// Writes pass the daemon and wait while a checkpoint is made (`--writes=daemon`), so that every cut is exact.
     pub strict_writes: bool,
@@ -318,7 +318,7 @@ impl Engine {
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
         self.timeline().start_indexer()?;
         self.syncer.start(&self.live)?;
-        self.live.sealer.start_hasher(self.config.seal)?;
+        self.live.sealer.start(self.config.seal)?;
         auto::Auto::start(self)?;
         self.keeper.start(self)
     }
@@ -395,7 +395,7 @@ impl Engine {
         self.auto.stop();
         self.keeper.stop();
         self.syncer.stop();
-        self.live.sealer.stop_hasher();
+        self.live.sealer.stop();
         self.live.cuts.drop_prepared();
         let end = sys::now();
         if let Err(errno) = self.timeline().append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
@@ -415,7 +415,7 @@ impl Engine {
         self.timeline().stop();
         // Over the directory itself a mount leaves nobody a way there who was not there before.
         let alone = self.config.mount == self.config.backing && !self.had_below.load(Ordering::Relaxed);
-        match self.live.baselines.write_baseline(self.keeps_content(), alone, self.config.auto.absence) {
+        match self.live.baselines.write(self.keeps_content(), alone, self.config.auto.absence) {
             Ok(files) => {
                 if files > 0 {
                     tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints");

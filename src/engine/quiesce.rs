@@ -28,7 +28,7 @@ impl Engine {
     /// Freezes; with a time, at an instant when nothing is being changed, if there is one before it is over.
     ///
     /// # Errors
-    /// EBUSY: see [`crate::live::Live::freeze`].
+    /// EBUSY: see [`crate::live::Busy::freeze`].
     pub(super) fn freeze_within(&self, limit: Option<Duration>) -> SysResult<Frozen<'_>> {
         let until = limit.map(|limit| (Instant::now() + limit, (limit / CALM_PART).clamp(CALM_MIN, CALM_MAX)));
         loop {

@@ -48,7 +48,7 @@ impl Engine {
             checkpoints: self.timeline().checkpoint_count() as u64,
             dirty,
             shared: {
-                let (files, bytes) = self.live.sharing.shared().get();
+                let (files, bytes) = self.live.sharing.counts().get();
                 super::dedup::Count { files, bytes }
             },
             absence: self.absence(),
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     fn sealer_info(&self) -> SealerInfo {
-        let stats = self.live.sealer.hash_stats();
+        let stats = self.live.sealer.stats();
         let mode = match self.config.seal {
             HashMode::Off => "off",
             HashMode::Hash => "hash",

@@ -122,7 +122,7 @@ impl Attrs {
     }
 
     /// As [`Attrs::set_attr`]; the caller holds the locks.
-    pub fn set_attr_in(&self, at: At<'_>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
+    fn set_attr_in(&self, at: At<'_>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
         let fd = match self.inodes.fd(at) {
             Ok(fd) => fd,
             Err(errno) => match file {
@@ -295,7 +295,7 @@ impl Attrs {
     }
 
     /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The caller holds the locks.
-    pub fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
+    fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
         let fd = self.inodes.fd(at)?;
         let mut now = sys::all_xattrs(&fd)?;
         // What is hidden stays: it is no part of what was, or is wanted.

@@ -15,10 +15,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::eager::is_same;
 use super::inodes::{Inodes, names_of};
 use super::kept::{Keep, Keeper, Kept};
-use super::nodes::generation_of;
+use super::nodes::{generation_of, is_same};
 use super::past::Past;
 use super::table::NodeTable;
 use super::tables::Tables;
@@ -77,7 +76,7 @@ impl Baselines {
     ///
     /// # Errors
     /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
-    pub fn write_baseline(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
+    pub fn write(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         if !alone {
             self.timeline.distrust_baseline();
@@ -96,7 +95,7 @@ impl Baselines {
         // What no checkpoint shows needs no past.
         if self.timeline.stored_ids().is_empty() {
             Baseline::remove(&store.layout).map_err(errno)?;
-            return self.kept.drop_kept().map(|()| 0);
+            return self.kept.drop_all().map(|()| 0);
         }
         let keeper = self.kept.keeper(keep, all)?;
         let end = store.journal.position();
@@ -118,7 +117,7 @@ impl Baselines {
     /// Writes the tree down by looking at all of it.
     ///
     /// # Errors
-    /// As [`Baselines::write_baseline`].
+    /// As [`Baselines::write`].
     pub(super) fn walk_baseline(&self, walk: Walk<'_>) -> SysResult<()> {
         if !self.timeline.begin_baseline() {
             return Err(Errno::ENODATA);
@@ -184,7 +183,7 @@ impl Baselines {
         let root = baseline.root().map_err(errno)?;
         let ahead = self.timeline.ahead()?;
         let mut compared = Compared {
-            live: self,
+            baselines: self,
             baseline,
             ahead,
             begin,
@@ -210,7 +209,7 @@ struct Directory {
 }
 
 struct Compared<'a> {
-    live: &'a Baselines,
+    baselines: &'a Baselines,
     baseline: &'a Baseline,
     ahead: HashMap<Slot, AheadNode>,
     /// To be called before something is recorded.
@@ -228,9 +227,9 @@ struct Compared<'a> {
 }
 
 /// It is the inode that it was.
-fn is_it(live: &Baselines, stat: &Stat, node: &Node) -> bool {
+fn is_it(baselines: &Baselines, stat: &Stat, node: &Node) -> bool {
     let was = &node.attr.stat;
-    live.inodes.slot_of(stat) == Ok(node.child.slot) && stat.kind == was.kind && generation_of(stat) == generation_of(was)
+    baselines.inodes.slot_of(stat) == Ok(node.child.slot) && stat.kind == was.kind && generation_of(stat) == generation_of(was)
 }
 
 fn place_of(trail: &Trail) -> Option<Place> {
@@ -256,7 +255,7 @@ impl Compared<'_> {
     /// Compares a directory, and what is at its names.
     fn compare(&mut self, directory: &Directory) -> SysResult<()> {
         let Directory { now, was, node } = directory;
-        let fd = self.live.inodes.dir(now)?;
+        let fd = self.baselines.inodes.dir(now)?;
         let stat = sys::stat_fd(&fd)?;
         let names = self.baseline.names(node).map_err(errno)?;
         let mut undo = Vec::new();
@@ -264,7 +263,7 @@ impl Compared<'_> {
         let mut known = HashSet::new();
         for (name, child) in names {
             match sys::stat_at(&fd, name.as_bytes()) {
-                Ok(stat) if is_it(self.live, &stat, &child) => self.compare_child(&stat, (now, was), &name, child.clone())?,
+                Ok(stat) if is_it(self.baselines, &stat, &child) => self.compare_child(&stat, (now, was), &name, child.clone())?,
                 Ok(_) | Err(Errno::ENOENT) if changed => {
                     undo.push(Undo::Entry { dir, name: name.clone(), before: Some(child.child) });
                     self.away.entry(child.child.slot).or_insert_with(|| (child.clone(), was.step(&name, child.child.slot)));
@@ -309,7 +308,7 @@ impl Compared<'_> {
             Err(Errno::ENOENT) => return Ok(false),
             stat => stat?,
         };
-        let Ok(slot) = self.live.inodes.slot_of(&stat) else { return Ok(false) };
+        let Ok(slot) = self.baselines.inodes.slot_of(&stat) else { return Ok(false) };
         if stat.kind == Kind::Dir {
             self.unlisted.push(dir.step(name, slot));
         }
@@ -320,7 +319,7 @@ impl Compared<'_> {
     /// Looks at the names in new directories. One that was only moved is compared later; to have looked at it changes nothing.
     fn list_new(&mut self) -> SysResult<()> {
         while let Some(trail) = self.unlisted.pop() {
-            let fd = self.live.inodes.dir(&trail)?;
+            let fd = self.baselines.inodes.dir(&trail)?;
             for name in names_of(trail.slot, &fd)? {
                 self.note_new(&fd, &trail, &name)?;
             }
@@ -330,7 +329,8 @@ impl Compared<'_> {
 
     /// Records what is at another place; `false`: nothing is.
     fn find_moved(&mut self) -> SysResult<bool> {
-        let is_there = |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| self.new.get(slot).is_some_and(|(_, _, stat)| is_it(self.live, stat, node));
+        let is_there =
+            |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| self.new.get(slot).is_some_and(|(_, _, stat)| is_it(self.baselines, stat, node));
         let moved: Vec<Slot> = self.away.iter().filter(|entry| is_there(*entry)).map(|(slot, _)| *slot).collect();
         for slot in &moved {
             let (Some((node, was)), Some((dir, name, _))) = (self.away.remove(slot), self.new.remove(slot)) else { continue };
@@ -346,14 +346,14 @@ impl Compared<'_> {
     fn record_gone(&mut self) -> SysResult<()> {
         for (slot, (node, was)) in std::mem::take(&mut self.away) {
             if !self.new.contains_key(&slot) && (node.child.kind == Kind::Dir || node.attr.stat.nlink <= 1) {
-                self.live.timeline.note_gone(slot);
+                self.baselines.timeline.note_gone(slot);
             }
             let mut undo = Vec::new();
             if node.child.kind == Kind::Dir && self.told.insert(slot) {
                 let names = self.baseline.names(&node).map_err(errno)?;
                 // Another directory may have its number.
                 if let Some((dir, name, Stat { kind: Kind::Dir, .. })) = self.new.get(&slot) {
-                    let fd = self.live.inodes.dir(&dir.step(name, slot))?;
+                    let fd = self.baselines.inodes.dir(&dir.step(name, slot))?;
                     let there = names_of(slot, &fd)?;
                     let others = there.into_iter().filter(|name| names.binary_search_by(|(known, _)| known.cmp(name)).is_err());
                     undo.extend(others.map(|name| Undo::Entry { dir: slot, name, before: None }));
@@ -372,7 +372,7 @@ impl Compared<'_> {
     /// Records what an inode was; `now`: where it is.
     fn record(&mut self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
         (self.begin)()?;
-        let (slot, timeline) = (node.child.slot, &self.live.timeline);
+        let (slot, timeline) = (node.child.slot, &self.baselines.timeline);
         let news = timeline.needs(&Key::Attr(slot));
         let mut undo = vec![Undo::Attr { slot, before: node.attr.clone() }, Undo::Xattrs { slot, before: node.xattrs.clone() }];
         if node.child.kind == Kind::File {
@@ -393,7 +393,7 @@ impl Compared<'_> {
 
     /// What is known of a file's content: nothing, unless it was kept, or captured ahead, or is empty.
     fn content(&self, node: &Node) -> DataState {
-        let kept = self.live.kept.take_kept(node).inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
+        let kept = self.baselines.kept.take_kept(node).inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
         if let Ok(object @ Some(_)) = kept {
             return DataState { object, size: node.attr.stat.size, provisional: false };
         }

@@ -21,6 +21,7 @@ const LENT_MAX: usize = 500;
 const IDLE_MAX: usize = 2;
 /// How long a checkpoint waits for a process that is in its way, with nothing frozen.
 const WAY_WAIT_MAX: Duration = Duration::from_secs(2);
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// What is under way. The mutexes are leaves.

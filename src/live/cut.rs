@@ -20,6 +20,7 @@ use super::calls::{Calls, Pace, WAIT_MAX};
 use super::capture::Captures;
 use super::handles::SET_ID;
 use super::hot::{Hot, HotFiles, OPEN_TOLD_MAX};
+use super::nodes::is_same;
 use super::past::Past;
 use super::tables::Tables;
 use crate::history::attribution::Numbered;
@@ -126,12 +127,12 @@ impl Cuts {
     pub fn prepare_cut(self: &Arc<Cuts>, epoch: Epoch) {
         self.drop_prepared();
         let files = self.hot_files(&mut HashMap::new());
-        let prepare = move |live: &Cuts, files: &mut [Taken], pace: &Pace| {
+        let prepare = move |cuts: &Cuts, files: &mut [Taken], pace: &Pace| {
             for taken in files {
-                if live.carry(taken) {
+                if cuts.carry(taken) {
                     continue;
                 }
-                let _ = pace.step(taken.slot, || live.take(epoch, taken));
+                let _ = pace.step(taken.slot, || cuts.take(epoch, taken));
             }
             Ok(true)
         };
@@ -183,7 +184,7 @@ impl Cuts {
         let (open, open_more) = self.writers.open_for_writing(OPEN_TOLD_MAX);
         let mut cut = Cut { epoch, ahead: Vec::new(), atomic: true, files: files.len() as u64, open, open_more, slowest: None, stats: Vec::new() };
         let (files, converged) = if files.iter().any(|taken| self.has_changed(taken) != Ok(false)) {
-            self.apart(files, move |live, files, pace| live.converge(epoch, files, pace))?
+            self.apart(files, move |cuts, files, pace| cuts.converge(epoch, files, pace))?
         } else {
             (files, Ok(true))
         };
@@ -211,9 +212,9 @@ impl Cuts {
             return Ok((files, Ok(true)));
         }
         let pace = Arc::new(Pace::default());
-        let (live, late, theirs) = (Arc::clone(self), Arc::clone(self), Arc::clone(&pace));
+        let (cuts, late, theirs) = (Arc::clone(self), Arc::clone(self), Arc::clone(&pace));
         let work = move || {
-            let done = work(&live, &mut files, &theirs);
+            let done = work(&cuts, &mut files, &theirs);
             (files, done)
         };
         self.calls.lend(|| pace.is_patient(), work, move |(files, _)| late.leave_unneeded(files.into_iter())).map_err(|_| self.calls.give_up(&pace))
@@ -347,10 +348,6 @@ impl Cuts {
         }
         self.captures.keep_homes_ahead(slot, known, ahead);
     }
-}
-
-fn is_same(before: &Stat, now: &Stat) -> bool {
-    now.size == before.size && now.mtime == before.mtime && now.ctime == before.ctime
 }
 
 /// At least so long before.

@@ -61,10 +61,10 @@ impl Files {
         attrs: &Arc<Attrs>,
         names: &Arc<Names>,
         removal: &Arc<Removal>,
-    ) -> Arc<Files> {
+    ) -> Files {
         let Tables { timeline, locks, nodes, hot, handles, passthrough, .. } = tables.clone();
         let Past { inodes, durability, writers, captures, busy } = past.clone();
-        Arc::new(Files {
+        Files {
             timeline,
             locks,
             nodes,
@@ -81,7 +81,7 @@ impl Files {
             attrs: Arc::clone(attrs),
             names: Arc::clone(names),
             removal: Arc::clone(removal),
-        })
+        }
     }
 
     /// Whether files that are open, or may be written to, hold fewer descriptors than so many: a handle has one, a file that may be mapped one more.

@@ -41,23 +41,23 @@ impl SharedCounts {
 
 /// The known object and the new one.
 struct Pair<'a> {
-    live: &'a Sharing,
+    sharing: &'a Sharing,
     objects: [ObjectId; 2],
 }
 
 impl Files for Pair<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<std::fs::File>> {
         let object = self.objects.get(number).ok_or(Errno::ENOENT)?;
-        self.live.timeline.store().layers.open(*object).map(Arc::new).map_err(|error| error.errno())
+        self.sharing.timeline.store().layers.open(*object).map(Arc::new).map_err(|error| error.errno())
     }
 
     fn way(&self, _source: usize, _target: usize) -> Way {
-        if self.live.reflink { Way::Extents } else { Way::Link }
+        if self.sharing.reflink { Way::Extents } else { Way::Link }
     }
 
     fn link(&mut self, source: usize, target: usize) -> SysResult<bool> {
         let (Some(source), Some(target)) = (self.objects.get(source), self.objects.get(target)) else { return Err(Errno::ENOENT) };
-        self.live.timeline.store().link_same(*source, *target)
+        self.sharing.timeline.store().link_same(*source, *target)
     }
 
     /// The known one.
@@ -80,7 +80,7 @@ impl Sharing {
     }
 
     /// Objects that share what others have, and their bytes, since the mount.
-    pub fn shared(&self) -> &SharedCounts {
+    pub fn counts(&self) -> &SharedCounts {
         &self.shared
     }
 
@@ -103,7 +103,7 @@ impl Sharing {
 
     /// Whether they share all; `None`: the sealer shall end.
     fn share_pair(&self, known: ObjectId, sealed: &ObjectHash, go_on: &mut impl FnMut(u64) -> bool) -> Option<bool> {
-        let mut pair = Pair { live: self, objects: [known, sealed.object] };
+        let mut pair = Pair { sharing: self, objects: [known, sealed.object] };
         let mut same = Same::new(sealed.size, vec![1, 0], false);
         let mut shares = false;
         // Both are read to be compared: a small object at once, a large one a call at a time.

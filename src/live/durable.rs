@@ -85,7 +85,7 @@ impl Durability {
     }
 
     /// Number of files with captures that may not be on the disk.
-    pub fn undurable(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.objects.lock().len()
     }
 

@@ -17,8 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::calls::Calls;
 use super::capture::Captures;
 use super::hot::HotFiles;
-use super::inodes::{At, Inodes};
+use super::inodes::{At, Inodes, at_place};
 use super::locks::Locks;
+use super::nodes::is_same;
 use super::past::Past;
 use super::table::NodeTable;
 use super::tables::Tables;
@@ -28,7 +29,7 @@ use crate::store::ids::{Epoch, Name, ObjectId, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};
 use crate::sys::lock::Mutex;
-use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult};
+use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult};
 
 /// Names in a directory that is captured ahead; of a larger one the names are not.
 const ENTRIES_MAX: usize = 4096;
@@ -310,14 +311,4 @@ impl Eager {
         }
         undo
     }
-}
-
-/// An inode that is found by the place that history keeps of it.
-pub(super) fn at_place(slot: Slot) -> Arc<crate::history::present::Trail> {
-    Arc::new(crate::history::present::Trail { slot, name: Name::new(b""), up: None })
-}
-
-/// Nothing was changed between the two.
-pub(super) fn is_same(a: &Stat, b: &Stat) -> bool {
-    a.ctime == b.ctime && a.mtime == b.mtime && a.size == b.size && a.kind == b.kind
 }

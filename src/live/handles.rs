@@ -65,7 +65,7 @@ impl Handle {
         Handle { slot, file, flags, io, by, set_id: AtomicBool::new(mode & SET_ID != 0) }
     }
 
-    /// The file may have set-id bits, which the kernel keeps in its cache until it is told: see [`Live::change_content`].
+    /// The file may have set-id bits, which the kernel keeps in its cache until it is told: see `Files::change_content`.
     pub fn may_be_set_id(&self) -> bool {
         self.set_id.load(Ordering::Relaxed)
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::handles::{Handle, SET_ID};
 use super::legacy::Handover;
+use super::nodes::is_same;
 use super::told::Told;
 use crate::history::attribution::Numbered;
 use crate::store::ids::Slot;
@@ -36,7 +37,7 @@ pub(super) struct Opener {
 impl Opener {
     /// The file is what it was, so this one has not written to it.
     pub(super) fn left_alone(&self, now: &Stat) -> bool {
-        self.found.is_some_and(|found| found.size == now.size && found.mtime == now.mtime && found.ctime == now.ctime)
+        self.found.is_some_and(|found| is_same(&found, now))
     }
 }
 

@@ -64,8 +64,8 @@ struct Level<'a> {
 }
 
 impl<'a> Level<'a> {
-    fn of(live: &Inodes, at: At<'a>) -> Level<'a> {
-        let (places, unknown) = live.places_known(at);
+    fn of(inodes: &Inodes, at: At<'a>) -> Level<'a> {
+        let (places, unknown) = inodes.places_known(at);
         Level { at, places: places.into_iter(), name: None, unknown }
     }
 }
@@ -380,4 +380,9 @@ impl Inodes {
 /// The place of an inode as its parent and name.
 pub(super) fn place(parent: Slot, name: &Name) -> Place {
     Place { parent, name: name.clone() }
+}
+
+/// An inode that is found by the place that history keeps of it.
+pub(super) fn at_place(slot: Slot) -> Arc<Trail> {
+    Arc::new(Trail { slot, name: Name::new(b""), up: None })
 }

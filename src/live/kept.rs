@@ -21,9 +21,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::capture::Captures;
-use super::eager::{SPACE_KEPT_BYTES, is_same};
+use super::eager::SPACE_KEPT_BYTES;
 use super::inodes::Inodes;
-use super::nodes::generation_of;
+use super::nodes::{generation_of, is_same};
 use super::past::Past;
 use super::tables::Tables;
 use crate::history::indexer::Wake;
@@ -91,7 +91,7 @@ fn is_of(clone: &Stat, file: &Stat) -> bool {
 
 /// Makes clones, until the time for it is over.
 pub(super) struct Keeper<'a> {
-    live: &'a Kept,
+    kept: &'a Kept,
     dir: OwnedFd,
     how: Keep,
     /// `None`: there is all the time.
@@ -146,7 +146,7 @@ impl Kept {
     /// What keeps so much content. `None`: nothing is to be kept.
     pub(super) fn keeper(&self, how: Keep, all: bool) -> SysResult<Option<Keeper<'_>>> {
         if how == Keep::None {
-            return self.drop_kept().map(|()| None);
+            return self.drop_all().map(|()| None);
         }
         self.keeper_until(how, Instant::now().checked_add(how.time()), all).map(Some)
     }
@@ -162,7 +162,7 @@ impl Kept {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Keeper { live: self, dir: self.kept_dir()?, how, until, all, drops, whole: self.is_kept_whole(), done: RefCell::default() })
+        Ok(Keeper { kept: self, dir: self.kept_dir()?, how, until, all, drops, whole: self.is_kept_whole(), done: RefCell::default() })
     }
 
     /// Whether all is kept that is to be, but for what changed since the baseline. Of copies that is not known: together they may be too many.
@@ -212,7 +212,7 @@ impl Kept {
     ///
     /// # Errors
     /// Those of unlink(2).
-    pub fn drop_kept(&self) -> SysResult<()> {
+    pub fn drop_all(&self) -> SysResult<()> {
         self.drops.fetch_add(1, Ordering::SeqCst);
         let store = self.timeline.store().layout.dir();
         match sys::rename_at(store, NAME, store, GONE, RenameMode::NoReplace) {
@@ -284,7 +284,7 @@ impl Keeper<'_> {
         if stat.kind != Kind::File || stat.size == 0 {
             return;
         }
-        let timeline = &self.live.timeline;
+        let timeline = &self.kept.timeline;
         if !self.all && (timeline.is_born(slot) || !timeline.needs(&Key::Data(slot))) {
             self.doubt(node);
             // What is born makes no record by which the next daemon would look at it again, and its first checkpoint shows it.
@@ -312,7 +312,7 @@ impl Keeper<'_> {
 
     /// A clone always does. A copy takes time and space.
     fn fits(&self, stat: &Stat) -> bool {
-        let all = self.live.reflink || self.how == Keep::All;
+        let all = self.kept.reflink || self.how == Keep::All;
         all || (stat.size <= COPY_MAX && stat.size <= COPIES_MAX.saturating_sub(self.done.borrow().copied_bytes))
     }
 
@@ -322,7 +322,7 @@ impl Keeper<'_> {
 
     fn has_time(&self) -> bool {
         let made = self.done.borrow().made;
-        if made.is_multiple_of(LOOK_EVERY) && !self.live.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
+        if made.is_multiple_of(LOOK_EVERY) && !self.kept.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
             return false;
         }
         !self.is_over()
@@ -337,11 +337,11 @@ impl Keeper<'_> {
             Err(Errno::EPERM) => open(Open::READ),
             file => file,
         }?;
-        self.live.captures.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
+        self.kept.captures.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
         if !is_same(&sys::stat_fd(&file)?, stat) {
             return Err(Errno::EBUSY);
         }
-        if self.live.reflink {
+        if self.kept.reflink {
             return self.set_time(clone, stat.ctime);
         }
         self.done.borrow_mut().copies.push((clone.to_owned(), stat.ctime));
@@ -371,7 +371,7 @@ impl Keeper<'_> {
         let mut left_out = self.done.borrow().left_out;
         if !self.whole {
             (self.done.borrow_mut().left_out, self.done.borrow_mut().copied_bytes) = (0, 0);
-            let all = self.live.inodes.each_file(|dir, name, node| {
+            let all = self.kept.inodes.each_file(|dir, name, node| {
                 self.keep(dir, name, node);
                 !self.is_over()
             })?;
@@ -391,7 +391,7 @@ impl Keeper<'_> {
             sys::syncfs(&self.dir)?;
         }
         done.copies.iter().try_for_each(|(clone, time)| self.set_time(clone, *time))?;
-        if left_out == 0 && !done.unseen && self.drops == self.live.drops.load(Ordering::SeqCst) {
+        if left_out == 0 && !done.unseen && self.drops == self.kept.drops.load(Ordering::SeqCst) {
             match sys::create_file_at(&self.dir, WHOLE, Open::READ_WRITE, 0o600) {
                 Ok(_) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno),

@@ -4,11 +4,21 @@
 //! number. No path is ever followed, so no link leads out of the tree.
 //!
 //! **Locking**, in this order, which [`crate::sys::lock`] enforces in debug builds:
-//! 1. `freeze_lock`: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
+//! 1. the freeze lock: held for reading by every mutation, for writing by whoever closes the epoch or restores (the freeze);
 //! 2. `tree`: held for writing by whatever changes names, for reading by whatever relies on them;
 //! 3. a stripe by slot: held while an inode is captured and changed;
 //!    under these three nothing is called that may wait for somebody else's process (module `busy`);
-//! 4. held for a moment, never across a system call that can wait: `nodes`, then `hot`; and the leaves: `dirs`, `unsettled`, `handles`, `undurable`.
+//! 4. held for a moment, never across a system call that can wait: the table of nodes, then that of hot files; and the leaves, which say so.
+//!
+//! **Parts.** [`Live`] makes them and hands them out, and does nothing by itself. Each has its state to itself, and knows only those before it:
+//! - the locks (`locks`) and the tables (`tables`): the nodes that the kernel knows, files that are open or hot, calls under way, what a worker leaves to the next;
+//! - what each change needs to keep the past (`past`): an inode is found ([`Inodes`]) and captured (`Captures`), nobody is waited for with
+//!   a lock held ([`Busy`]), what must be on the disk first is ([`Durability`]), and it is known who asks ([`Writers`]);
+//! - the changes: of attributes ([`Attrs`]), of names ([`Removal`], [`Names`]), of content ([`Files`]), and a restore's ([`Staging`], [`Swaps`]);
+//! - the checkpoint's: [`Settling`], [`Mapped`], [`Cuts`];
+//! - an absence: what is kept for it ([`Kept`]), what it changed ([`Baselines`]), and what is done ahead ([`Idle`]);
+//! - what is done when the machine has nothing else to do ([`Eager`], [`Sharing`], [`Sealer`]);
+//! - after a crash: [`Recovery`], and [`Adoption`] by the next worker.
 
 mod attribution;
 mod attrs;
@@ -88,7 +98,7 @@ use tables::Tables;
 use crate::history::timeline::Timeline;
 use crate::sys::{self, Errno, SysResult};
 
-/// The live tree, in parts of which each knows those above it here. See the module.
+/// The live tree, in its parts. See the module.
 pub struct Live {
     timeline: Arc<Timeline>,
     root: Arc<OwnedFd>,
@@ -131,11 +141,11 @@ pub struct Live {
     /// Makes, links and renames.
     pub names: Arc<Names>,
     /// Makes inodes aside, in the staging directory.
-    pub staged: Arc<Staging>,
+    pub staged: Staging,
     /// Puts them in place.
-    pub swaps: Arc<Swaps>,
+    pub swaps: Swaps,
     /// Opens, reads, writes and closes files.
-    pub files: Arc<Files>,
+    pub files: Files,
     /// Content that is kept over an absence.
     pub kept: Arc<Kept>,
     /// The tree as it was when it was last served.
@@ -149,9 +159,9 @@ pub struct Live {
     /// Hashes what was captured.
     pub sealer: Arc<Sealer>,
     /// After a daemon that did not end in an orderly way.
-    pub recovery: Arc<Recovery>,
+    pub recovery: Recovery,
     /// After a worker that died.
-    pub adoption: Arc<Adoption>,
+    pub adoption: Adoption,
 }
 
 impl Live {

@@ -4,9 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::capture::Captures;
-use super::eager::at_place;
 use super::hot::HotFiles;
-use super::inodes::{At, Inodes, is_elsewhere};
+use super::inodes::{At, Inodes, at_place, is_elsewhere};
 use super::locks::Locks;
 use super::past::Past;
 use super::remove::Removal;
@@ -33,10 +32,10 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Arc<Recovery> {
+    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Recovery {
         let Tables { timeline, reflink, locks, hot, .. } = tables.clone();
         let Past { inodes, captures, .. } = past.clone();
-        Arc::new(Recovery { timeline, reflink, locks, hot, inodes, captures, removal: Arc::clone(removal) })
+        Recovery { timeline, reflink, locks, hot, inodes, captures, removal: Arc::clone(removal) }
     }
 
     /// Brings tree and history together again, but for [`Recovery::watch_mapped`], which is to follow. Costs what changed in the open epoch. Nothing may be

@@ -34,7 +34,7 @@ use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, SysResult};
 
 /// Bytes that are read in a second at most.
-pub const HASH_BYTES_PER_S: u64 = 128 << 20;
+const HASH_BYTES_PER_S: u64 = 128 << 20;
 /// Objects in one record of hashes.
 const RECORD_OBJECTS_MAX: usize = 512;
 /// Bytes that are hashed before they are recorded: what a kill loses.
@@ -129,11 +129,11 @@ impl Sealer {
         })
     }
 
-    /// Starts the sealer; it ends with [`Sealer::stop_hasher`].
+    /// Starts the sealer; it ends with [`Sealer::stop`].
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub fn start_hasher(self: &std::sync::Arc<Sealer>, mode: HashMode) -> std::io::Result<()> {
+    pub fn start(self: &std::sync::Arc<Sealer>, mode: HashMode) -> std::io::Result<()> {
         if mode == HashMode::Off {
             return Ok(());
         }
@@ -142,12 +142,12 @@ impl Sealer {
     }
 
     /// Ends the sealer, and waits until it has ended.
-    pub fn stop_hasher(&self) {
+    pub fn stop(&self) {
         self.wake.stop();
     }
 
     /// What the sealer has done.
-    pub fn hash_stats(&self) -> HashStats {
+    pub fn stats(&self) -> HashStats {
         let open = self.timeline.epoch();
         let caught_up = self.done_below.lock().is_some_and(|done| done >= open);
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);

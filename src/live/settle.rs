@@ -10,6 +10,7 @@ use super::handles::Handles;
 use super::hot::{Hot, HotFiles, Opener};
 use super::legacy::Handover;
 use super::locks::Locks;
+use super::nodes::is_same;
 use super::past::Past;
 use super::table::NodeTable;
 use super::tables::Tables;
@@ -130,8 +131,7 @@ impl Settling {
         }
         let Ok(now) = sys::stat_fd(&*hot.file) else { return };
         let Some((data, attr)) = records else { return self.judge_openers(slot, &now, &hot.openers) };
-        let same = |before: &Stat| before.size == now.size && before.mtime == now.mtime && before.ctime == now.ctime;
-        if !data.provisional || !same(&attr.stat) || !self.holds(&data, hot) {
+        if !data.provisional || !is_same(&attr.stat, &now) || !self.holds(&data, hot) {
             self.timeline.confirm(slot);
             return self.judge_openers(slot, &now, &hot.openers);
         }

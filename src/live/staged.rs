@@ -75,10 +75,10 @@ pub struct Staging {
 }
 
 impl Staging {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Staging> {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Staging {
         let Tables { timeline, staging, nodes, .. } = tables.clone();
         let Past { inodes, captures, .. } = past.clone();
-        Arc::new(Staging { timeline, staging, nodes, inodes, captures })
+        Staging { timeline, staging, nodes, inodes, captures }
     }
 
     /// Makes an inode of any kind but a directory, complete with owner, mode, extended attributes and times. Its name is free, or that of one that was never
@@ -126,7 +126,7 @@ impl Staging {
     ///
     /// # Errors
     /// Those of stat(2).
-    pub fn staged(&self, name: Name) -> SysResult<Staged> {
+    pub fn take_up(&self, name: Name) -> SysResult<Staged> {
         let stat = Box::new(sys::stat_at(&self.staging, name.as_bytes())?);
         Ok(Staged { name, stat })
     }

@@ -71,21 +71,10 @@ pub struct Swaps {
 }
 
 impl Swaps {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>, names: &Arc<Names>) -> Arc<Swaps> {
+    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>, names: &Arc<Names>) -> Swaps {
         let Tables { timeline, staging, locks, nodes, orphans, .. } = tables.clone();
         let Past { inodes, durability, captures, .. } = past.clone();
-        Arc::new(Swaps {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            orphans,
-            inodes,
-            durability,
-            captures,
-            removal: Arc::clone(removal),
-            names: Arc::clone(names),
-        })
+        Swaps { timeline, staging, locks, nodes, orphans, inodes, durability, captures, removal: Arc::clone(removal), names: Arc::clone(names) }
     }
 
     /// Puts adopted inodes in place, of which each is another, in order; what is there of what history needs is kept. Many go behind one append. Gives the

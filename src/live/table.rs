@@ -50,7 +50,7 @@ impl NodeTable {
         is_held_through(&self.lock(), slot, Node::handles)
     }
 
-    /// As [`Live::may_wait`], for what the kernel asked for: it lets nobody write to the file meanwhile, but it does let them read.
+    /// As [`NodeTable::may_wait`], for what the kernel asked for: it lets nobody write to the file meanwhile, but it does let them read.
     pub(super) fn may_wait_for_reader(&self, slot: Slot) -> bool {
         is_held_through(&self.lock(), slot, readers)
     }

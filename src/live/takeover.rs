@@ -35,10 +35,10 @@ pub struct Adoption {
 }
 
 impl Adoption {
-    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Adoption> {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Adoption {
         let Tables { root, nodes, hot, handles, handover, .. } = tables.clone();
         let Past { inodes, writers, .. } = past.clone();
-        Arc::new(Adoption { root, nodes, hot, handles, handover, inodes, writers })
+        Adoption { root, nodes, hot, handles, handover, inodes, writers }
     }
 
     /// Finds every inode of the tree by a walk, as the kernel may know it. Nothing is served yet.

@@ -348,7 +348,7 @@ impl Run {
             Done::Fate(number, fate) => {
                 self.note(number, fate);
                 if let (Fate::Shared { .. } | Fate::Linked { .. }, false, Some(item)) = (fate, self.dry_run, self.items.get(number)) {
-                    engine.live.sharing.shared().add(item.size);
+                    engine.live.sharing.counts().add(item.size);
                 }
             }
         }

@@ -8,13 +8,12 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::super::eager::at_place;
-use super::super::inodes::{is_elsewhere, names_of};
-use super::super::kept::Keeper;
-use super::super::nodes::generation_of;
 use super::{Baselines, errno};
 use crate::history::present::Trail;
 use crate::history::since::Since;
+use crate::live::inodes::{at_place, is_elsewhere, names_of};
+use crate::live::kept::Keeper;
+use crate::live::nodes::generation_of;
 use crate::store::Address;
 use crate::store::baseline::{Baseline, Node};
 use crate::store::ids::{Name, Slot};
@@ -25,7 +24,7 @@ use crate::sys::{self, Errno, Kind, SysResult};
 const CHANGES_MAX: usize = 300_000;
 
 struct Advance<'a> {
-    live: &'a Baselines,
+    baselines: &'a Baselines,
     baseline: Baseline,
     since: Since,
     keeper: Option<&'a Keeper<'a>>,
@@ -58,7 +57,7 @@ impl Baselines {
             return Ok(None);
         }
         let files = baseline.files().unwrap_or(0);
-        let mut advance = Advance { live: self, baseline, since, keeper, served: end.is_none(), seen: HashSet::new(), walked: HashSet::new() };
+        let mut advance = Advance { baselines: self, baseline, since, keeper, served: end.is_none(), seen: HashSet::new(), walked: HashSet::new() };
         let advanced = advance.all().and_then(|()| {
             let mut baseline = advance.baseline;
             baseline.changes.set_gone(&self.timeline.gone_now());
@@ -129,7 +128,7 @@ impl Advance<'_> {
             if dir == Slot::STAGING {
                 continue;
             }
-            match self.live.inodes.dir(dir) {
+            match self.baselines.inodes.dir(dir) {
                 Ok(fd) => self.name(dir, &fd, &name)?,
                 Err(errno) if is_elsewhere(errno) && self.since.gone.contains(&dir) => {}
                 Err(errno) => return Err(errno),
@@ -148,7 +147,7 @@ impl Advance<'_> {
         if let Some(keeper) = self.keeper {
             self.baseline.at(dir, name).map_err(errno)?.iter().for_each(|old| keeper.doubt(old));
         }
-        let node = match self.live.inodes.node_at(fd, name) {
+        let node = match self.baselines.inodes.node_at(fd, name) {
             // Nothing is there, or another filesystem, which is no part of the tree.
             Err(Errno::ENOENT | Errno::EXDEV) => return self.baseline.changes.put_name(dir, name, None).map_err(errno),
             node => node?,
@@ -190,23 +189,23 @@ impl Advance<'_> {
     fn walk(&mut self, trail: Arc<Trail>, node: &Node) -> SysResult<()> {
         let mut open = VecDeque::from([(trail, generation_of(&node.attr.stat))]);
         while let Some((trail, generation)) = open.pop_front() {
-            let fd = match self.live.inodes.dir(&trail) {
+            let fd = match self.baselines.inodes.dir(&trail) {
                 // It will be found where it is by what moved it.
                 Err(errno) if is_elsewhere(errno) && self.served => {
                     if let Some(up) = &trail.up {
-                        self.live.timeline.note_missed(up.slot, &trail.name);
+                        self.baselines.timeline.note_missed(up.slot, &trail.name);
                     }
                     continue;
                 }
                 fd => fd?,
             };
-            self.live.inodes.note_born(trail.slot);
+            self.baselines.inodes.note_born(trail.slot);
             self.baseline.changes.put_whole(trail.slot, generation);
             for name in names_of(trail.slot, &fd)? {
-                let node = match self.live.inodes.node_at(&fd, &name) {
+                let node = match self.baselines.inodes.node_at(&fd, &name) {
                     Err(Errno::EXDEV) => continue,
                     Err(Errno::ENOENT) if self.served => {
-                        self.live.timeline.note_missed(trail.slot, &name);
+                        self.baselines.timeline.note_missed(trail.slot, &name);
                         continue;
                     }
                     node => node?,
@@ -221,10 +220,10 @@ impl Advance<'_> {
 
     /// What an inode is now that changed at a name that did not.
     fn inode(&mut self, slot: Slot) -> SysResult<()> {
-        if self.live.nodes.is_dead(slot) {
+        if self.baselines.nodes.is_dead(slot) {
             return Ok(());
         }
-        let fd = match self.live.inodes.fd(slot) {
+        let fd = match self.baselines.inodes.fd(slot) {
             Err(errno) if is_elsewhere(errno) && self.since.gone.contains(&slot) => return Ok(()),
             fd => fd?,
         };
