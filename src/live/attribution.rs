@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::handles::Handle;
-use super::hot::HotFiles;
-use super::tables::Tables;
+use super::tables::{HotFiles, Tables};
 use crate::history::attribution::{Acting, Numbered};
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;

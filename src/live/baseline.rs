@@ -15,12 +15,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::inodes::{Inodes, names_of};
+use super::inodes::names_of;
 use super::kept::{Keep, Keeper, Kept};
 use super::nodes::{generation_of, is_same};
-use super::past::Past;
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::past::{Inodes, Past};
+use super::tables::{NodeTable, Tables};
 use crate::history::eager::AheadNode;
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
@@ -64,10 +63,10 @@ pub struct Baselines {
 }
 
 impl Baselines {
-    pub(super) fn new(tables: &Tables, past: &Past, kept: &Arc<Kept>) -> Arc<Baselines> {
+    pub(super) fn new(tables: &Tables, past: &Past, kept: Arc<Kept>) -> Arc<Baselines> {
         let Tables { timeline, nodes, .. } = tables.clone();
         let Past { inodes, .. } = past.clone();
-        Arc::new(Baselines { timeline, nodes, inodes, kept: Arc::clone(kept) })
+        Arc::new(Baselines { timeline, nodes, inodes, kept })
     }
 
     /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and no layer has, for as long as `keep` says. Nothing may be served

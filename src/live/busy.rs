@@ -22,12 +22,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::calls::{Calls, Claim, WAIT_MAX};
+use super::calls::{Claim, WAIT_MAX};
 use super::capture::Captures;
 use super::inodes::{At, Inodes};
-use super::locks::{Freeze, Locks};
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::locks::Freeze;
+use super::tables::{Calls, Locks, NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::store::record::Key;

@@ -5,12 +5,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::calls::Calls;
 use super::durable::Durability;
-use super::hot::HotFiles;
 use super::inodes::{At, Inodes};
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::tables::{Calls, HotFiles, NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};

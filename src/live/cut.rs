@@ -15,14 +15,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::attribution::Writers;
-use super::calls::{Calls, Pace, WAIT_MAX};
-use super::capture::Captures;
+use super::calls::{Pace, WAIT_MAX};
 use super::handles::SET_ID;
-use super::hot::{Hot, HotFiles, OPEN_TOLD_MAX};
+use super::hot::{Hot, OPEN_TOLD_MAX};
 use super::nodes::is_same;
-use super::past::Past;
-use super::tables::Tables;
+use super::past::{Captures, Past, Writers};
+use super::tables::{Calls, HotFiles, Tables};
 use crate::history::attribution::Numbered;
 use crate::history::indexer::Wake;
 use crate::history::timeline::Timeline;

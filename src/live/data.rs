@@ -7,24 +7,16 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use super::attribution::Writers;
 use super::attrs::{Attrs, Change};
-use super::busy::Busy;
-use super::capture::Captures;
-use super::durable::Durability;
-use super::handles::{Handle, HandleId, Handles, OpenFlags, SET_ID};
-use super::hot::HotFiles;
-use super::inodes::{At, Inodes};
-use super::locks::Locks;
+use super::handles::{Handle, HandleId, OpenFlags, SET_ID};
+use super::inodes::At;
 use super::mapped::Mapped;
 use super::names::{Made, Make, Names};
 use super::nodes::IoMode;
-use super::passthrough::Passthrough;
-use super::past::Past;
+use super::past::{Busy, Captures, Durability, Inodes, Past, Writers};
 use super::remove::Removal;
 use super::settle::Settling;
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::tables::{Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
 use crate::history::attribution::acting_for;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
@@ -56,11 +48,11 @@ impl Files {
     pub(super) fn new(
         tables: &Tables,
         past: &Past,
-        settling: &Arc<Settling>,
-        mapped: &Arc<Mapped>,
-        attrs: &Arc<Attrs>,
-        names: &Arc<Names>,
-        removal: &Arc<Removal>,
+        settling: Arc<Settling>,
+        mapped: Arc<Mapped>,
+        attrs: Arc<Attrs>,
+        names: Arc<Names>,
+        removal: Arc<Removal>,
     ) -> Files {
         let Tables { timeline, locks, nodes, hot, handles, passthrough, .. } = tables.clone();
         let Past { inodes, durability, writers, captures, busy } = past.clone();
@@ -76,11 +68,11 @@ impl Files {
             writers,
             captures,
             busy,
-            settling: Arc::clone(settling),
-            mapped: Arc::clone(mapped),
-            attrs: Arc::clone(attrs),
-            names: Arc::clone(names),
-            removal: Arc::clone(removal),
+            settling,
+            mapped,
+            attrs,
+            names,
+            removal,
         }
     }
 

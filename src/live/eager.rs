@@ -14,15 +14,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::calls::Calls;
-use super::capture::Captures;
-use super::hot::HotFiles;
-use super::inodes::{At, Inodes, at_place};
-use super::locks::Locks;
+use super::inodes::{At, at_place};
 use super::nodes::is_same;
-use super::past::Past;
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::past::{Captures, Inodes, Past};
+use super::tables::{Calls, HotFiles, Locks, NodeTable, Tables};
 use crate::history::eager::{AheadNode, Changed};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Epoch, Name, ObjectId, Slot};

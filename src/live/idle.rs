@@ -51,16 +51,9 @@ pub struct Idle {
 }
 
 impl Idle {
-    pub(super) fn new(tables: &Tables, baselines: &Arc<Baselines>, kept: &Arc<Kept>) -> Arc<Idle> {
+    pub(super) fn new(tables: &Tables, baselines: Arc<Baselines>, kept: Arc<Kept>) -> Arc<Idle> {
         let Tables { timeline, reflink, .. } = tables.clone();
-        Arc::new(Idle {
-            timeline,
-            reflink,
-            baselines: Arc::clone(baselines),
-            kept: Arc::clone(kept),
-            keeps: AtomicBool::new(false),
-            times: Mutex::default(),
-        })
+        Arc::new(Idle { timeline, reflink, baselines, kept, keeps: AtomicBool::new(false), times: Mutex::default() })
     }
 
     /// The last daemon has ended in an orderly way: this one may, too, and content is kept ahead.

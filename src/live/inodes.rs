@@ -10,12 +10,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::dirs::Dirs;
-use super::hot::HotFiles;
-use super::locks::Locks;
 use super::nodes::generation_of;
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::tables::{Dirs, HotFiles, Locks, NodeTable, Tables};
 use crate::history::present::Trail;
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};

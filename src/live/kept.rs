@@ -20,11 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::capture::Captures;
 use super::eager::SPACE_KEPT_BYTES;
-use super::inodes::Inodes;
 use super::nodes::{generation_of, is_same};
-use super::past::Past;
+use super::past::{Captures, Inodes, Past};
 use super::tables::Tables;
 use crate::history::indexer::Wake;
 use crate::history::timeline::Timeline;

@@ -11,16 +11,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::hot::HotFiles;
-use super::locks::Locks;
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::tables::{HotFiles, Locks, NodeTable, Tables};
 use crate::store::ids::Slot;
 
 /// No touch yet.
 const NONE: u64 = u64::MAX;
 
-/// See the module.
+/// Tells whether a store through a mapping may be missing from the tree. See the module.
 pub struct Mapped {
     locks: Arc<Locks>,
     nodes: Arc<NodeTable>,

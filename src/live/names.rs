@@ -6,19 +6,13 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use super::busy::Busy;
-use super::capture::{Captures, target_of};
-use super::dirs::Dirs;
-use super::durable::Durability;
+use super::capture::target_of;
 use super::handles::SET_ID;
-use super::inodes::{At, Inodes, place};
-use super::legacy::Handover;
-use super::locks::Locks;
+use super::inodes::{At, place};
 use super::nodes::generation_of;
-use super::past::Past;
+use super::past::{Busy, Captures, Durability, Inodes, Past};
 use super::remove::Removal;
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::tables::{Dirs, Handover, Locks, NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{Child, NameTouch, Place, Undo};
@@ -78,23 +72,10 @@ pub struct Names {
 }
 
 impl Names {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Arc<Names> {
+    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Arc<Names> {
         let Tables { timeline, staging, locks, nodes, dirs, handover, .. } = tables.clone();
         let Past { inodes, durability, captures, busy, .. } = past.clone();
-        Arc::new(Names {
-            timeline,
-            staging,
-            locks,
-            nodes,
-            dirs,
-            handover,
-            inodes,
-            durability,
-            captures,
-            busy,
-            removal: Arc::clone(removal),
-            not_empty: OnceLock::new(),
-        })
+        Arc::new(Names { timeline, staging, locks, nodes, dirs, handover, inodes, durability, captures, busy, removal, not_empty: OnceLock::new() })
     }
 
     /// Makes an inode; the kernel's table learns of it with one look-up.

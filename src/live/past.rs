@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::attribution::Writers;
-use super::busy::Busy;
-use super::capture::Captures;
-use super::durable::Durability;
-use super::inodes::Inodes;
+pub(super) use super::attribution::Writers;
+pub(super) use super::busy::Busy;
+pub(super) use super::capture::Captures;
+pub(super) use super::durable::Durability;
+pub(super) use super::inodes::Inodes;
 use super::tables::Tables;
 use crate::sys::{self, Stat, SysResult};
 

@@ -3,13 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::capture::Captures;
-use super::hot::HotFiles;
-use super::inodes::{At, Inodes, at_place, is_elsewhere};
-use super::locks::Locks;
-use super::past::Past;
+use super::inodes::{At, at_place, is_elsewhere};
+use super::past::{Captures, Inodes, Past};
 use super::remove::Removal;
-use super::tables::Tables;
+use super::tables::{HotFiles, Locks, Tables};
 use crate::history::present::{Present, Trail};
 use crate::history::timeline::{Aftermath, Moved, Timeline};
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
@@ -32,10 +29,10 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>) -> Recovery {
+    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Recovery {
         let Tables { timeline, reflink, locks, hot, .. } = tables.clone();
         let Past { inodes, captures, .. } = past.clone();
-        Recovery { timeline, reflink, locks, hot, inodes, captures, removal: Arc::clone(removal) }
+        Recovery { timeline, reflink, locks, hot, inodes, captures, removal }
     }
 
     /// Brings tree and history together again, but for [`Recovery::watch_mapped`], which is to follow. Costs what changed in the open epoch. Nothing may be

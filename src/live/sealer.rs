@@ -18,13 +18,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::calls::Calls;
 use super::dedup::Sharing;
 use super::eager::Eager;
 use super::idle::Idle;
-use super::inodes::Inodes;
-use super::past::Past;
-use super::tables::Tables;
+use super::past::{Inodes, Past};
+use super::tables::{Calls, Tables};
 use crate::history::indexer::Wake;
 use crate::history::timeline::Timeline;
 use crate::store::blocks::{Hashed, KnownBlocks};
@@ -109,7 +107,7 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    pub(super) fn new(tables: &Tables, past: &Past, eager: &Arc<Eager>, idle: &Arc<Idle>, sharing: &Arc<Sharing>) -> Arc<Sealer> {
+    pub(super) fn new(tables: &Tables, past: &Past, eager: Arc<Eager>, idle: Arc<Idle>, sharing: Arc<Sharing>) -> Arc<Sealer> {
         let Tables { timeline, reflink, calls, wake, .. } = tables.clone();
         let Past { inodes, .. } = past.clone();
         Arc::new(Sealer {
@@ -118,9 +116,9 @@ impl Sealer {
             calls,
             wake,
             inodes,
-            eager: Arc::clone(eager),
-            idle: Arc::clone(idle),
-            sharing: Arc::clone(sharing),
+            eager,
+            idle,
+            sharing,
             full: AtomicBool::new(false),
             done_below: Mutex::default(),
             objects: AtomicU64::new(0),

@@ -7,12 +7,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::capture::Captures;
-use super::inodes::Inodes;
 use super::nodes::generation_of;
-use super::past::Past;
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::past::{Captures, Inodes, Past};
+use super::tables::{NodeTable, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Place};

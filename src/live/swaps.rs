@@ -10,18 +10,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 
-use super::capture::Captures;
-use super::durable::Durability;
-use super::inodes::{At, Inodes};
+use super::inodes::At;
 use super::legacy::Turn;
-use super::locks::Locks;
 use super::names::Names;
-use super::orphans::Orphans;
-use super::past::Past;
+use super::past::{Captures, Durability, Inodes, Past};
 use super::remove::{Fate, Removal, Target};
 use super::staged::Swap;
-use super::table::NodeTable;
-use super::tables::Tables;
+use super::tables::{Locks, NodeTable, Orphans, Tables};
 use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};
@@ -71,10 +66,10 @@ pub struct Swaps {
 }
 
 impl Swaps {
-    pub(super) fn new(tables: &Tables, past: &Past, removal: &Arc<Removal>, names: &Arc<Names>) -> Swaps {
+    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>, names: Arc<Names>) -> Swaps {
         let Tables { timeline, staging, locks, nodes, orphans, .. } = tables.clone();
         let Past { inodes, durability, captures, .. } = past.clone();
-        Swaps { timeline, staging, locks, nodes, orphans, inodes, durability, captures, removal: Arc::clone(removal), names: Arc::clone(names) }
+        Swaps { timeline, staging, locks, nodes, orphans, inodes, durability, captures, removal, names }
     }
 
     /// Puts adopted inodes in place, of which each is another, in order; what is there of what history needs is kept. Many go behind one append. Gives the

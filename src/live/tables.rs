@@ -3,16 +3,16 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::calls::Calls;
-use super::dirs::Dirs;
-use super::handles::Handles;
-use super::hot::HotFiles;
-use super::legacy::Handover;
-use super::locks::Locks;
-use super::orphans::Orphans;
-use super::passthrough::Passthrough;
-use super::recent_unlinks::RecentUnlinks;
-use super::table::NodeTable;
+pub(super) use super::calls::Calls;
+pub(super) use super::dirs::Dirs;
+pub(super) use super::handles::Handles;
+pub(super) use super::hot::HotFiles;
+pub(super) use super::legacy::Handover;
+pub(super) use super::locks::Locks;
+pub(super) use super::orphans::Orphans;
+pub(super) use super::passthrough::Passthrough;
+pub(super) use super::recent_unlinks::RecentUnlinks;
+pub(super) use super::table::NodeTable;
 use crate::history::indexer::Wake;
 use crate::history::timeline::Timeline;
 use crate::sys::{self, Stat};
