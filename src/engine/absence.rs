@@ -99,7 +99,7 @@ impl Absences {
         })?;
         timeline.baseline.trust_baseline(baseline.changes.len(), baseline.gone());
         if self.keeps_content() != Keep::None {
-            self.live.clone_ahead();
+            self.live.idle.clone_ahead();
         }
         Some((baseline, comparing))
     }
@@ -116,7 +116,7 @@ impl Absences {
             }
             Ok(())
         };
-        let told = self.live.record_absence(baseline, &mut begin);
+        let told = self.live.baselines.record_absence(baseline, &mut begin);
         let is_told = told == Ok(());
         if let Err(errno) = told {
             tracing::error!(%errno, "not all that was changed while nothing was mounted could be recorded");
@@ -152,7 +152,7 @@ impl Absences {
         if !self.live.timeline().absences.was_absent() {
             return Ok(());
         }
-        match told.and_then(|()| self.live.record_unseen()) {
+        match told.and_then(|()| self.live.eager.record_unseen()) {
             // What was captured ahead stays, and what has changed says so.
             Err(errno) if errno.is_no_room() => self.serving.warn(UNSEEN.to_owned()),
             done => done?,
@@ -184,7 +184,7 @@ impl Absences {
         // When a daemon that was killed has ended nobody knows.
         let Some(left_ns) = aftermath.stopped_ns.filter(|_| !aftermath.unclean) else { return };
         if self.live.timeline().catalogue.newest_stored().is_none()
-            || self.live.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns)
+            || self.live.recovery.last_recorded_change().is_none_or(|changed| changed.nanoseconds() <= left_ns)
         {
             return;
         }
@@ -200,13 +200,13 @@ impl Absences {
         let changes = self.states.compare(from, to, b"")?;
         let is_of_dir = |change: &Change| change.kind == Kind::Dir && change.change == ChangeKind::Modified;
         if changes.iter().all(is_of_dir)
-            && self.states.compare_touched(&*self.live, (from, to), b"", &self.states.touched(before, None)?, false)?.is_empty()
+            && self.states.compare_touched(&*self.live.inodes, (from, to), b"", &self.states.touched(before, None)?, false)?.is_empty()
         {
             return Ok(false);
         }
         let paths = changes.len() as u64;
         // A power cut that left this checkpoint and not what was captured before would end the comparison, and with it what the clones are good for.
-        self.live.make_captured_durable()?;
+        self.live.durability.make_captured_durable()?;
         let (freeze, flushed) = self.checkpoints.freeze()?;
         let (made, _) = self.checkpoints.close_epoch(Some(&daemon()), NOTE, Vec::new(), Reason::Auto { trigger: Trigger::Absence }, flushed)?;
         drop(freeze);

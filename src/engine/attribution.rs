@@ -228,7 +228,7 @@ impl Checkpoints {
         if open.is_empty() && more == 0 {
             return;
         }
-        let path = |slot: Slot| self.live.path_of(slot).unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes());
+        let path = |slot: Slot| self.live.inodes.path_of(slot).unwrap_or_else(|| format!("(inode {}, without a name)", slot.0).into_bytes());
         let open = open.into_iter().map(|(slot, by)| (path(slot), by.process.clone())).collect();
         self.live.timeline().journal.tell(Record::OpenAt { id, open, more });
     }

@@ -70,19 +70,19 @@ impl Checkpoints {
             return Err(error::index_failed(&self.live.timeline().indexer.trouble().unwrap_or_default()));
         }
         check_note(&options.note)?;
-        let prepared = options.sync.then(|| self.live.prepare_sync());
+        let prepared = options.sync.then(|| self.live.durability.prepare_sync());
         let (mut waits, quiesce) = (0, options.quiesce_ms.map(Duration::from_millis));
         let (checkpoint, opened, calm, frozen, _one_at_a_time) = loop {
             let made = self.freeze_within(quiesce).and_then(|Frozen { freeze, flushed, calm, _one_at_a_time }| {
                 let closed = self.close_epoch(Some(by), &options.note, tags.clone(), reason.clone(), flushed);
                 let frozen = freeze.lasted();
                 drop(freeze);
-                self.live.drop_unneeded();
+                self.live.cuts.drop_unneeded();
                 closed.map(|(checkpoint, opened)| (checkpoint, opened, calm, frozen, _one_at_a_time))
             });
             match made {
                 // Most who write much in one call do end.
-                Err(Errno::EBUSY) if waits < WAYS_CLEARED_MAX && self.live.await_way() => waits += 1,
+                Err(Errno::EBUSY) if waits < WAYS_CLEARED_MAX && self.live.calls.await_way() => waits += 1,
                 made => break made.map_err(|errno| self.failed("the checkpoint was not made", errno))?,
             }
         };
@@ -90,7 +90,7 @@ impl Checkpoints {
         self.tell_open(checkpoint.id, opened);
         if let Some(prepared) = prepared {
             // After the thaw, so that nobody waits: what was there at the freeze is on disk when this returns, and what came since may be too.
-            let synced = self.live.sync_tree(&prepared, checkpoint.created_ns);
+            let synced = self.live.durability.sync_tree(&prepared, checkpoint.created_ns);
             synced.map_err(|errno| error::failed("the checkpoint was made, but cannot be synced", errno))?;
         }
         let atomic = checkpoint.atomic;
@@ -98,8 +98,8 @@ impl Checkpoints {
         let mut info = CheckpointInfo::new(&kept.unwrap_or_else(|| Kept::new(checkpoint, Some(by.clone()))));
         info.duration_us = Some(microseconds(started.elapsed()));
         info.frozen_us = Some(microseconds(frozen));
-        info.slowest_file =
-            slowest.and_then(|(slot, took)| Some(Box::new(SlowFile { path: TreePath(self.live.path_of(slot)?), duration_us: microseconds(took) })));
+        info.slowest_file = slowest
+            .and_then(|(slot, took)| Some(Box::new(SlowFile { path: TreePath(self.live.inodes.path_of(slot)?), duration_us: microseconds(took) })));
         info.open_files = Some(open_files);
         info.quiesced = calm.map(|calm| calm && atomic);
         Ok(info)
@@ -123,25 +123,25 @@ impl Checkpoints {
     /// through such a mapping before any change that it holds.
     ///
     /// # Errors
-    /// EBUSY: see [`crate::live::Live::freeze`].
+    /// EBUSY: see [`crate::live::Busy::freeze`].
     pub(super) fn freeze(&self) -> SysResult<(Freeze<'_>, bool)> {
-        self.live.await_closes();
-        self.live.settle_mapped();
-        self.live.preflush();
-        self.live.prepare_cut(self.live.timeline().epochs.epoch().next());
+        self.live.hot.await_closes();
+        self.live.settling.settle_mapped();
+        self.live.hot.preflush();
+        self.live.cuts.prepare_cut(self.live.timeline().epochs.epoch().next());
         let (started, mut rounds) = (Instant::now(), 0);
         loop {
-            self.live.watch_stores();
+            self.live.mapped.watch_stores();
             self.flush_mapped();
             rounds += 1;
             let last = rounds == FLUSH_ROUNDS_MAX || started.elapsed() > FLUSH_MAX;
-            if !last && !self.live.stores_are_flushed() {
+            if !last && !self.live.mapped.stores_are_flushed() {
                 continue;
             }
-            let freeze = self.live.freeze()?;
-            let flushed = self.live.stores_are_flushed();
+            let freeze = self.live.busy.freeze()?;
+            let flushed = self.live.mapped.stores_are_flushed();
             if last || flushed {
-                self.live.unwatch_stores();
+                self.live.mapped.unwatch_stores();
                 return Ok((freeze, flushed));
             }
         }
@@ -149,14 +149,14 @@ impl Checkpoints {
 
     /// Before the live tree is compared with anything: files no longer mapped are settled, and stores that are in the kernel's cache brought in.
     pub(super) fn settle(&self) {
-        self.live.settle_mapped();
+        self.live.settling.settle_mapped();
         self.flush_mapped();
     }
 
     /// Makes the kernel write back and forget the data of all files that the daemon serves and that may be mapped.
     fn flush_mapped(&self) {
         let Some(caches) = self.serving.caches.get() else { return };
-        let mapped: Vec<Stale> = self.live.mapped_through_daemon().into_iter().map(|slot| Stale::Data(NodeId(slot.0))).collect();
+        let mapped: Vec<Stale> = self.live.nodes.mapped_through_daemon().into_iter().map(|slot| Stale::Data(NodeId(slot.0))).collect();
         if !mapped.is_empty() {
             caches.forget(mapped);
         }
@@ -172,7 +172,7 @@ impl Checkpoints {
         flushed: bool,
     ) -> SysResult<(Checkpoint, Opened)> {
         let epoch = self.live.timeline().epochs.epoch();
-        let cut = self.live.cut(epoch.next())?;
+        let cut = self.live.cuts.cut(epoch.next())?;
         let now = sys::now();
         let checkpoint = Checkpoint {
             id: epoch.checkpoint(),
@@ -184,8 +184,8 @@ impl Checkpoints {
             reason,
         };
         let objects = cut.objects();
-        self.live.timeline().close_epoch(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.drop_cut(&objects))?;
-        self.live.epoch_closed(&cut.stats);
+        self.live.timeline().close_epoch(by, checkpoint.clone(), cut.ahead, &cut.open).inspect_err(|_| self.live.cuts.drop_cut(&objects))?;
+        self.live.cuts.epoch_closed(&cut.stats);
         Ok((checkpoint, Opened { files: cut.files, open: cut.open, more: cut.open_more, slowest: cut.slowest }))
     }
 
@@ -268,7 +268,7 @@ impl Checkpoints {
 
     /// Versions were freed: the clones that are kept for the next absence may have what is left of them.
     pub(super) fn drop_kept(&self) {
-        if let Err(errno) = self.live.drop_kept() {
+        if let Err(errno) = self.live.kept.drop_all() {
             tracing::warn!(%errno, "what was kept while nothing was mounted was not removed");
         }
     }
@@ -286,7 +286,7 @@ impl Checkpoints {
 
     /// What failed with this errno, and for which file if it was kept by a process.
     pub(super) fn failed(&self, what: &str, errno: Errno) -> VerbError {
-        let path = self.live.in_the_way().filter(|_| errno == Errno::EBUSY).and_then(|slot| self.live.path_of(slot));
+        let path = self.live.calls.in_the_way().filter(|_| errno == Errno::EBUSY).and_then(|slot| self.live.inodes.path_of(slot));
         path.map_or_else(|| error::failed(what, errno), |path| error::in_the_way(what, &path))
     }
 }

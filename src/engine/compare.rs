@@ -82,7 +82,7 @@ impl States {
             State::At(id) => Some(id),
             State::Live => None,
         };
-        self.compare_touched(&*self.live, (from, to), path, &self.touched(after, upto)?, true)
+        self.compare_touched(&*self.live.inodes, (from, to), path, &self.touched(after, upto)?, true)
     }
 
     /// As [`States::compare`] of the whole tree, and what cannot be told because it was changed behind our back.
@@ -128,7 +128,7 @@ impl States {
 
     /// The view of a state.
     pub(super) fn view(&self, state: State) -> View<'_> {
-        View::new(self.live.timeline(), &*self.live, state)
+        View::new(self.live.timeline(), &*self.live.inodes, state)
     }
 
     /// What to say of a checkpoint that nobody sees.

@@ -94,7 +94,7 @@ impl Snapdir {
     /// Attributes of `.snapshots`: who may use the tree may enter it, unless `--snapdir-mode` says otherwise. The sticky bit counts here too: where
     /// everybody may write, only its owner deletes a checkpoint.
     pub(super) fn snapdir_stat(&self) -> SysResult<Stat> {
-        let root = self.live.stat(Slot::ROOT)?;
+        let root = self.live.inodes.stat(Slot::ROOT)?;
         let count = u32::try_from(self.live.timeline().catalogue.checkpoint_count()).unwrap_or(u32::MAX);
         Ok(Stat {
             ino: SNAPDIR.0,
@@ -112,7 +112,7 @@ impl Snapdir {
         if name != ACCESS_LIST || self.serving.config.snapdir_mode.is_some() {
             return Err(Errno::NO_XATTR);
         }
-        self.live.get_xattr(Slot::ROOT, name)
+        self.live.attrs.get_xattr(Slot::ROOT, name)
     }
 
     /// Who may enter the root directory was changed: that goes for `.snapshots` too, whose attributes the kernel remembers.
@@ -125,7 +125,7 @@ impl Snapdir {
     }
 
     fn link_stat(&self, node: NodeId, target: &[u8]) -> SysResult<Stat> {
-        let root = self.live.stat(Slot::ROOT)?;
+        let root = self.live.inodes.stat(Slot::ROOT)?;
         Ok(Stat { ino: node.0, kind: Kind::Symlink, mode: 0o777, nlink: 1, size: target.len() as u64, blocks: 0, ..root })
     }
 

@@ -31,7 +31,7 @@ impl Pace {
         }
         let before = sys::now().nanoseconds().saturating_sub(i64::try_from(SYNCED_AFTER.as_nanos()).unwrap_or(i64::MAX));
         let old = live.timeline().catalogue.unsynced().next().is_some_and(|checkpoint| checkpoint.created_ns < before);
-        if !old && live.undurable() < UNDURABLE_MAX {
+        if !old && live.durability.count() < UNDURABLE_MAX {
             return;
         }
         let started = Instant::now();
@@ -44,10 +44,10 @@ impl Pace {
 
 /// Syncs the tree, and so every checkpoint made before.
 pub(super) fn sync_checkpoints(live: &Live) -> SysResult<()> {
-    let prepared = live.prepare_sync();
+    let prepared = live.durability.prepare_sync();
     // Whoever was capturing has done so when the freeze lock is had.
-    drop(live.freeze()?);
-    live.sync_tree(&prepared, sys::now().nanoseconds())
+    drop(live.busy.freeze()?);
+    live.durability.sync_tree(&prepared, sys::now().nanoseconds())
 }
 
 impl Checkpoints {

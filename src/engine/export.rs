@@ -414,7 +414,7 @@ impl Engine {
                 }
             }
             Work::Rest { path, trail, mut names } => {
-                let dir = self.live.dir(&trail).ok();
+                let dir = self.live.inodes.dir(&trail).ok();
                 let mut below = Vec::new();
                 while !building.is_full() {
                     let Some((name, child)) = names.next() else { break };
@@ -462,9 +462,9 @@ impl Engine {
     /// The names of a directory, as far as they can be told.
     fn list_at(&self, job: &Job, dir: &Arc<Trail>) -> SysResult<Known> {
         if self.is_untouched(job, dir.slot) && !job.touched.names.contains_key(&dir.slot) {
-            let ctime = self.live.dir(dir).and_then(|fd| sys::stat_fd(&fd)).map(|stat| stat.ctime);
+            let ctime = self.live.inodes.dir(dir).and_then(|fd| sys::stat_fd(&fd)).map(|stat| stat.ctime);
             if ctime.is_ok_and(|ctime| !self.looks_changed(job, ctime))
-                && let Ok(mut names) = self.live.list(dir)
+                && let Ok(mut names) = self.live.inodes.list(dir)
                 && self.live.timeline().epochs.recordings() == job.recordings
             {
                 names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
@@ -495,7 +495,7 @@ impl Engine {
             let target = if child.kind == Kind::Symlink { Some(sys::readlink_fd(&fd).ok()?) } else { None };
             (sys::stat_fd(&fd).ok()?, target, sys::all_xattrs(&fd).ok()?, None)
         };
-        if self.live.slot_of(&stat) != Ok(child.slot) || stat.kind != child.kind || self.looks_changed(job, stat.ctime) {
+        if self.live.inodes.slot_of(&stat) != Ok(child.slot) || stat.kind != child.kind || self.looks_changed(job, stat.ctime) {
             return None;
         }
         let mut entry = ExportEntry::new(path.to_vec(), &stat, child.slot.0, target, xattrs);

@@ -46,11 +46,11 @@ impl Views {
     /// Refuses one more open file (EMFILE) where those that are open have all the descriptors that they may have.
     pub(super) fn check_descriptors(&self) -> SysResult<()> {
         let left = self.descriptors_max.saturating_sub(self.past.open_handles());
-        if self.live.holds_fewer_than(left) { Ok(()) } else { Err(Errno::EMFILE) }
+        if self.live.files.holds_fewer_than(left) { Ok(()) } else { Err(Errno::EMFILE) }
     }
 
     pub(super) fn open_file(&self, fh: Fh) -> SysResult<Open> {
-        if fh.0 & PAST_HANDLE != 0 { self.past.handle(fh).map(Open::Past) } else { self.live.handle(HandleId(fh.0)).map(Open::Live) }
+        if fh.0 & PAST_HANDLE != 0 { self.past.handle(fh).map(Open::Past) } else { self.live.handles.get(HandleId(fh.0)).map(Open::Live) }
     }
 
     /// Attributes of a past node as the kernel sees them.
@@ -131,13 +131,13 @@ impl Views {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let source = self.open_file(from.0)?;
         // Extents are shared with the source locked.
-        self.live.await_free(match &source {
+        self.live.busy.await_free(match &source {
             Open::Live(source) => source.slot,
             Open::Past(source) => source.slot(),
         })?;
         let copy = |source: Option<&File>| {
             let Some(source) = source else { return Ok(0) };
-            self.live.change_content(target, Some(asker), |file| {
+            self.live.files.change_content(target, Some(asker), |file| {
                 let (mut read, mut written) = (from.1, to);
                 sys::copy_file_range(source, &mut read, file, &mut written, length)
             })

@@ -71,7 +71,7 @@ impl Engine {
 
     fn clear_stage(&self) -> SysResult<()> {
         // An import that was killed may have asked for something that is still being done.
-        let _freeze = self.live.freeze()?;
+        let _freeze = self.live.busy.freeze()?;
         let staging = self.live.staging();
         for entry in sys::list_dir(&sys::open_dir_at(staging, b".")?)? {
             if entry.name.starts_with(STAGED_PREFIX.as_bytes()) {
@@ -87,13 +87,13 @@ impl Engine {
     fn put_staged(&self, by: &Actor, staged: &[(String, TreePath)]) -> Vec<Refused> {
         let mut refused = Vec::new();
         let (mut stale, mut steps) = (Stale::default(), Vec::new());
-        let freeze = match self.live.freeze() {
+        let freeze = match self.live.busy.freeze() {
             Ok(freeze) => freeze,
             Err(errno) => return staged.iter().map(|(_, path)| Refused { path: path.clone(), errno: errno.0 }).collect(),
         };
         // A restore may have planned with what was there.
-        self.live.count_change();
-        let tree = self.live.tree.write();
+        self.live.locks.count_change();
+        let tree = self.live.locks.tree.write();
         let acting = Acting::of(Some(self.live.timeline().processes.number(super::attribution::actor_process(by))));
         for (name, path) in staged {
             if let Err(errno) = self.put_one(name, &path.0, &mut stale, &mut steps) {
@@ -127,15 +127,15 @@ impl Engine {
         if is_reserved(super::request::NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
-        let staged = self.live.staged(Name::new(staged.as_bytes()))?;
-        let slot = self.live.adopt(&staged)?;
+        let staged = self.live.staged.take_up(Name::new(staged.as_bytes()))?;
+        let slot = self.live.staged.adopt(&staged)?;
         let name = Name::new(name);
         let to = (At::from(&trail), &name);
-        let replaced = self.live.rename_in((At::from(Slot::STAGING), &staged.place().name), to, RenameMode::Replace, Turn::default())?;
+        let replaced = self.live.names.rename_in((At::from(Slot::STAGING), &staged.place().name), to, RenameMode::Replace, Turn::default())?;
         stale.names.push((dir.slot, name.clone()));
         stale.nodes.extend([slot, dir.slot]);
         match replaced {
-            Some(old) if self.live.is_dead(old) => stale.dead.push((dir.slot, name.clone(), old)),
+            Some(old) if self.live.nodes.is_dead(old) => stale.dead.push((dir.slot, name.clone(), old)),
             Some(old) => stale.nodes.push(old),
             None => {}
         }

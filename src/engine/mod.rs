@@ -205,16 +205,16 @@ impl Engine {
     /// Finishes what a daemon that was killed has left, and takes note of what was changed while there was none.
     fn take_up(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
         if aftermath.unclean {
-            self.live.verify_moved(&aftermath.moved)?;
+            self.live.recovery.verify_moved(&aftermath.moved)?;
         }
         let comparison = self.absences.comparison(aftermath);
         self.begin_service(aftermath, comparison.as_ref().map(|(_, comparing)| *comparing))?;
         self.checkpoints.name_incomplete()?;
         if aftermath.unclean {
-            self.live.recover(aftermath)?;
+            self.live.recovery.recover(aftermath)?;
         }
         let held = self.live.timeline().store().layout.noted_held() == Some(self.live.timeline().epochs.epoch());
-        let watch = || if aftermath.unclean || held { self.live.watch_mapped(aftermath.unclean && self.took_over()) } else { Ok(()) };
+        let watch = || if aftermath.unclean || held { self.live.recovery.watch_mapped(aftermath.unclean && self.took_over()) } else { Ok(()) };
         match comparison {
             Some((baseline, comparing)) => self.absences.take_in_absence(&baseline, comparing, held, watch)?,
             None => {
@@ -236,7 +236,7 @@ impl Engine {
     fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
         self.live.timeline().indexer.start()?;
         self.syncer.start(&self.live)?;
-        self.live.start_hasher(self.serving.config.seal)?;
+        self.live.sealer.start(self.serving.config.seal)?;
         auto::Auto::start(&self.automatic)?;
         self.keeper.start(&self.collector)
     }
@@ -312,13 +312,13 @@ impl Engine {
         self.automatic.auto.stop();
         self.keeper.stop();
         self.syncer.stop();
-        self.live.stop_hasher();
-        self.live.drop_prepared();
+        self.live.sealer.stop();
+        self.live.cuts.drop_prepared();
         let end = sys::now();
         if let Err(errno) = self.live.timeline().journal.append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
             tracing::warn!(%errno, "the end of service was not recorded");
         }
-        if self.live.outlived() {
+        if self.live.settling.outlived() {
             tracing::info!("the mount ends, and somebody can still write to files of it");
             if let Err(error) = self.live.timeline().store().layout.note_held(self.live.timeline().epochs.epoch()) {
                 tracing::warn!(%error, "that could not be noted: checkpoints after the next mount may show later content");
@@ -332,7 +332,7 @@ impl Engine {
         self.live.timeline().indexer.stop();
         // Over the directory itself a mount leaves nobody a way there who was not there before.
         let alone = self.serving.config.mount == self.serving.config.backing && !self.had_below.load(Ordering::Relaxed);
-        match self.live.write_baseline(self.absences.keeps_content(), alone, self.serving.config.auto.absence) {
+        match self.live.baselines.write(self.absences.keeps_content(), alone, self.serving.config.auto.absence) {
             Ok(files) => {
                 if files > 0 {
                     tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints");
@@ -358,7 +358,7 @@ impl Engine {
             // A killed daemon lived at least until it last wrote to the journal (of which a power cut may have left more than of the note when), and until
             // the last change of what has a record: most changes need no new one.
             (None, true) => {
-                let changed_ns = self.live.last_recorded_change().map(sys::Time::nanoseconds);
+                let changed_ns = self.live.recovery.last_recorded_change().map(sys::Time::nanoseconds);
                 Some(self.journal_written_ns()?).max(changed_ns).max(aftermath.recorded_ns)
             }
             (None, false) => None,

@@ -37,7 +37,7 @@ impl Checkpoints {
     /// Freezes; with a time, at an instant when nothing is being changed, if there is one before it is over.
     ///
     /// # Errors
-    /// EBUSY: see [`crate::live::Live::freeze`].
+    /// EBUSY: see [`crate::live::Busy::freeze`].
     pub(super) fn freeze_within(&self, limit: Option<Duration>) -> SysResult<Frozen<'_>> {
         let until = limit.map(|limit| (Instant::now() + limit, (limit / CALM_PART).clamp(CALM_MIN, CALM_MAX)));
         loop {
@@ -53,14 +53,14 @@ impl Checkpoints {
 
     /// See [`Stir`].
     pub(super) fn stir(&self) -> SysResult<Stir> {
-        Ok(Stir { requests: self.serving.counts.changes(), recordings: self.live.timeline().epochs.recordings(), hot: self.live.hot_state()? })
+        Ok(Stir { requests: self.serving.counts.changes(), recordings: self.live.timeline().epochs.recordings(), hot: self.live.hot.state()? })
     }
 
     /// Waits until nothing has changed for a moment; what it looks like then. `None`: the time is over.
     fn await_calm(&self, until: Instant, calm: Duration) -> Option<Stir> {
         loop {
             self.settle();
-            self.live.preflush();
+            self.live.hot.preflush();
             let before = self.stir().ok()?;
             std::thread::sleep(calm);
             if self.stir().ok()? == before {

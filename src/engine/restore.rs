@@ -143,7 +143,7 @@ impl Engine {
             self.checkpoints.settle();
             let touched = &self.states.touched(target, None).map_err(failed)?;
             let spared = self.spared(target, Which::Below(&paths)).map_err(failed)?;
-            let ground = Ground { engine: self, present: &*self.live, target, touched, spared: &spared, times };
+            let ground = Ground { engine: self, present: &*self.live.inodes, target, touched, spared: &spared, times };
             let changes = spared.filter(self.changes_to(ground, &paths).map_err(failed)?);
             let plan = plan::Plan::make(ground, Which::Below(&paths)).map_err(failed)?;
             let (changes, unknown) = told_apart(changes, unknown, &plan);
@@ -196,7 +196,7 @@ impl Engine {
         let note = format!("before restoring {target}");
         let (guard, opened) =
             self.checkpoints.close_epoch(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
-        let tree = self.live.tree.write();
+        let tree = self.live.locks.tree.write();
         let applied = self.carry_out(Some((by, undoes)), (&plan, stage), guard.id, Which::Below(paths), paths);
         drop(tree);
         drop(freeze);
@@ -260,7 +260,7 @@ impl Engine {
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
     pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
-        if let Err(errno) = self.live.sweep_staged() {
+        if let Err(errno) = self.live.staged.sweep() {
             tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
         }
         let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
@@ -268,12 +268,12 @@ impl Engine {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
-        let _freeze = self.live.freeze()?;
-        let _tree = self.live.tree.write();
+        let _freeze = self.live.busy.freeze()?;
+        let _tree = self.live.locks.tree.write();
         let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
         let times = Times::or_default(None, !paths.is_empty());
         let (touched, spared) = (&self.states.touched(*target, None)?, &self.spared(*target, which)?);
-        let plan = plan::Plan::make(Ground { engine: self, present: &*self.live, target: *target, touched, spared, times }, which)?;
+        let plan = plan::Plan::make(Ground { engine: self, present: &*self.live.inodes, target: *target, touched, spared, times }, which)?;
         let nobody = Requester::from(daemon());
         let mut stage = Stage::new(self, &nobody);
         stage.fill(&plan, true)?;

@@ -99,7 +99,7 @@ impl Engine {
 
     /// How long the kernel may remember these attributes of a live node: for ever, unless it may change without the kernel's knowing.
     fn live_ttl(&self, slot: Slot, stat: &Stat) -> Duration {
-        self.live.lifetime(slot, stat).unwrap_or(FOR_EVER)
+        self.live.hot.lifetime(slot, stat).unwrap_or(FOR_EVER)
     }
 
     fn live_entry(&self, slot: Slot, generation: u64, stat: Stat) -> Entry {
@@ -124,7 +124,7 @@ impl Engine {
     }
 
     fn has_content(&self, slot: Slot) -> bool {
-        self.live.stat(slot).is_ok_and(|stat| stat.size > 0)
+        self.live.inodes.stat(slot).is_ok_and(|stat| stat.size > 0)
     }
 
     /// Names of a live directory, and of `.snapshots` after those of the root, if it is to be seen.
@@ -132,12 +132,12 @@ impl Engine {
         if offset == AFTER_SNAPDIR {
             return Ok(Names { names: Vec::new(), last: true });
         }
-        let (entries, last) = self.live.read_dir(slot.into(), offset, BATCH)?;
+        let (entries, last) = self.live.inodes.read_dir(slot.into(), offset, BATCH)?;
         let mut names = Vec::with_capacity(entries.len() + 1);
         for (entry, child) in entries {
             let node = match entry.name.as_slice() {
                 b"." => node,
-                b".." => self.live.parent(slot).map_or(node, |parent| NodeId(parent.0)),
+                b".." => self.live.nodes.parent(slot).map_or(node, |parent| NodeId(parent.0)),
                 SNAPDIR_NAME | STORE_NAME if slot == Slot::ROOT => continue,
                 _ => NodeId(child.slot.0),
             };
@@ -151,7 +151,7 @@ impl Engine {
 
     /// Tells the kernel how a handle is served.
     fn opened(&self, id: HandleId, handle: &Handle) -> Opened {
-        let passthrough = (handle.io == IoMode::Passthrough).then(|| self.live.backing_file(handle));
+        let passthrough = (handle.io == IoMode::Passthrough).then(|| self.live.hot.backing_file(handle));
         if passthrough.is_some()
             && handle.flags.write
             && handle.flags.read
@@ -164,7 +164,7 @@ impl Engine {
             fh: Fh(id.0),
             keep_cache: passthrough.is_none(),
             // A file that the kernel does the I/O of for somebody else has no pages in the cache of the mount: this handle passes the daemon each time.
-            direct_io: passthrough.is_some() && !self.live.passes_through(handle.flags.asker),
+            direct_io: passthrough.is_some() && !self.live.passthrough.is_for(handle.flags.asker),
             no_flush: true,
             passthrough,
             by: handle.by.as_deref().map_or(0, opener_word),
@@ -178,7 +178,7 @@ impl Engine {
         match self.node(parent)? {
             Node::Control(_) => self.snapdir.lookup_snapshot(name),
             Node::Past(dir) => self.views.past_lookup(&dir, &name_of(name)?),
-            Node::Live(slot) => match self.live.lookup(slot, &name_of(name)?) {
+            Node::Live(slot) => match self.live.inodes.lookup(slot, &name_of(name)?) {
                 Ok((slot, generation, stat)) => Ok(Looked::Found(self.live_entry(slot, generation, stat))),
                 Err(Errno::ENOENT) => Ok(Looked::Absent(FOR_EVER)),
                 Err(errno) => Err(errno),
@@ -210,7 +210,7 @@ impl Service for Engine {
     }
 
     fn started(&self, passthrough: bool) {
-        self.live.set_passthrough(passthrough && self.serving.config.wants_passthrough, self.serving.config.io_for_all);
+        self.live.passthrough.set(passthrough && self.serving.config.wants_passthrough, self.serving.config.io_for_all);
     }
 
     fn ended(&self) {
@@ -219,8 +219,8 @@ impl Service for Engine {
 
     fn no_passthrough(&self, fh: Fh) {
         tracing::warn!("the kernel refused to do the I/O of a file; files opened from now on are served by the daemon");
-        self.live.demote(HandleId(fh.0));
-        self.live.set_passthrough(false, false);
+        self.live.files.demote(HandleId(fh.0));
+        self.live.passthrough.set(false, false);
     }
 
     fn waits(&self, parent: NodeId) -> bool {
@@ -238,7 +238,7 @@ impl Service for Engine {
         } else if node.0 & CONTROL != 0 {
             self.snapdir.links.forget(node, lookups);
         } else {
-            self.live.forget(Slot(node.0), lookups);
+            self.live.nodes.forget(Slot(node.0), lookups);
         }
     }
 
@@ -250,9 +250,9 @@ impl Service for Engine {
             Node::Past(past) => Ok(Attr { stat: self.views.past_stat(&past)?, ttl: FOR_EVER }),
             Node::Control(id) => Ok(Attr { stat: self.snapdir.control_stat(id)?, ttl: Duration::ZERO }),
             Node::Live(slot) => {
-                let stat = match (self.live.stat(slot), fh) {
+                let stat = match (self.live.inodes.stat(slot), fh) {
                     (Err(Errno::ESTALE), Some(fh)) if fh.0 & PAST_HANDLE == 0 => {
-                        Stat { nlink: 0, ..sys::stat_fd(&*self.live.handle(HandleId(fh.0))?.file)? }
+                        Stat { nlink: 0, ..sys::stat_fd(&*self.live.handles.get(HandleId(fh.0))?.file)? }
                     }
                     (stat, _) => stat?,
                 };
@@ -265,10 +265,10 @@ impl Service for Engine {
         if self.announcer.sets_nothing(caller, node) {
             return self.getattr(node, None);
         }
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let slot = self.writable(node)?;
         let handle = match fh {
-            Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handle(HandleId(fh.0)).ok(),
+            Some(fh) if fh.0 & PAST_HANDLE == 0 => self.live.handles.get(HandleId(fh.0)).ok(),
             _ => None,
         };
         let change = Change {
@@ -282,7 +282,7 @@ impl Service for Engine {
         };
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
         let empties = change.size == Some(0);
-        let act = || self.live.set_attr(slot, file, &change);
+        let act = || self.live.attrs.set_attr(slot, file, &change);
         let stat = if empties { self.automatic.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
         // One that fails may have changed something, and the kernel goes on believing what it knew.
         let stat = stat.inspect_err(|_| self.attributes_changed(node))?;
@@ -292,7 +292,7 @@ impl Service for Engine {
 
     fn readlink(&self, node: NodeId) -> SysResult<Vec<u8>> {
         match self.node(node)? {
-            Node::Live(slot) => self.live.read_link(slot),
+            Node::Live(slot) => self.live.inodes.read_link(slot),
             Node::Control(id) => self.snapdir.control_link(id),
             Node::Past(past) => {
                 self.views.check_kept(&past)?;
@@ -308,7 +308,7 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return if new.kind == Kind::Dir { self.mkdir_snapshot(caller, name) } else { Err(Errno::EROFS) };
         }
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: new.kind,
@@ -321,28 +321,28 @@ impl Service for Engine {
             open: None,
             again: caller.again,
         };
-        Ok(self.made(&self.live.make(slot, &name, &make)?))
+        Ok(self.made(&self.live.names.make(slot, &name, &make)?))
     }
 
     fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> SysResult<Entry> {
         if let Some(answer) = self.announcer.make(caller, parent, name) {
             return answer;
         }
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make =
             Make { kind: Kind::Symlink, mode: 0o777, umask: 0, rdev: 0, target, uid: caller.uid, gid: caller.gid, open: None, again: caller.again };
-        Ok(self.made(&self.live.make(slot, &name, &make)?))
+        Ok(self.made(&self.live.names.make(slot, &name, &make)?))
     }
 
     fn link(&self, caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> SysResult<Entry> {
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (parent, name) = self.writable_name(parent, name)?;
         let slot = match self.node(node)? {
             Node::Live(slot) => slot,
             Node::Past(_) | Node::Control(_) => return Err(Errno::EXDEV),
         };
-        Ok(self.made(&self.live.link(slot, parent, &name, caller.again)?))
+        Ok(self.made(&self.live.names.link(slot, parent, &name, caller.again)?))
     }
 
     fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> SysResult<()> {
@@ -352,9 +352,9 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return removed(self.unlink_snapshot(caller, name), caller.again).map(drop);
         }
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let act = || removed(self.live.unlink(slot, &name), caller.again);
+        let act = || removed(self.live.removal.unlink(slot, &name), caller.again);
         self.automatic.destroying(caller, || !self.automatic.is_temporary(slot, &name), act, |gone| *gone).map(drop)
     }
 
@@ -365,9 +365,9 @@ impl Service for Engine {
         if parent == SNAPDIR {
             return removed(self.rmdir_snapshot(caller, name), caller.again).map(drop);
         }
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
-        let act = || removed(self.live.rmdir(slot, &name), caller.again);
+        let act = || removed(self.live.removal.rmdir(slot, &name), caller.again);
         self.automatic.destroying(caller, || true, act, |gone| *gone).map(drop)
     }
 
@@ -375,7 +375,7 @@ impl Service for Engine {
         if let Some(answer) = self.announcer.rename(caller, (parent, name), (new_parent, new_name)) {
             return answer;
         }
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let from = self.writable_name(parent, name)?;
         let to = self.writable_name(new_parent, new_name)?;
         let how = match how {
@@ -386,7 +386,7 @@ impl Service for Engine {
             RenameHow::NoReplaceWhiteout => RenameMode::NoReplaceWhiteout,
         };
         let turn = Turn { request: caller.request, again: caller.again, owner: (caller.uid, caller.gid) };
-        let act = |how| self.live.rename((from.0, &from.1), (to.0, &to.1), how, turn);
+        let act = |how| self.live.names.rename((from.0, &from.1), (to.0, &to.1), how, turn);
         if how != RenameMode::Replace || caller.again || !self.automatic.suspects(caller) {
             return self.automatic.destroying(caller, || false, || act(how), |replaced| *replaced).map(drop);
         }
@@ -412,8 +412,8 @@ impl Service for Engine {
                 Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: true, passthrough: None, by: 0 })
             }
             Node::Live(slot) => {
-                let _acting = (flags.write || flags.truncate).then(|| self.live.acting_for(caller.pid, caller.uid));
-                let act = || self.live.open(slot, flags);
+                let _acting = (flags.write || flags.truncate).then(|| self.live.writers.acting_for(caller.pid, caller.uid));
+                let act = || self.live.files.open(slot, flags);
                 let opened = if flags.truncate { self.automatic.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
                 let (id, handle) = opened?;
                 if flags.truncate && handle.may_be_set_id() {
@@ -429,7 +429,7 @@ impl Service for Engine {
             return answer.map(|dummy| (dummy, announce::opened()));
         }
         self.views.check_descriptors()?;
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let (slot, name) = self.writable_name(parent, name)?;
         let make = Make {
             kind: Kind::File,
@@ -442,14 +442,14 @@ impl Service for Engine {
             open: None,
             again: caller.again,
         };
-        let (made, id, handle) = self.live.create(slot, &name, &make, open_flags(flags, Some(caller.asker())))?;
+        let (made, id, handle) = self.live.files.create(slot, &name, &make, open_flags(flags, Some(caller.asker())))?;
         let entry = Entry { ttl: FOR_EVER, ..self.made(&made) };
         Ok((entry, self.opened(id, &handle)))
     }
 
     fn created(&self, node: NodeId) {
         if let Ok(Node::Live(slot)) = self.node(node)
-            && self.live.changes_unseen(slot)
+            && self.live.hot.changes_unseen(slot)
         {
             self.attributes_changed(node);
         }
@@ -458,8 +458,8 @@ impl Service for Engine {
     fn read(&self, _node: NodeId, fh: Fh, offset: u64, size: u32, for_cache: bool) -> SysResult<Vec<u8>> {
         match self.views.open_file(fh)? {
             // sendfile(2) and splice(2) read by way of the cache, also where the handle has none, and that would go stale unseen.
-            Open::Live(handle) if for_cache && self.live.changes_past_cache(&handle) => Err(Errno::EINVAL),
-            Open::Live(_) => self.live.read(HandleId(fh.0), offset, size),
+            Open::Live(handle) if for_cache && self.live.files.changes_past_cache(&handle) => Err(Errno::EINVAL),
+            Open::Live(_) => self.live.files.read(HandleId(fh.0), offset, size),
             Open::Past(handle) => handle.read(&self.states.view(handle.state()), offset, size),
         }
     }
@@ -469,8 +469,8 @@ impl Service for Engine {
             return Err(Errno::EROFS);
         }
         let asker = (!from_cache).then(|| caller.asker());
-        let _acting = asker.map(|_| self.live.acting_for(caller.pid, caller.uid));
-        let (written, may_be_set_id) = self.live.write(HandleId(fh.0), offset, data, asker)?;
+        let _acting = asker.map(|_| self.live.writers.acting_for(caller.pid, caller.uid));
+        let (written, may_be_set_id) = self.live.files.write(HandleId(fh.0), offset, data, asker)?;
         if may_be_set_id {
             self.attributes_changed(node);
         }
@@ -482,11 +482,11 @@ impl Service for Engine {
     }
 
     fn release(&self, _node: NodeId, fh: Fh) {
-        if fh.0 & PAST_HANDLE != 0 { self.views.past.release(fh) } else { self.live.release(HandleId(fh.0)) }
+        if fh.0 & PAST_HANDLE != 0 { self.views.past.release(fh) } else { self.live.files.release(HandleId(fh.0)) }
     }
 
     fn fsync(&self, _node: NodeId, fh: Fh, data_only: bool) -> SysResult<()> {
-        if fh.0 & PAST_HANDLE != 0 { Ok(()) } else { self.live.fsync(HandleId(fh.0), data_only) }
+        if fh.0 & PAST_HANDLE != 0 { Ok(()) } else { self.live.files.fsync(HandleId(fh.0), data_only) }
     }
 
     fn readdir(&self, node: NodeId, offset: u64) -> SysResult<Names> {
@@ -504,7 +504,7 @@ impl Service for Engine {
         }
         match self.look_up(parent, &listed.name) {
             // Asked after the look-up: if that saw the name gone, this is known.
-            Ok(Looked::Found(entry)) if self.live.lost_a_name_lately(Slot(entry.node.0)) => {
+            Ok(Looked::Found(entry)) if self.live.recent_unlinks.has(Slot(entry.node.0)) => {
                 self.forget(entry.node, 1);
                 None
             }
@@ -515,7 +515,7 @@ impl Service for Engine {
 
     fn fsyncdir(&self, node: NodeId, _data_only: bool) -> SysResult<()> {
         match self.node(node)? {
-            Node::Live(slot) => self.live.fsync_dir(slot),
+            Node::Live(slot) => self.live.files.fsync_dir(slot),
             Node::Past(_) | Node::Control(_) => Ok(()),
         }
     }
@@ -535,7 +535,7 @@ impl Service for Engine {
     }
 
     fn setxattr(&self, caller: Caller, node: NodeId, name: &[u8], value: &[u8], how: XattrHow) -> SysResult<()> {
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let mode = match how {
             XattrHow::Any => XattrMode::Any,
             XattrHow::Create => XattrMode::Create,
@@ -543,7 +543,7 @@ impl Service for Engine {
         };
         check_not_own(name)?;
         let slot = self.writable(node)?;
-        match self.live.set_xattr(slot, name, value, mode, Some(caller.asker())) {
+        match self.live.attrs.set_xattr(slot, name, value, mode, Some(caller.asker())) {
             // The kernel lets nobody else set it meanwhile.
             Err(Errno::EEXIST) if caller.again => {}
             set => set?,
@@ -557,7 +557,7 @@ impl Service for Engine {
             return Err(Errno::NO_XATTR);
         }
         match self.node(node)? {
-            Node::Live(slot) => self.live.get_xattr(slot, name),
+            Node::Live(slot) => self.live.attrs.get_xattr(slot, name),
             Node::Control(SNAPDIR) => self.snapdir.snapdir_xattr(name),
             Node::Control(_) => Err(Errno::NO_XATTR),
             Node::Past(past) => {
@@ -569,7 +569,7 @@ impl Service for Engine {
 
     fn listxattr(&self, caller: Caller, node: NodeId) -> SysResult<Vec<Vec<u8>>> {
         let mut names: Vec<Vec<u8>> = match self.node(node)? {
-            Node::Live(slot) => self.live.list_xattrs(slot)?,
+            Node::Live(slot) => self.live.attrs.list_xattrs(slot)?,
             Node::Control(_) => Vec::new(),
             Node::Past(past) => self.states.view(past.state()).xattrs(&past.trail)?.into_iter().map(|(name, _)| name).collect(),
         };
@@ -583,10 +583,10 @@ impl Service for Engine {
     }
 
     fn removexattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> SysResult<()> {
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         check_not_own(name)?;
         let slot = self.writable(node)?;
-        match self.live.remove_xattr(slot, name) {
+        match self.live.attrs.remove_xattr(slot, name) {
             Err(Errno::NO_XATTR) if caller.again => {}
             removed => removed?,
         }
@@ -603,9 +603,9 @@ impl Service for Engine {
     }
 
     fn fallocate(&self, caller: Caller, node: NodeId, fh: Fh, offset: u64, length: u64, mode: i32) -> SysResult<()> {
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let Open::Live(handle) = self.views.open_file(fh)? else { return Err(Errno::EROFS) };
-        self.live.change_content(&handle, Some(caller.asker()), |file| sys::fallocate(file, mode, offset, length))?;
+        self.live.files.change_content(&handle, Some(caller.asker()), |file| sys::fallocate(file, mode, offset, length))?;
         if handle.may_be_set_id() {
             self.attributes_changed(node);
         }
@@ -617,7 +617,7 @@ impl Service for Engine {
     }
 
     fn copy_file_range(&self, caller: Caller, from: (NodeId, Fh, u64), to: (NodeId, Fh, u64), length: u64) -> SysResult<u64> {
-        let _acting = self.live.acting_for(caller.pid, caller.uid);
+        let _acting = self.live.writers.acting_for(caller.pid, caller.uid);
         let Open::Live(target) = self.views.open_file(to.1)? else { return Err(Errno::EROFS) };
         let copied = self.views.copy_range(caller.asker(), (from.1, from.2), (&target, to.2), length)?;
         if target.may_be_set_id() {

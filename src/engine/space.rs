@@ -231,7 +231,7 @@ impl Collector {
             measuring.measured.push(measuring.next);
             if measuring.collected.last_shares()
                 && measuring.asked.insert(version.slot)
-                && let Some(live) = self.live.allocation(version.slot)
+                && let Some(live) = self.live.inodes.allocation(version.slot)
             {
                 measuring.collected.add_staying(&live);
             }

@@ -48,7 +48,7 @@ impl Engine {
             checkpoints: self.live.timeline().catalogue.checkpoint_count() as u64,
             dirty,
             shared: {
-                let (files, bytes) = self.live.shared().get();
+                let (files, bytes) = self.live.sharing.counts().get();
                 super::dedup::Count { files, bytes }
             },
             absence: self.absences.absence(),
@@ -68,8 +68,8 @@ impl Engine {
             requests: self.serving.counts.by_kind(),
             rss_bytes: memory.rss_bytes,
             threads: memory.threads,
-            open_files: (self.live.open_handles() + self.views.past.open_handles()) as u64,
-            inodes: self.live.known() as u64,
+            open_files: (self.live.handles.count() + self.views.past.open_handles()) as u64,
+            inodes: self.live.nodes.count() as u64,
             past_inodes: self.views.past.known() as u64,
             announcing: self.announcer.is_at_work(),
             sealer: self.sealer_info(),
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     fn sealer_info(&self) -> SealerInfo {
-        let stats = self.live.hash_stats();
+        let stats = self.live.sealer.stats();
         let mode = match self.serving.config.seal {
             HashMode::Off => "off",
             HashMode::Hash => "hash",
@@ -136,6 +136,6 @@ impl Engine {
     }
 
     fn io_name(&self) -> &'static str {
-        if self.live.passthrough() { "passthrough" } else { "daemon" }
+        if self.live.passthrough.is_on() { "passthrough" } else { "daemon" }
     }
 }

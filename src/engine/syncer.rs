@@ -83,7 +83,7 @@ impl Syncer {
             if !self.wait() {
                 return;
             }
-            if live.take_shrunk() {
+            if live.nodes.take_shrunk() {
                 sys::release_memory();
             }
             pace.sync_if_due(live);

@@ -20,7 +20,7 @@ impl Engine {
     /// From now on everything that the next worker must know is left to it.
     pub(super) fn hand_over(&self) {
         if let Some(succession) = &self.succession {
-            self.live.hand_over(Legacy::new(Arc::clone(&succession.ledger), Arc::clone(&succession.keeper)));
+            self.live.handover.hand_over(Legacy::new(Arc::clone(&succession.ledger), Arc::clone(&succession.keeper)));
             self.views.past.hand_over(&succession.ledger);
         }
     }
@@ -29,7 +29,7 @@ impl Engine {
     pub(super) fn adopt_tree(&self) -> SysResult<()> {
         if self.took_over() {
             let started = std::time::Instant::now();
-            let inodes = self.live.adopt_tree(|name| is_reserved(NodeId(Slot::ROOT.0), name))?;
+            let inodes = self.live.adoption.adopt_tree(|name| is_reserved(NodeId(Slot::ROOT.0), name))?;
             tracing::info!(inodes, took = ?started.elapsed(), "the tree was walked");
         }
         Ok(())
@@ -43,14 +43,14 @@ impl Engine {
             return self.views.past.adopt(&self.states.view(node.state()), node, left.fh);
         }
         let io = if left.passthrough { IoMode::Passthrough } else { IoMode::Daemon };
-        let _acting = crate::history::attribution::Acting::of(self.live.opener(left.by));
-        self.live.adopt_open(HandleId(left.fh.0), Slot(left.node.0), open_flags(left.flags, None), io, orphans)
+        let _acting = crate::history::attribution::Acting::of(self.live.writers.opener(left.by));
+        self.live.adoption.adopt_open(HandleId(left.fh.0), Slot(left.node.0), open_flags(left.flags, None), io, orphans)
     }
 
     /// See [`super::request::Service::adopted`].
     pub(super) fn adopt_rest(&self) {
         if let Some(orphans) = self.succession.as_ref().and_then(|succession| succession.orphans.as_ref()) {
-            self.live.adopt_rest(orphans);
+            self.live.adoption.adopt_rest(orphans);
         }
     }
 }

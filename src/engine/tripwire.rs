@@ -261,7 +261,7 @@ impl Automatic {
 
     /// A file that no checkpoint can see, and that was changed just now.
     pub(super) fn is_temporary(&self, parent: crate::store::ids::Slot, name: &crate::store::ids::Name) -> bool {
-        self.tripwire.as_ref().is_some_and(|tripwire| self.live.is_young(parent, name, tripwire.config.within))
+        self.tripwire.as_ref().is_some_and(|tripwire| self.live.removal.is_young(parent, name, tripwire.config.within))
     }
 
     /// Keeps the state of the tree. This is a thread that serves a request, of a process that holds a lock of the kernel: nothing is waited for that may
@@ -275,13 +275,13 @@ impl Automatic {
             }
             // Another checkpoint or a restore is being made: with the next operation it is tried again.
             let Some(_one_at_a_time) = self.checkpoints.checkpointing.try_lock() else { return };
-            self.live.await_closes();
-            self.live.settle_mapped();
-            self.live.preflush();
+            self.live.hot.await_closes();
+            self.live.settling.settle_mapped();
+            self.live.hot.preflush();
             let actor = caller.actor();
             let note = format!("before {} (pid {}) began to remove or empty files", actor.process, actor.pid);
-            let closed = self.live.freeze().and_then(|_freeze| {
-                let flushed = self.live.mapped_through_daemon().is_empty();
+            let closed = self.live.busy.freeze().and_then(|_freeze| {
+                let flushed = self.live.nodes.mapped_through_daemon().is_empty();
                 edited = self.live.timeline().epochs.data_records().into_iter().take(EDITED_MAX).map(|(slot, _)| slot).collect();
                 self.checkpoints.close_epoch(Some(&actor), &note, Vec::new(), Reason::Auto { trigger: Trigger::Tripwire }, flushed)
             });

@@ -27,7 +27,7 @@ impl Engine {
         for (path, ino) in files {
             let shown = String::from_utf8_lossy(path).escape_debug().to_string();
             let room = self.views.check_descriptors().is_ok();
-            match if room { self.live.watch_held(path, ino) } else { Err(Errno::EMFILE) } {
+            match if room { self.live.recovery.watch_held(path, ino) } else { Err(Errno::EMFILE) } {
                 Ok(true) => tracing::info!(path = shown, "somebody can write to a file past the mount: each checkpoint captures it"),
                 // It is something else there now, or nothing that can be written to.
                 Ok(false) | Err(Errno::ENOENT | Errno::ESTALE | Errno::EINVAL | Errno::EXDEV | Errno::ENOTDIR) => {}

@@ -10,56 +10,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Live;
-use super::data::Handle;
+use super::handles::Handle;
+use super::tables::{HotFiles, Tables};
 use crate::history::attribution::{Acting, Numbered};
-use crate::store::ids::{Name, Slot};
+use crate::history::timeline::Timeline;
+use crate::store::ids::Slot;
 use crate::store::record::Process;
 use crate::sys::lock::Mutex;
-use crate::sys::{self, ProcessFacts, Stat};
+use crate::sys::{self, ProcessFacts};
 
 /// So long a number stands for the same process: the kernel gives numbers out in turn, and hardly comes round sooner.
 const BELIEVED: Duration = Duration::from_secs(1);
-/// Names of a path that is told.
-const PATH_NAMES_MAX: usize = 1024;
 /// Threads that are remembered.
 const THREADS_MAX: usize = 4096;
 
 /// Number and user of a thread.
 type Thread = (u32, u32);
-
-/// Who the threads are that ask for something. Leaves.
-#[derive(Default)]
-pub(super) struct Callers {
-    threads: Mutex<HashMap<Thread, (Arc<Numbered>, Instant)>>,
-    /// Handles that are open for writing, by number.
-    writers: Mutex<HashMap<u64, (Slot, Arc<Numbered>)>>,
-}
-
-/// Somebody who has a hot file open, or may have it mapped, for writing.
-#[derive(Clone, Debug)]
-pub(super) struct Opener {
-    pub(super) by: Arc<Numbered>,
-    /// The file when that one opened it first, or at the newest checkpoint; `None`: that one has written to it already, or made it.
-    pub(super) found: Option<Stat>,
-    pub(super) handles: u32,
-}
-
-impl Opener {
-    /// The file is what it was, so this one has not written to it.
-    pub(super) fn left_alone(&self, now: &Stat) -> bool {
-        self.found.is_some_and(|found| found.size == now.size && found.mtime == now.mtime && found.ctime == now.ctime)
-    }
-}
-
-/// Enters one more opening of a hot file.
-pub(super) fn enter(openers: &mut Vec<Opener>, by: Option<(Arc<Numbered>, Option<Stat>)>) {
-    let Some((by, found)) = by else { return };
-    match openers.iter_mut().find(|known| known.by.number == by.number) {
-        Some(known) => known.handles += 1,
-        None => openers.push(Opener { by, found, handles: 1 }),
-    }
-}
 
 fn process(facts: ProcessFacts, uid: u32) -> Process {
     let ProcessFacts { pid, start, parent, session, name, cgroup } = facts;
@@ -75,7 +41,22 @@ pub fn opener_word(by: &Numbered) -> u64 {
     if u64::from(pid) < 1 << PID_BITS { u64::from(pid) | start << PID_BITS } else { 0 }
 }
 
-impl Live {
+/// For whom requests are served, and who has what open for writing.
+pub struct Writers {
+    timeline: Arc<Timeline>,
+    hot: Arc<HotFiles>,
+    /// Who the threads are that ask for something. A leaf.
+    threads: Mutex<HashMap<Thread, (Arc<Numbered>, Instant)>>,
+    /// Handles that are open for writing, by number. A leaf.
+    open: Mutex<HashMap<u64, (Slot, Arc<Numbered>)>>,
+}
+
+impl Writers {
+    pub(super) fn new(tables: &Tables) -> Arc<Writers> {
+        let Tables { timeline, hot, .. } = tables.clone();
+        Arc::new(Writers { timeline, hot, threads: Mutex::default(), open: Mutex::default() })
+    }
+
     /// The process that an [`opener_word`] names: its name too, if it lives. `None`: it is not known.
     pub fn opener(&self, word: u64) -> Option<Arc<Numbered>> {
         let pid = u32::try_from(word & ((1 << PID_BITS) - 1)).ok().filter(|pid| *pid != 0)?;
@@ -93,7 +74,7 @@ impl Live {
     /// The process of a thread that waits for an answer.
     pub fn caller(&self, thread: u32, uid: u32) -> Arc<Numbered> {
         let now = Instant::now();
-        let mut threads = self.callers.threads.lock();
+        let mut threads = self.threads.lock();
         if let Some((known, at)) = threads.get(&(thread, uid))
             && now.saturating_duration_since(*at) < BELIEVED
         {
@@ -105,7 +86,7 @@ impl Live {
         let parent_of = |pid| sys::facts_of(pid).ok().map(|facts| process(facts, uid));
         let known =
             self.timeline.processes.number_child(process(facts.unwrap_or(ProcessFacts { pid: thread, ..ProcessFacts::default() }), uid), parent_of);
-        threads = self.callers.threads.lock();
+        threads = self.threads.lock();
         if threads.len() >= THREADS_MAX {
             threads.clear();
         }
@@ -113,31 +94,18 @@ impl Live {
         known
     }
 
-    /// A path of an inode now; `None` if it has none that is known.
-    pub fn path_of(&self, slot: Slot) -> Option<Vec<u8>> {
-        let (mut names, mut at) = (Vec::new(), slot);
-        while at != Slot::ROOT {
-            let place = self.likeliest_place(at).filter(|_| names.len() < PATH_NAMES_MAX)?;
-            names.push(place.name);
-            at = place.parent;
-        }
-        names.reverse();
-        let names: Vec<&[u8]> = names.iter().map(Name::as_bytes).collect();
-        Some(names.join(&b'/'))
-    }
-
     /// A handle was opened by the process that this thread acts for.
     pub(super) fn note_writer(&self, id: u64, handle: &Handle) {
         if handle.flags.write
             && let Some(by) = &handle.by
         {
-            self.callers.writers.lock().insert(id, (handle.slot, Arc::clone(by)));
+            self.open.lock().insert(id, (handle.slot, Arc::clone(by)));
         }
     }
 
     /// It is closed.
     pub(super) fn writer_left(&self, id: u64) {
-        self.callers.writers.lock().remove(&id);
+        self.open.lock().remove(&id);
     }
 
     /// At most `limit` files that are open for writing, or may be mapped so, with who has them so, and how many more there are.
@@ -153,7 +121,7 @@ impl Live {
         };
         let hot = self.hot.lock();
         hot.iter().for_each(|(slot, hot)| hot.openers.iter().for_each(|opener| add(*slot, &opener.by)));
-        let writers = self.callers.writers.lock();
+        let writers = self.open.lock();
         writers.values().filter(|(slot, _)| !hot.contains_key(slot)).for_each(|(slot, by)| add(*slot, by));
         (found, more)
     }
@@ -161,7 +129,7 @@ impl Live {
     /// Dirty pages of a mapping are written: by whom is not told, so everybody counts who has the file open for writing.
     pub(super) fn touch_by_mappers(&self, slot: Slot) {
         let mut mappers: Vec<Arc<Numbered>> = Vec::new();
-        for (of, by) in self.callers.writers.lock().values() {
+        for (of, by) in self.open.lock().values() {
             if *of == slot && !mappers.contains(by) {
                 mappers.push(Arc::clone(by));
             }

@@ -2,15 +2,18 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use super::Live;
-use super::data::SET_ID;
-use super::find::At;
+use super::handles::SET_ID;
+use super::inodes::At;
+use super::past::{Busy, Captures, Inodes, Past};
+use super::tables::{Calls, Dirs, Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
+use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
 use crate::store::journal::codec::PAYLOAD_MAX;
 use crate::store::layout::is_own_xattr;
-use crate::store::record::{Key, Undo};
-use crate::sys::{self, Asker, Errno, Kind, Open, SetTime, Stat, SysResult, XattrMode};
+use crate::store::record::{AttrState, Key, Undo};
+use crate::sys::{self, Asker, Errno, Kind, Open, SetTime, Stat, SysResult, XattrMode, Xattrs};
 
 /// Attributes to be changed; `None` stays.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,35 +72,57 @@ fn act_on_set_id<T>(fd: &OwnedFd, asker: Option<Asker>, act: impl FnOnce() -> Sy
     if sys::stat_fd(fd)?.mode & SET_ID != 0 { sys::act_for(asker, act) } else { act() }
 }
 
-impl Live {
+/// Changes attributes and extended attributes.
+pub struct Attrs {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    locks: Arc<Locks>,
+    nodes: Arc<NodeTable>,
+    dirs: Arc<Dirs>,
+    hot: Arc<HotFiles>,
+    handles: Arc<Handles>,
+    calls: Arc<Calls>,
+    passthrough: Arc<Passthrough>,
+    inodes: Arc<Inodes>,
+    captures: Arc<Captures>,
+    busy: Arc<Busy>,
+}
+
+impl Attrs {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Attrs> {
+        let Tables { timeline, reflink, locks, nodes, dirs, hot, handles, calls, passthrough, .. } = tables.clone();
+        let Past { inodes, captures, busy, .. } = past.clone();
+        Arc::new(Attrs { timeline, reflink, locks, nodes, dirs, hot, handles, calls, passthrough, inodes, captures, busy })
+    }
+
     /// Changes attributes. `file`: a handle's file, open for writing, for a change of size. Returns the new ones.
     ///
     /// # Errors
     /// Those of chmod(2), chown(2), truncate(2), utimensat(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn set_attr<'a>(&self, at: impl Into<At<'a>>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
         let at = at.into();
-        self.patiently(|| {
-            let _changing = self.enter();
-            let _tree = self.tree.read();
-            let _stripe = self.stripe(at.slot);
-            self.probe_first(at.slot)?;
+        self.busy.patiently(|| {
+            let _changing = self.locks.enter();
+            let _tree = self.locks.tree.read();
+            let _stripe = self.locks.stripe(at.slot);
+            self.busy.probe_first(at.slot)?;
             if change.size.is_some() {
-                self.capture_first(at.slot, false, || self.stat(at).map(|stat| stat.size))?;
+                self.busy.capture_first(at.slot, false, || self.inodes.stat(at).map(|stat| stat.size))?;
             }
             self.set_attr_in(at, file, change)
         })
     }
 
-    /// As [`Live::set_attr`]; the caller holds the locks.
-    pub fn set_attr_in(&self, at: At<'_>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
-        let fd = match self.fd(at) {
+    /// As [`Attrs::set_attr`]; the caller holds the locks.
+    fn set_attr_in(&self, at: At<'_>, file: Option<&File>, change: &Change) -> SysResult<Stat> {
+        let fd = match self.inodes.fd(at) {
             Ok(fd) => fd,
             Err(errno) => match file {
                 Some(file) => std::sync::Arc::new(OwnedFd::from(file.try_clone()?)),
                 None => return Err(errno),
             },
         };
-        self.check_not_kept(at.slot, &fd)?;
+        self.inodes.check_not_kept(at.slot, &fd)?;
         if change.is_of_nothing() {
             self.clear_set_id(at, &fd, change.asker)?;
         }
@@ -111,15 +136,15 @@ impl Live {
             act_on_set_id(&fd, change.asker, || sys::chown_fd(&fd, change.uid, change.gid))?;
         }
         if let Some(mode) = change.mode {
-            self.note_mode(at.slot, mode);
+            self.handles.note_mode(at.slot, mode);
             sys::chmod_fd(&fd, mode)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             sys::utimens_fd(&fd, change.atime.unwrap_or(SetTime::Omit), change.mtime.unwrap_or(SetTime::Omit))?;
         }
         let stat = sys::stat_fd(&fd)?;
-        self.note_owner(at.slot, stat.uid);
-        Ok(if self.is_dead(at.slot) { Stat { nlink: 0, ..stat } } else { stat })
+        self.passthrough.note_owner(at.slot, stat.uid);
+        Ok(if self.nodes.is_dead(at.slot) { Stat { nlink: 0, ..stat } } else { stat })
     }
 
     /// Clears the set-id bits of a file that `asker` may not keep: see [`Change::is_of_nothing`].
@@ -141,7 +166,7 @@ impl Live {
 
     /// Notes for the record who changes what of it.
     fn touch_by_change(&self, slot: Slot, change: &Change) {
-        if self.is_dead(slot) {
+        if self.nodes.is_dead(slot) {
             return;
         }
         if change.size.is_some() {
@@ -155,15 +180,15 @@ impl Live {
     /// write drops file capabilities).
     pub(super) fn keep_inode(&self, at: At<'_>, fd: &OwnedFd, xattrs_too: bool) -> SysResult<()> {
         let mut undo = Vec::new();
-        if self.is_dead(at.slot) {
+        if self.nodes.is_dead(at.slot) {
             return Ok(());
         }
         let attr_is_new = self.timeline.epochs.needs(&Key::Attr(at.slot));
         if attr_is_new {
             let stat = sys::stat_fd(fd)?;
             let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(fd)?) } else { None };
-            self.keep_attr(at.slot, &stat, target, &mut undo);
-            self.keep_homes(at, &mut undo);
+            self.captures.keep_attr(at.slot, &stat, target, &mut undo);
+            self.captures.keep_homes(at, &mut undo);
         }
         if xattrs_too && self.timeline.epochs.needs(&Key::Xattrs(at.slot)) {
             let xattrs = sys::all_xattrs(fd)?;
@@ -190,12 +215,12 @@ impl Live {
         if self.timeline.epochs.needs(&Key::Data(at.slot)) {
             // A handle that is open for writing only cannot be read from.
             let source = sys::reopen(fd, Open::READ)?;
-            self.capture(at, &source, false)?;
+            self.captures.capture(at, &source, false)?;
         } else {
             self.timeline.epochs.confirm(at.slot);
         }
         // The block that it ends in is shared with the capture, and cannot be written without a new one.
-        act_on_set_id(fd, asker, || self.with_room(|| sys::truncate(file, size)))
+        act_on_set_id(fd, asker, || self.captures.with_room(|| sys::truncate(file, size)))
     }
 
     /// Sets an extended attribute.
@@ -220,22 +245,22 @@ impl Live {
     }
 
     fn change_xattrs(&self, at: At<'_>, change: impl Fn(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
-        self.patiently(|| self.change_xattrs_now(at, &change))
+        self.busy.patiently(|| self.change_xattrs_now(at, &change))
     }
 
     fn change_xattrs_now(&self, at: At<'_>, change: impl Fn(&OwnedFd) -> SysResult<()>) -> SysResult<()> {
-        let _changing = self.enter();
-        let _tree = self.tree.read();
-        let _stripe = self.stripe(at.slot);
-        self.probe_first(at.slot)?;
-        let fd = self.fd(at)?;
-        self.check_not_kept(at.slot, &fd)?;
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.read();
+        let _stripe = self.locks.stripe(at.slot);
+        self.busy.probe_first(at.slot)?;
+        let fd = self.inodes.fd(at)?;
+        self.inodes.check_not_kept(at.slot, &fd)?;
         self.dirs.set_plain(at.slot, false);
         self.timeline.processes.touch_attr(at.slot);
         self.keep_inode(at, &fd, false)?;
-        if !self.is_dead(at.slot) {
+        if !self.nodes.is_dead(at.slot) {
             let mut undo = Vec::new();
-            self.keep_xattrs(at.slot, &fd, &mut undo)?;
+            self.captures.keep_xattrs(at.slot, &fd, &mut undo)?;
             self.timeline.epochs.record(undo, Vec::new())?;
         }
         change(&fd)
@@ -247,9 +272,9 @@ impl Live {
     /// Those of getxattr(2).
     pub fn get_xattr<'a>(&self, at: impl Into<At<'a>>, name: &[u8]) -> SysResult<Vec<u8>> {
         let at = at.into();
-        match self.hot_file(at.slot) {
+        match self.hot.file(at.slot) {
             Some(file) => sys::getxattr(&*file, name),
-            None => sys::getxattr(self.fd(at)?, name),
+            None => sys::getxattr(self.inodes.fd(at)?, name),
         }
     }
 
@@ -258,25 +283,12 @@ impl Live {
     /// # Errors
     /// Those of listxattr(2).
     pub fn list_xattrs<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<Vec<u8>>> {
-        sys::listxattr(self.fd(at)?)
-    }
-
-    /// Target of a symbolic link.
-    ///
-    /// # Errors
-    /// EINVAL if it is none.
-    pub fn read_link<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<u8>> {
-        let at = at.into();
-        if let Some(orphan) = self.orphan(at.slot) {
-            return sys::readlink_fd(&orphan);
-        }
-        let found = self.find(at)?;
-        sys::readlink_at(&found.dir, found.name.as_bytes())
+        sys::listxattr(self.inodes.fd(at)?)
     }
 
     /// Makes the extended attributes of an inode exactly `wanted`; says whether they were not. The caller holds the locks.
-    pub fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
-        let fd = self.fd(at)?;
+    fn replace_xattrs_in(&self, at: At<'_>, wanted: &crate::sys::Xattrs) -> SysResult<bool> {
+        let fd = self.inodes.fd(at)?;
         let mut now = sys::all_xattrs(&fd)?;
         // What is hidden stays: it is no part of what was, or is wanted.
         now.retain(|(name, _)| !is_own_xattr(name));
@@ -287,7 +299,7 @@ impl Live {
         self.dirs.set_plain(at.slot, false);
         self.keep_inode(at, &fd, false)?;
         let mut undo = Vec::new();
-        self.keep_xattrs(at.slot, &fd, &mut undo)?;
+        self.captures.keep_xattrs(at.slot, &fd, &mut undo)?;
         self.timeline.epochs.record(undo, Vec::new())?;
         for (name, _) in now.iter().filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
             match sys::removexattr(&fd, name) {
@@ -299,5 +311,76 @@ impl Live {
             sys::setxattr(&fd, name, value, XattrMode::Any)?;
         }
         Ok(true)
+    }
+
+    /// Gives an inode the attributes and extended attributes that it had; says whether anything but times was different. A directory's entries
+    /// must be in place: they change its times. `times`: and the time that it had.
+    ///
+    /// # Errors
+    /// Those of chown(2), chmod(2), utimensat(2), setxattr(2).
+    pub fn apply_attrs_in(&self, at: At<'_>, wanted: &AttrState, xattrs: &Xattrs, times: bool) -> SysResult<bool> {
+        self.busy.probe_first(at.slot)?;
+        let fd = self.inodes.fd(at)?;
+        let now = sys::stat_fd(&fd)?;
+        let then = &wanted.stat;
+        let owner = now.uid != then.uid || now.gid != then.gid;
+        let mode = now.mode != then.mode && now.kind != Kind::Symlink;
+        let (kept, times) = (times, times && now.mtime != then.mtime);
+        if owner || mode || times {
+            self.timeline.processes.touch_attr(at.slot);
+            self.keep_inode(at, &fd, owner || mode)?;
+        }
+        // The owner first: a change of it takes file capabilities away.
+        if owner {
+            match sys::chown_fd(&fd, Some(then.uid), Some(then.gid)) {
+                Ok(()) => self.passthrough.note_owner(at.slot, then.uid),
+                Err(Errno::EPERM) if sys::ids().0 != 0 => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let different = self.replace_xattrs_in(at, xattrs)? || owner || mode;
+        if mode || (owner && now.kind != Kind::Symlink) {
+            self.handles.note_mode(at.slot, then.mode);
+            sys::chmod_fd(&fd, then.mode)?;
+        }
+        if owner || mode || times {
+            sys::utimens_fd(&fd, SetTime::At(then.atime), if kept { SetTime::At(then.mtime) } else { SetTime::Omit })?;
+        }
+        Ok(different)
+    }
+
+    /// Gives a file with one name the time that it is now.
+    ///
+    /// # Errors
+    /// Those of utimensat(2).
+    pub fn renew_in(&self, at: At<'_>) -> SysResult<()> {
+        let fd = self.inodes.fd(at)?;
+        let stat = sys::stat_fd(&fd)?;
+        if stat.kind != Kind::File || stat.nlink > 1 {
+            return Ok(());
+        }
+        self.timeline.processes.touch_attr(at.slot);
+        self.keep_inode(at, &fd, false)?;
+        sys::utimens_fd(&fd, SetTime::Omit, SetTime::Now)
+    }
+
+    /// Gives a file the content that it had, without changing its number: it has names that are not all known.
+    ///
+    /// # Errors
+    /// Those of open(2), write(2), ftruncate(2).
+    pub fn rewrite_in(&self, at: At<'_>, source: Option<&File>, size: u64) -> SysResult<()> {
+        self.busy.probe_first(at.slot)?;
+        self.calls.void(at.slot);
+        let fd = self.inodes.fd(at)?;
+        let file = sys::reopen(&fd, Open::READ_WRITE)?;
+        self.timeline.processes.touch_data(at.slot);
+        self.captures.capture(at, &file, false)?;
+        self.timeline.processes.tell_touches()?;
+        sys::truncate(&file, 0)?;
+        match source {
+            Some(source) if self.reflink => sys::clone_file(source, &file),
+            Some(source) => sys::copy_data(source, &file, size),
+            None => Ok(()),
+        }
     }
 }

@@ -8,24 +8,26 @@
 //!
 //! An inode is the one that it was if slot, kind and time of birth are. One that is at its name no more is looked for among the names that are new.
 
+mod advance;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Live;
-use super::eager::is_same;
-use super::find::is_elsewhere;
-use super::kept::{Keep, Keeper};
-use super::nodes::generation_of;
+use super::inodes::names_of;
+use super::kept::{Keep, Keeper, Kept};
+use super::nodes::{generation_of, is_same};
+use super::past::{Inodes, Past};
+use super::tables::{NodeTable, Tables};
 use crate::history::eager::AheadNode;
 use crate::history::present::Trail;
+use crate::history::timeline::Timeline;
 use crate::store::Address;
-use crate::store::baseline::{self, Baseline, Node, ROOT, Writer};
+use crate::store::baseline::{Baseline, Node, ROOT, Writer};
 use crate::store::error::StoreError;
 use crate::store::ids::{Name, Slot};
-use crate::store::layout::STORE_NAME;
-use crate::store::record::{AttrState, Child, DataState, Key, Place, Record, Undo};
+use crate::store::record::{DataState, Key, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, SetTime, Stat, SysResult};
 
 /// A tree that takes longer to be looked at, but for what is kept, has no baseline. A mount waits a little longer for who is at it.
@@ -33,14 +35,6 @@ const WRITE_MAX: Duration = Duration::from_secs(15);
 
 pub(super) fn errno(error: StoreError) -> Errno {
     error.errno()
-}
-
-/// Names of a directory that are part of the tree, sorted.
-pub(super) fn names_of(slot: Slot, fd: &OwnedFd) -> SysResult<Vec<Name>> {
-    let names = sys::list_dir(fd)?.into_iter().map(|entry| entry.name);
-    let mut names: Vec<Name> = names.filter(|name| slot != Slot::ROOT || name != STORE_NAME.as_bytes()).map(|name| Name::new(&name)).collect();
-    names.sort_unstable();
-    Ok(names)
 }
 
 /// A directory that is to be listed.
@@ -60,14 +54,28 @@ pub(super) struct Walk<'a> {
     pub(super) go_on: &'a mut dyn FnMut() -> bool,
 }
 
-impl Live {
+/// Writes the baseline, and records what differs from it.
+pub struct Baselines {
+    timeline: Arc<Timeline>,
+    nodes: Arc<NodeTable>,
+    inodes: Arc<Inodes>,
+    kept: Arc<Kept>,
+}
+
+impl Baselines {
+    pub(super) fn new(tables: &Tables, past: &Past, kept: Arc<Kept>) -> Arc<Baselines> {
+        let Tables { timeline, nodes, .. } = tables.clone();
+        let Past { inodes, .. } = past.clone();
+        Arc::new(Baselines { timeline, nodes, inodes, kept })
+    }
+
     /// Writes the baseline of the tree as it is, and keeps the content that a checkpoint shows and no layer has, for as long as `keep` says. Nothing may be served
     /// any more. Says how many files are not kept for want of time or space. `alone`: nobody could change the tree past the mount, so what was recorded is all that
     /// changed. `all`: a checkpoint will show the tree as it is now.
     ///
     /// # Errors
     /// EBUSY: somebody changes the tree; ETIMEDOUT: it is very large; ENOSPC, EIO. Then there is none.
-    pub fn write_baseline(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
+    pub fn write(&self, keep: Keep, alone: bool, all: bool) -> SysResult<u64> {
         let layout = &self.timeline.store().layout;
         if !alone {
             self.timeline.baseline.distrust_baseline();
@@ -86,9 +94,9 @@ impl Live {
         // What no checkpoint shows needs no past.
         if self.timeline.catalogue.stored_ids().is_empty() {
             Baseline::remove(&store.layout).map_err(errno)?;
-            return self.drop_kept().map(|()| 0);
+            return self.kept.drop_all().map(|()| 0);
         }
-        let keeper = self.keeper(keep, all)?;
+        let keeper = self.kept.keeper(keep, all)?;
         let end = store.journal.position();
         if let Some(files) = self.advance_baseline(Some(end), keeper.as_ref())? {
             self.check_advanced(end)?;
@@ -108,7 +116,7 @@ impl Live {
     /// Writes the tree down by looking at all of it.
     ///
     /// # Errors
-    /// As [`Live::write_baseline`].
+    /// As [`Baselines::write`].
     pub(super) fn walk_baseline(&self, walk: Walk<'_>) -> SysResult<()> {
         if !self.timeline.baseline.begin_baseline() {
             return Err(Errno::ENODATA);
@@ -120,7 +128,7 @@ impl Live {
 
     fn walk(&self, Walk { end, keeper, go_on }: Walk<'_>) -> SysResult<()> {
         let mut writer = Writer::new(&self.timeline.store().layout, end).map_err(errno)?;
-        let root = self.root_node()?;
+        let root = self.inodes.root_node()?;
         writer.add(0, b"", &root).map_err(errno)?;
         let mut open = VecDeque::from([Open { number: ROOT, trail: Trail::root(), was: root.attr.stat }]);
         // If nobody changes it, what is not met is nowhere.
@@ -131,10 +139,10 @@ impl Live {
             if !go_on() {
                 return Err(Errno::ETIMEDOUT);
             }
-            let Some(fd) = self.listed_dir(&trail, &mut above)? else { continue };
-            self.note_born(trail.slot);
+            let Some(fd) = self.inodes.listed_dir(&trail, &mut above)? else { continue };
+            self.inodes.note_born(trail.slot);
             for name in names_of(trail.slot, &fd)? {
-                let mut node = match self.node_at(&fd, &name) {
+                let mut node = match self.inodes.node_at(&fd, &name) {
                     // Another filesystem is no part of the tree.
                     Err(Errno::EXDEV) => continue,
                     Err(Errno::ENOENT) if end.is_none() => {
@@ -160,80 +168,9 @@ impl Live {
             writer.listed(number, trail.slot, generation_of(&was));
         }
         unmet.into_iter().for_each(|slot| self.timeline.baseline.note_gone(slot));
-        self.unsettle_kept()?;
+        self.kept.unsettle_kept()?;
         // Half of it may have been put in place of what there was.
         writer.finish().map_err(errno).inspect_err(|_| self.timeline.baseline.distrust_baseline())
-    }
-
-    /// Goes through the files of the tree, until `call` says that it is enough; `false`: then.
-    pub(super) fn each_file(&self, mut call: impl FnMut(&OwnedFd, &Name, &Node) -> bool) -> SysResult<bool> {
-        let (mut open, mut above) = (VecDeque::from([Trail::root()]), None);
-        while let Some(trail) = open.pop_front() {
-            let Some(fd) = self.listed_dir(&trail, &mut above)? else { continue };
-            for name in names_of(trail.slot, &fd)? {
-                let Ok(stat) = sys::stat_at(&fd, name.as_bytes()) else { continue };
-                let Ok(slot) = self.slot_of(&stat) else { continue };
-                let node = Node { child: Child { slot, kind: stat.kind }, attr: AttrState { stat, target: None }, xattrs: Vec::new(), number: 0 };
-                if stat.kind == Kind::Dir {
-                    open.push_back(trail.step(&name, slot));
-                } else if !call(&fd, &name, &node) {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
-    }
-
-    /// A directory that is about to be listed is noted if what changes in it makes no record. The tree is locked for a moment: whoever has just made it
-    /// shall have said so.
-    pub(super) fn note_born(&self, dir: Slot) {
-        drop(self.tree.read());
-        if self.timeline.epochs.is_born(dir) {
-            self.timeline.baseline.note_unsure(dir);
-        }
-    }
-
-    pub(super) fn root_node(&self) -> SysResult<Node> {
-        Ok(Node {
-            child: Child { slot: Slot::ROOT, kind: Kind::Dir },
-            attr: AttrState { stat: sys::stat_fd(&self.root)?, target: None },
-            xattrs: sys::all_xattrs(&self.root)?,
-            number: ROOT,
-        })
-    }
-
-    /// Opens a directory that is to be listed; `None`: it is somewhere else, or nowhere. `above` is the directory that the last one was in. While the tree is
-    /// served this is done by a thread that may be kept from running: so the locks that everybody needs are not taken for each.
-    fn listed_dir(&self, trail: &Arc<Trail>, above: &mut Option<(Slot, Arc<OwnedFd>)>) -> SysResult<Option<Arc<OwnedFd>>> {
-        let Some(up) = &trail.up else { return Ok(Some(Arc::clone(&self.root))) };
-        if above.as_ref().is_none_or(|(slot, _)| *slot != up.slot) {
-            *above = self.dir(up).ok().map(|fd| (up.slot, fd));
-        }
-        if let Some((_, above)) = above
-            && let Ok(fd) = sys::open_dir_at(above, trail.name.as_bytes())
-            && self.slot_of(&sys::stat_fd(&fd)?) == Ok(trail.slot)
-        {
-            return Ok(Some(Arc::new(fd)));
-        }
-        match self.dir(trail) {
-            Err(errno) if is_elsewhere(errno) => {
-                self.timeline.baseline.note_missed(up.slot, &trail.name);
-                Ok(None)
-            }
-            fd => fd.map(Some),
-        }
-    }
-
-    /// What is at a name.
-    pub(super) fn node_at(&self, dir: &OwnedFd, name: &Name) -> SysResult<Node> {
-        let stat = sys::stat_at(dir, name.as_bytes())?;
-        let child = Child { slot: self.slot_of(&stat)?, kind: stat.kind };
-        let target = if stat.kind == Kind::Symlink { Some(sys::readlink_at(dir, name.as_bytes())?) } else { None };
-        let xattrs = sys::all_xattrs_at(dir, name.as_bytes())?;
-        if !baseline::fits(&xattrs) {
-            return Err(Errno::E2BIG);
-        }
-        Ok(Node { child, attr: AttrState { stat, target }, xattrs, number: 0 })
     }
 
     /// Records what differs from the baseline, and calls `begin` before the first of it. What is on record already, from an attempt that was cut short, stays as
@@ -245,7 +182,7 @@ impl Live {
         let root = baseline.root().map_err(errno)?;
         let ahead = self.timeline.ahead.standing()?;
         let mut compared = Compared {
-            live: self,
+            baselines: self,
             baseline,
             ahead,
             begin,
@@ -271,7 +208,7 @@ struct Directory {
 }
 
 struct Compared<'a> {
-    live: &'a Live,
+    baselines: &'a Baselines,
     baseline: &'a Baseline,
     ahead: HashMap<Slot, AheadNode>,
     /// To be called before something is recorded.
@@ -289,9 +226,9 @@ struct Compared<'a> {
 }
 
 /// It is the inode that it was.
-fn is_it(live: &Live, stat: &Stat, node: &Node) -> bool {
+fn is_it(baselines: &Baselines, stat: &Stat, node: &Node) -> bool {
     let was = &node.attr.stat;
-    live.slot_of(stat) == Ok(node.child.slot) && stat.kind == was.kind && generation_of(stat) == generation_of(was)
+    baselines.inodes.slot_of(stat) == Ok(node.child.slot) && stat.kind == was.kind && generation_of(stat) == generation_of(was)
 }
 
 fn place_of(trail: &Trail) -> Option<Place> {
@@ -317,7 +254,7 @@ impl Compared<'_> {
     /// Compares a directory, and what is at its names.
     fn compare(&mut self, directory: &Directory) -> SysResult<()> {
         let Directory { now, was, node } = directory;
-        let fd = self.live.dir(now)?;
+        let fd = self.baselines.inodes.dir(now)?;
         let stat = sys::stat_fd(&fd)?;
         let names = self.baseline.names(node).map_err(errno)?;
         let mut undo = Vec::new();
@@ -325,7 +262,7 @@ impl Compared<'_> {
         let mut known = HashSet::new();
         for (name, child) in names {
             match sys::stat_at(&fd, name.as_bytes()) {
-                Ok(stat) if is_it(self.live, &stat, &child) => self.compare_child(&stat, (now, was), &name, child.clone())?,
+                Ok(stat) if is_it(self.baselines, &stat, &child) => self.compare_child(&stat, (now, was), &name, child.clone())?,
                 Ok(_) | Err(Errno::ENOENT) if changed => {
                     undo.push(Undo::Entry { dir, name: name.clone(), before: Some(child.child) });
                     self.away.entry(child.child.slot).or_insert_with(|| (child.clone(), was.step(&name, child.child.slot)));
@@ -370,7 +307,7 @@ impl Compared<'_> {
             Err(Errno::ENOENT) => return Ok(false),
             stat => stat?,
         };
-        let Ok(slot) = self.live.slot_of(&stat) else { return Ok(false) };
+        let Ok(slot) = self.baselines.inodes.slot_of(&stat) else { return Ok(false) };
         if stat.kind == Kind::Dir {
             self.unlisted.push(dir.step(name, slot));
         }
@@ -381,7 +318,7 @@ impl Compared<'_> {
     /// Looks at the names in new directories. One that was only moved is compared later; to have looked at it changes nothing.
     fn list_new(&mut self) -> SysResult<()> {
         while let Some(trail) = self.unlisted.pop() {
-            let fd = self.live.dir(&trail)?;
+            let fd = self.baselines.inodes.dir(&trail)?;
             for name in names_of(trail.slot, &fd)? {
                 self.note_new(&fd, &trail, &name)?;
             }
@@ -391,7 +328,8 @@ impl Compared<'_> {
 
     /// Records what is at another place; `false`: nothing is.
     fn find_moved(&mut self) -> SysResult<bool> {
-        let is_there = |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| self.new.get(slot).is_some_and(|(_, _, stat)| is_it(self.live, stat, node));
+        let is_there =
+            |(slot, (node, _)): (&Slot, &(Node, Arc<Trail>))| self.new.get(slot).is_some_and(|(_, _, stat)| is_it(self.baselines, stat, node));
         let moved: Vec<Slot> = self.away.iter().filter(|entry| is_there(*entry)).map(|(slot, _)| *slot).collect();
         for slot in &moved {
             let (Some((node, was)), Some((dir, name, _))) = (self.away.remove(slot), self.new.remove(slot)) else { continue };
@@ -407,14 +345,14 @@ impl Compared<'_> {
     fn record_gone(&mut self) -> SysResult<()> {
         for (slot, (node, was)) in std::mem::take(&mut self.away) {
             if !self.new.contains_key(&slot) && (node.child.kind == Kind::Dir || node.attr.stat.nlink <= 1) {
-                self.live.timeline.baseline.note_gone(slot);
+                self.baselines.timeline.baseline.note_gone(slot);
             }
             let mut undo = Vec::new();
             if node.child.kind == Kind::Dir && self.told.insert(slot) {
                 let names = self.baseline.names(&node).map_err(errno)?;
                 // Another directory may have its number.
                 if let Some((dir, name, Stat { kind: Kind::Dir, .. })) = self.new.get(&slot) {
-                    let fd = self.live.dir(&dir.step(name, slot))?;
+                    let fd = self.baselines.inodes.dir(&dir.step(name, slot))?;
                     let there = names_of(slot, &fd)?;
                     let others = there.into_iter().filter(|name| names.binary_search_by(|(known, _)| known.cmp(name)).is_err());
                     undo.extend(others.map(|name| Undo::Entry { dir: slot, name, before: None }));
@@ -433,7 +371,7 @@ impl Compared<'_> {
     /// Records what an inode was; `now`: where it is.
     fn record(&mut self, node: &Node, was: &Arc<Trail>, names: Vec<Undo>, now: Option<Place>) -> SysResult<()> {
         (self.begin)()?;
-        let (slot, timeline) = (node.child.slot, &self.live.timeline);
+        let (slot, timeline) = (node.child.slot, &self.baselines.timeline);
         let news = timeline.epochs.needs(&Key::Attr(slot));
         let mut undo = vec![Undo::Attr { slot, before: node.attr.clone() }, Undo::Xattrs { slot, before: node.xattrs.clone() }];
         if node.child.kind == Kind::File {
@@ -454,7 +392,7 @@ impl Compared<'_> {
 
     /// What is known of a file's content: nothing, unless it was kept, or captured ahead, or is empty.
     fn content(&self, node: &Node) -> DataState {
-        let kept = self.live.take_kept(node).inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
+        let kept = self.baselines.kept.take_kept(node).inspect_err(|errno| tracing::warn!(%errno, "content that was kept cannot be had"));
         if let Ok(object @ Some(_)) = kept {
             return DataState { object, size: node.attr.stat.size, provisional: false };
         }

@@ -3,11 +3,14 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
-use super::Live;
-use super::find::At;
+use super::durable::Durability;
+use super::inodes::{At, Inodes};
+use super::tables::{Calls, HotFiles, NodeTable, Tables};
+use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
-use crate::store::record::{AttrState, Child, DataState, Key, Place, Undo};
+use crate::store::record::{AttrState, Child, DataState, Key, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult};
 
 /// A dirty file of at most this many bytes is copied and not cloned, and so are as many at the end of a larger one if only they are dirty (something was appended):
@@ -18,14 +21,30 @@ pub(super) const PARTLY_COPIED_MAX: u64 = 1024 * 1024;
 /// What is cloned before them is a multiple of this, and so of the blocks of most filesystems.
 const CLONED_UNIT: u64 = 4096;
 
-impl Live {
+/// Records what is about to change, and captures content.
+pub struct Captures {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    nodes: Arc<NodeTable>,
+    hot: Arc<HotFiles>,
+    calls: Arc<Calls>,
+    inodes: Arc<Inodes>,
+    durability: Arc<Durability>,
+}
+
+impl Captures {
+    pub(super) fn new(tables: &Tables, inodes: &Arc<Inodes>, durability: &Arc<Durability>) -> Arc<Captures> {
+        let Tables { timeline, reflink, nodes, hot, calls, .. } = tables.clone();
+        Arc::new(Captures { timeline, reflink, nodes, hot, calls, inodes: Arc::clone(inodes), durability: Arc::clone(durability) })
+    }
+
     /// Records where an inode and every directory above it are, as far as the open epoch does not know. Of a file with several names all that are
     /// known are recorded: each is a path that changes.
     pub(super) fn keep_homes(&self, at: At<'_>, undo: &mut Vec<Undo>) {
         self.climb_homes(at, &mut HashSet::new(), |slot| self.timeline.epochs.needs(&Key::Home(slot)), undo);
     }
 
-    /// As [`Live::keep_homes`], for the next epoch: what is recorded in the open one does not count.
+    /// As [`Captures::keep_homes`], for the next epoch: what is recorded in the open one does not count.
     pub(super) fn keep_homes_ahead(&self, slot: Slot, known: &mut HashSet<Slot>, ahead: &mut Vec<Undo>) {
         self.climb_homes(slot.into(), known, |_| true, ahead);
     }
@@ -37,7 +56,7 @@ impl Live {
             if at.slot == Slot::ROOT || !needs(at.slot) || !known.insert(at.slot) {
                 continue;
             }
-            for place in self.places(at) {
+            for place in self.inodes.places(at) {
                 let up = at.trail.and_then(|trail| trail.up.as_ref()).filter(|up| up.slot == place.parent);
                 open.push(At { slot: place.parent, trail: up });
                 undo.push(Undo::Home { slot: at.slot, before: place });
@@ -76,11 +95,6 @@ impl Live {
         Ok(())
     }
 
-    /// The target of a symbolic link, for its attributes' record.
-    pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
-        if stat.kind == Kind::Symlink { sys::readlink_at(dir, name.as_bytes()).map(Some) } else { Ok(None) }
-    }
-
     /// Makes sure that the content of a file as it is now is kept, if a checkpoint can see it. The caller holds the freeze lock, and the file's stripe.
     ///
     /// When it returns the content survives `kill -9` whatever is done to the file.
@@ -95,7 +109,7 @@ impl Live {
             }
             return Ok(());
         }
-        if self.is_dead(slot) {
+        if self.nodes.is_dead(slot) {
             return Ok(());
         }
         let stat = sys::stat_fd(file)?;
@@ -153,14 +167,14 @@ impl Live {
             let kept = sys::open_file_at(&*to, new_name.as_bytes(), Open::READ)?;
             sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
-        self.note_captured(moved, false);
+        self.durability.note_captured(moved, false);
         Ok(moved)
     }
 
     fn fill_object(&self, object: ObjectId, file: &File, size: u64) -> SysResult<()> {
         let (dir, name) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
         // One that is captured apart is claimed: a sync of the whole tree would not wait for it.
-        let still = !self.is_hot_now(object.slot) && self.may_copy() && !self.is_claimed(object.slot);
+        let still = !self.hot.has(object.slot) && self.durability.may_copy() && !self.calls.is_claimed(object.slot);
         let copied = match self.duplicate(file, &*dir, name.as_bytes(), size, still) {
             Err(Errno::ENOSPC) => self.duplicate_in_need(file, &*dir, name.as_bytes(), size),
             kept => kept.map(|(_, copied)| copied),
@@ -170,11 +184,11 @@ impl Live {
             // What a failed sync has lost is not told a second time: nothing more is kept that may be lost too.
             sys::fsync(kept).inspect_err(|_| self.timeline.store().journal.latch())?;
         }
-        self.note_captured(object, copied);
+        self.durability.note_captured(object, copied);
         Ok(())
     }
 
-    /// As [`Live::duplicate`], on a full filesystem: into an inode of the reserve, by a clone also where a copy would be cheaper, with what ballast
+    /// As [`Captures::duplicate`], on a full filesystem: into an inode of the reserve, by a clone also where a copy would be cheaper, with what ballast
     /// there is.
     fn duplicate_in_need(&self, file: &File, dir: impl AsFd, name: &[u8], size: u64) -> SysResult<bool> {
         match sys::unlink_at(&dir, name) {
@@ -224,9 +238,9 @@ impl Live {
         }
     }
 
-    /// The place of an inode as its parent and name.
-    pub(super) fn place(parent: Slot, name: &Name) -> Place {
-        Place { parent, name: name.clone() }
+    /// Does what must not fail for want of space as long as the store has any in reserve.
+    pub(super) fn with_room<T>(&self, call: impl FnMut() -> SysResult<T>) -> SysResult<T> {
+        self.timeline.store().reserve.with_room(call, |errno| *errno)
     }
 }
 
@@ -239,4 +253,9 @@ fn cloned_part(file: &File, size: u64, still: bool) -> Option<u64> {
     }
     let before = size.saturating_sub(COPY_DIRTY_MAX).next_multiple_of(CLONED_UNIT);
     (before == 0 || is_dirty(before) == Ok(false)).then_some(before)
+}
+
+/// The target of a symbolic link, for its attributes' record.
+pub(super) fn target_of(stat: &Stat, dir: impl AsFd, name: &Name) -> SysResult<Option<Vec<u8>>> {
+    if stat.kind == Kind::Symlink { sys::readlink_at(dir, name.as_bytes()).map(Some) } else { Ok(None) }
 }

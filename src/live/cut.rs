@@ -1,7 +1,7 @@
 //! The cut: what hot files hold at one instant, kept for the epoch that opens then.
 //!
-//! **Before the freeze** ([`Live::prepare_cut`]) each hot file is captured for the next epoch: a clone takes time for each extent of its file, and writes back
-//! what is dirty. **In the freeze** ([`Live::cut`]) each is looked at with a stat, and captured again if it has changed, until a pass finds that nothing has. Then
+//! **Before the freeze** ([`Cuts::prepare_cut`]) each hot file is captured for the next epoch: a clone takes time for each extent of its file, and writes back
+//! what is dirty. **In the freeze** ([`Cuts::cut`]) each is looked at with a stat, and captured again if it has changed, until a pass finds that nothing has. Then
 //! all captures are of the moment at which the last pass began: each was equal to its file from its own first stat to the last.
 //!
 //! A store through a mapping moves ctime when it makes a clean page dirty; a clone has cleaned and write-protected all pages; but XFS moves ctime *before* the
@@ -12,17 +12,21 @@
 //! So a file that is open and left alone costs a stat and a record for each checkpoint, whatever its size.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Live;
-use super::busy::{Pace, WAIT_MAX};
-use super::data::SET_ID;
+use super::calls::{Pace, WAIT_MAX};
+use super::handles::SET_ID;
 use super::hot::{Hot, OPEN_TOLD_MAX};
+use super::nodes::is_same;
+use super::past::{Captures, Past, Writers};
+use super::tables::{Calls, HotFiles, Tables};
 use crate::history::attribution::Numbered;
+use crate::history::timeline::Timeline;
+use crate::history::wake::Wake;
 use crate::store::ids::{Epoch, ObjectId, Slot};
 use crate::store::record::{AttrState, DataState, Undo};
+use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Open, Stat, SysResult, Time, Xattrs};
 
 /// Passes after which the cut gives up being of one instant.
@@ -99,31 +103,34 @@ pub(super) struct Prepared {
     unneeded: Vec<ObjectId>,
 }
 
-impl Live {
-    /// Before the freeze: writes hot files back, all at once, for a clone must do so first.
-    pub fn preflush(&self) {
-        let files: Vec<Arc<File>> = self.hot.lock().values().map(|hot| Arc::clone(&hot.file)).collect();
-        let is_dirty = |file: &Arc<File>| sys::dirty_pages(&**file).is_ok_and(|dirty| dirty > 0);
-        let dirty: Vec<Arc<File>> = files.into_iter().filter(is_dirty).collect();
-        // What fails here fails again, and is told, when the file is cloned.
-        for file in &dirty {
-            let _ = sys::start_writeback(&**file);
-        }
-        for file in &dirty {
-            let _ = sys::finish_writeback(&**file);
-        }
+/// Makes the cut. See the module.
+pub struct Cuts {
+    timeline: Arc<Timeline>,
+    hot: Arc<HotFiles>,
+    calls: Arc<Calls>,
+    wake: Arc<Wake>,
+    writers: Arc<Writers>,
+    captures: Arc<Captures>,
+    prepared: Mutex<Prepared>,
+}
+
+impl Cuts {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Cuts> {
+        let Tables { timeline, hot, calls, wake, .. } = tables.clone();
+        let Past { writers, captures, .. } = past.clone();
+        Arc::new(Cuts { timeline, hot, calls, wake, writers, captures, prepared: Mutex::default() })
     }
 
     /// Before the freeze: captures all hot files for `epoch`, the next one. What fails here is tried again in the cut, and told there.
-    pub fn prepare_cut(self: &Arc<Live>, epoch: Epoch) {
+    pub fn prepare_cut(self: &Arc<Cuts>, epoch: Epoch) {
         self.drop_prepared();
         let files = self.hot_files(&mut HashMap::new());
-        let prepare = move |live: &Live, files: &mut [Taken], pace: &Pace| {
+        let prepare = move |cuts: &Cuts, files: &mut [Taken], pace: &Pace| {
             for taken in files {
-                if live.carry(taken) {
+                if cuts.carry(taken) {
                     continue;
                 }
-                let _ = pace.step(taken.slot, || live.take(epoch, taken));
+                let _ = pace.step(taken.slot, || cuts.take(epoch, taken));
             }
             Ok(true)
         };
@@ -136,7 +143,7 @@ impl Live {
     /// Removes what the last cut did not need. Nobody should wait for the caller.
     pub fn drop_unneeded(&self) {
         let unneeded = std::mem::take(&mut self.prepared.lock().unneeded);
-        unneeded.into_iter().for_each(|object| self.drop_object(object));
+        unneeded.into_iter().for_each(|object| self.captures.drop_object(object));
     }
 
     /// Removes what was captured for a cut that did not come. Nobody should wait for the caller.
@@ -163,8 +170,8 @@ impl Live {
     /// Captures all hot files for `epoch`, the one about to open. The caller holds the freeze lock for writing.
     ///
     /// # Errors
-    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed. EBUSY: a process keeps one of the files ([`Live::in_the_way`]).
-    pub fn cut(self: &Arc<Live>, epoch: Epoch) -> SysResult<Cut> {
+    /// ENOSPC or EIO: nothing was kept, the epoch must not be closed. EBUSY: a process keeps one of the files ([`Calls::in_the_way`]).
+    pub fn cut(self: &Arc<Cuts>, epoch: Epoch) -> SysResult<Cut> {
         let mut prepared = {
             let mut prepared = self.prepared.lock();
             if prepared.epoch == Some(epoch) { std::mem::take(&mut prepared.files) } else { HashMap::new() }
@@ -172,10 +179,10 @@ impl Live {
         let files = self.hot_files(&mut prepared);
         // What is not hot any more.
         self.leave_unneeded(prepared.into_values());
-        let (open, open_more) = self.open_for_writing(OPEN_TOLD_MAX);
+        let (open, open_more) = self.writers.open_for_writing(OPEN_TOLD_MAX);
         let mut cut = Cut { epoch, ahead: Vec::new(), atomic: true, files: files.len() as u64, open, open_more, slowest: None, stats: Vec::new() };
         let (files, converged) = if files.iter().any(|taken| self.has_changed(taken) != Ok(false)) {
-            self.apart(files, move |live, files, pace| live.converge(epoch, files, pace))?
+            self.apart(files, move |cuts, files, pace| cuts.converge(epoch, files, pace))?
         } else {
             (files, Ok(true))
         };
@@ -195,25 +202,25 @@ impl Live {
 
     /// Does `work` on a thread of its own, which is left alone when it waits for too long.
     fn apart(
-        self: &Arc<Live>,
+        self: &Arc<Cuts>,
         mut files: Vec<Taken>,
-        work: impl FnOnce(&Live, &mut [Taken], &Pace) -> SysResult<bool> + Send + 'static,
+        work: impl FnOnce(&Cuts, &mut [Taken], &Pace) -> SysResult<bool> + Send + 'static,
     ) -> SysResult<(Vec<Taken>, SysResult<bool>)> {
         if files.is_empty() {
             return Ok((files, Ok(true)));
         }
         let pace = Arc::new(Pace::default());
-        let (live, late, theirs) = (Arc::clone(self), Arc::clone(self), Arc::clone(&pace));
+        let (cuts, late, theirs) = (Arc::clone(self), Arc::clone(self), Arc::clone(&pace));
         let work = move || {
-            let done = work(&live, &mut files, &theirs);
+            let done = work(&cuts, &mut files, &theirs);
             (files, done)
         };
-        self.busy.lend(|| pace.is_patient(), work, move |(files, _)| late.leave_unneeded(files.into_iter())).map_err(|_| self.give_up(&pace))
+        self.calls.lend(|| pace.is_patient(), work, move |(files, _)| late.leave_unneeded(files.into_iter())).map_err(|_| self.calls.give_up(&pace))
     }
 
     /// The epoch was not closed: what was captured for the next is needed by nobody.
     pub fn drop_cut(&self, objects: &[ObjectId]) {
-        objects.iter().for_each(|object| self.drop_object(*object));
+        objects.iter().for_each(|object| self.captures.drop_object(*object));
     }
 
     /// An epoch was closed by this cut.
@@ -226,7 +233,7 @@ impl Live {
             }
         }
         drop(hot);
-        self.wake_hasher();
+        self.wake.epoch_closed();
     }
 
     /// Captures until nothing has changed since it was captured. When the time is up it looks a last time: on a machine that is slow the first clones may
@@ -295,14 +302,14 @@ impl Live {
     }
 
     fn take_now(&self, epoch: Epoch, taken: &mut Taken) -> SysResult<()> {
-        let _claim = self.busy.await_claim(taken.slot, Some(WAIT_MAX))?.paced();
+        let _claim = self.calls.await_claim(taken.slot, Some(WAIT_MAX))?.paced();
         self.prepared.lock().unneeded.extend(taken.own_object());
         (taken.stat, taken.object, taken.capable, taken.carried) = (None, None, None, false);
         let mut stat = sys::stat_fd(&*taken.hot.file)?;
         taken.settled = is_before(stat.ctime, sys::now(), SETTLED);
         // One that is open for writing only cannot be read. It is opened for this moment: all at once would need twice the descriptors that were counted.
         let reopened = if taken.hot.mappable { None } else { Some(sys::reopen(&*taken.hot.file, Open::READ)?) };
-        taken.object = self.capture_object_in(epoch, taken.slot, reopened.as_ref().unwrap_or(&taken.hot.file), stat.size)?;
+        taken.object = self.captures.capture_object_in(epoch, taken.slot, reopened.as_ref().unwrap_or(&taken.hot.file), stat.size)?;
         if stat.mode & SET_ID != 0 {
             // What was written after the first look is in the clone, and has cleared the bits.
             stat.mode &= sys::stat_fd(&*taken.hot.file)?.mode | !SET_ID;
@@ -337,12 +344,8 @@ impl Live {
         if let Some(xattrs) = &taken.capable {
             ahead.push(Undo::Xattrs { slot, before: (**xattrs).clone() });
         }
-        self.keep_homes_ahead(slot, known, ahead);
+        self.captures.keep_homes_ahead(slot, known, ahead);
     }
-}
-
-fn is_same(before: &Stat, now: &Stat) -> bool {
-    now.size == before.size && now.mtime == before.mtime && now.ctime == before.ctime
 }
 
 /// At least so long before.

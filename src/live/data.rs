@@ -1,139 +1,91 @@
 //! Open files: handles, and reads and writes that pass through the daemon.
 //!
 //! In a passthrough mount the kernel writes to the backing file itself, so a file is captured when it is opened for writing, ahead of a write that
-//! may never come; when the last writer is gone the capture is taken back if nothing changed (`Live::settle`). In a daemon mount the first write
+//! may never come; when the last writer is gone the capture is taken back if nothing changed (`Settling::settle`). In a daemon mount the first write
 //! captures.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::Live;
-use super::attrs::Change;
-use super::find::At;
-use super::names::{Made, Make};
+use super::attrs::{Attrs, Change};
+use super::handles::{Handle, HandleId, OpenFlags, SET_ID};
+use super::inodes::At;
+use super::mapped::Mapped;
+use super::names::{Made, Make, Names};
 use super::nodes::IoMode;
-use crate::history::attribution::{Numbered, acting_for};
+use super::past::{Busy, Captures, Durability, Inodes, Past, Writers};
+use super::remove::Removal;
+use super::settle::Settling;
+use super::tables::{Handles, HotFiles, Locks, NodeTable, Passthrough, Tables};
+use crate::history::attribution::acting_for;
+use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Key;
-use crate::sys::lock::{RwLock, RwLockReadGuard};
+use crate::sys::lock::RwLockReadGuard;
 use crate::sys::{self, Asker, Errno, Open, Stat, SysResult};
 
-/// Number of an open handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct HandleId(pub u64);
-
-/// How a file is opened (open(2)).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OpenFlags {
-    /// For reading.
-    pub read: bool,
-    /// For writing.
-    pub write: bool,
-    /// The content is dropped.
-    pub truncate: bool,
-    /// Writes are on disk when they return.
-    pub sync: bool,
-    /// As `sync`, for the data alone.
-    pub dsync: bool,
-    /// Reads leave the access time alone.
-    pub noatime: bool,
-    /// Who opens it; `None`: we do.
-    pub asker: Option<Asker>,
+/// Opens, reads, writes and closes files.
+pub struct Files {
+    timeline: Arc<Timeline>,
+    locks: Arc<Locks>,
+    nodes: Arc<NodeTable>,
+    hot: Arc<HotFiles>,
+    handles: Arc<Handles>,
+    passthrough: Arc<Passthrough>,
+    inodes: Arc<Inodes>,
+    durability: Arc<Durability>,
+    writers: Arc<Writers>,
+    captures: Arc<Captures>,
+    busy: Arc<Busy>,
+    settling: Arc<Settling>,
+    mapped: Arc<Mapped>,
+    attrs: Arc<Attrs>,
+    names: Arc<Names>,
+    removal: Arc<Removal>,
 }
 
-impl OpenFlags {
-    /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
-    /// that do not, the kernel opens the backing file anew, as the caller asked.
-    pub(super) fn backing(self) -> Open {
-        Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, noatime: self.noatime, ..Open::default() }
-    }
-}
-
-/// An open file.
-#[derive(Debug)]
-pub struct Handle {
-    /// Whose.
-    pub slot: Slot,
-    /// The backing file.
-    pub file: Arc<File>,
-    /// How it was opened.
-    pub flags: OpenFlags,
-    /// Who does its I/O.
-    pub io: IoMode,
-    /// The process that opened it, if that is known.
-    pub by: Option<Arc<Numbered>>,
-    /// The file had set-id bits when it was opened, or got some since: what is done through this handle may clear them.
-    set_id: AtomicBool,
-}
-
-impl Handle {
-    /// One that is about to be entered.
-    pub(super) fn new(slot: Slot, file: Arc<File>, flags: OpenFlags, io: IoMode, by: Option<Arc<Numbered>>, mode: u32) -> Handle {
-        Handle { slot, file, flags, io, by, set_id: AtomicBool::new(mode & SET_ID != 0) }
-    }
-
-    /// The file may have set-id bits, which the kernel keeps in its cache until it is told: see [`Live::change_content`].
-    pub fn may_be_set_id(&self) -> bool {
-        self.set_id.load(Ordering::Relaxed)
-    }
-}
-
-/// The set-user-id and the set-group-id bit.
-pub(super) const SET_ID: u32 = 0o6000;
-
-/// All open handles.
-#[derive(Default)]
-pub(super) struct Handles {
-    map: RwLock<HashMap<u64, Arc<Handle>>>,
-    last: AtomicU64,
-}
-
-impl Handles {
-    fn put(&self, handle: Handle) -> (HandleId, Arc<Handle>) {
-        let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let handle = Arc::new(handle);
-        self.map.write().insert(id, Arc::clone(&handle));
-        (HandleId(id), handle)
-    }
-
-    /// Enters a handle of the worker before, under the number that the kernel knows; new ones get other numbers.
-    pub(super) fn adopt(&self, id: HandleId, handle: Handle) {
-        self.last.fetch_max(id.0, Ordering::Relaxed);
-        self.map.write().insert(id.0, Arc::new(handle));
-    }
-}
-
-impl Live {
-    /// An open handle.
-    ///
-    /// # Errors
-    /// EBADF if it is not open.
-    pub fn handle(&self, id: HandleId) -> SysResult<Arc<Handle>> {
-        self.handles.map.read().get(&id.0).cloned().ok_or(Errno::EBADF)
-    }
-
-    /// Closes all that is open: nothing is served any more.
-    pub(super) fn drop_handles(&self) {
-        self.handles.map.write().clear();
-    }
-
-    /// Number of open handles.
-    pub fn open_handles(&self) -> usize {
-        self.handles.map.read().len()
+impl Files {
+    pub(super) fn new(
+        tables: &Tables,
+        past: &Past,
+        settling: Arc<Settling>,
+        mapped: Arc<Mapped>,
+        attrs: Arc<Attrs>,
+        names: Arc<Names>,
+        removal: Arc<Removal>,
+    ) -> Files {
+        let Tables { timeline, locks, nodes, hot, handles, passthrough, .. } = tables.clone();
+        let Past { inodes, durability, writers, captures, busy } = past.clone();
+        Files {
+            timeline,
+            locks,
+            nodes,
+            hot,
+            handles,
+            passthrough,
+            inodes,
+            durability,
+            writers,
+            captures,
+            busy,
+            settling,
+            mapped,
+            attrs,
+            names,
+            removal,
+        }
     }
 
     /// Whether files that are open, or may be written to, hold fewer descriptors than so many: a handle has one, a file that may be mapped one more.
     pub fn holds_fewer_than(&self, descriptors: usize) -> bool {
-        let handles = self.open_handles();
+        let handles = self.handles.count();
         let hot = self.hot.lock();
         // Which files share the descriptor of a handle is looked at only where that decides.
         handles + hot.len() < descriptors || handles + hot.values().filter(|hot| hot.has_descriptor()).count() < descriptors
     }
 
     /// Who does the I/O of a file that is opened now: all its handles agree for as long as one is open, but for those of users whose I/O the kernel may not
-    /// do ([`Live::passes_through`]), which pass the daemon all the same.
+    /// do ([`Passthrough::is_for`]), which pass the daemon all the same.
     fn io_mode(&self, slot: Slot, flags: OpenFlags, mode: u32) -> IoMode {
         let open = { self.nodes.lock().get(slot).filter(|node| node.handles() > 0).and_then(|node| node.io()) };
         open.unwrap_or_else(|| self.first_io_mode(flags, mode))
@@ -141,7 +93,7 @@ impl Live {
 
     /// Who does the I/O of a file with these bits that nobody has open. The kernel caches set-id bits; where it writes by itself they would stay.
     fn first_io_mode(&self, flags: OpenFlags, mode: u32) -> IoMode {
-        if mode & SET_ID == 0 && self.passes_through(flags.asker) { IoMode::Passthrough } else { IoMode::Daemon }
+        if mode & SET_ID == 0 && self.passthrough.is_for(flags.asker) { IoMode::Passthrough } else { IoMode::Daemon }
     }
 
     /// Opens a regular file.
@@ -149,10 +101,10 @@ impl Live {
     /// # Errors
     /// Those of open(2); ENOSPC or EIO if the past could not be kept; ETXTBSY to empty a file that can be executed through an open to read.
     pub fn open(&self, slot: Slot, flags: OpenFlags) -> SysResult<(HandleId, Arc<Handle>)> {
-        let (id, handle) = self.patiently(|| self.open_now(slot, flags))?;
+        let (id, handle) = self.busy.patiently(|| self.open_now(slot, flags))?;
         // Nobody has the handle yet, and nobody waits while the disk takes its time.
         if flags.write && !flags.truncate && self.is_synced_unseen(flags, handle.io) {
-            self.make_captures_durable(slot).inspect_err(|_| self.not_opened(id))?;
+            self.durability.make_captures_durable(slot).inspect_err(|_| self.not_opened(id))?;
         }
         Ok((id, handle))
     }
@@ -163,45 +115,45 @@ impl Live {
             if flags.truncate {
                 // O_RDONLY | O_TRUNC: Linux truncates, for whoever may write, but no program that runs. The kernel knows which do and tells
                 // nobody: it looks only after this request (handle_truncate in fs/namei.c), when the program would be empty already.
-                mode = self.stat(slot)?.mode;
+                mode = self.inodes.stat(slot)?.mode;
                 if mode & 0o111 != 0 {
                     return Err(Errno::ETXTBSY);
                 }
-                self.set_attr(slot, None, &Change { size: Some(0), asker: flags.asker, ..Change::default() })?;
+                self.attrs.set_attr(slot, None, &Change { size: Some(0), asker: flags.asker, ..Change::default() })?;
             }
-            let _tree = self.tree.read();
-            let _stripe = self.stripe(slot);
+            let _tree = self.locks.tree.read();
+            let _stripe = self.locks.stripe(slot);
             let (file, stat, _) = self.open_backing(slot, flags)?;
             let io = self.io_mode(slot, flags, stat.mode);
             return self.opened(slot, file, flags, io, (stat.mode | mode, None));
         }
-        let _changing = self.enter();
-        let _tree = self.tree.read();
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.read();
         // Before the open: while somebody settles the file it has a lease, and our open, which never waits, would be refused (EAGAIN).
-        let _stripe = self.stripe(slot);
+        let _stripe = self.locks.stripe(slot);
         // To open it changes nothing yet, even for writing; the content is dropped below, once it is kept.
         let (file, stat, readable) = self.open_backing(slot, flags)?;
         let io = self.io_mode(slot, flags, stat.mode);
-        self.check_not_kept(slot, &file)?;
+        self.inodes.check_not_kept(slot, &file)?;
         if io == IoMode::Passthrough || flags.truncate {
-            self.capture_first(slot, !flags.truncate, || Ok(stat.size))?;
+            self.busy.capture_first(slot, !flags.truncate, || Ok(stat.size))?;
         }
         if flags.truncate {
-            self.probe_first(slot)?;
+            self.busy.probe_first(slot)?;
         }
-        let touches = (io == IoMode::Passthrough || flags.truncate) && !self.is_dead(slot);
+        let touches = (io == IoMode::Passthrough || flags.truncate) && !self.nodes.is_dead(slot);
         let found = (touches && self.timeline.processes.touch_data(slot)).then_some(stat);
         self.prepare_write(slot, (&file, readable), flags, io)?;
         if self.is_synced_unseen(flags, io) {
-            self.note_synced();
+            self.durability.note_synced();
             if flags.truncate {
-                self.make_captures_durable(slot)?;
+                self.durability.make_captures_durable(slot)?;
             }
         }
         let (id, handle) = self.opened(slot, file, flags, io, (stat.mode, found))?;
         if flags.truncate {
             // Of an empty file too: that sets its times, and `: > stamp` is how many a build says that it is done.
-            let empty = || self.with_room(|| sys::truncate(&*handle.file, 0));
+            let empty = || self.captures.with_room(|| sys::truncate(&*handle.file, 0));
             let emptied = if handle.may_be_set_id() { sys::act_for(flags.asker, empty) } else { empty() };
             emptied.inspect_err(|_| self.not_opened(id))?;
         }
@@ -210,16 +162,17 @@ impl Live {
 
     /// Takes back a handle that nobody was told of. The file is settled with the next one that is.
     fn not_opened(&self, id: HandleId) {
-        let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
+        let Some(handle) = self.handles.remove(id) else { return };
         self.nodes.lock().closed(handle.slot, handle.flags.read, handle.flags.write);
-        self.writer_left(id.0);
+        self.writers.writer_left(id.0);
     }
 
     /// Opens the backing file as asked for, and to be read too if it is to be captured: that saves another open. Says whether it can be read.
     fn open_backing(&self, slot: Slot, flags: OpenFlags) -> SysResult<(File, Stat, bool)> {
         let how = flags.backing();
-        let readable = how.read || ((self.passthrough() || flags.truncate) && self.timeline.epochs.needs(&Key::Data(slot)));
-        let open = |read: bool, noatime: bool| self.open_file(slot.into(), Open { read, noatime, ..how }).map(|(file, stat)| (file, stat, read));
+        let readable = how.read || ((self.passthrough.is_on() || flags.truncate) && self.timeline.epochs.needs(&Key::Data(slot)));
+        let open =
+            |read: bool, noatime: bool| self.inodes.open_file(slot.into(), Open { read, noatime, ..how }).map(|(file, stat)| (file, stat, read));
         match open(readable, how.noatime) {
             // The kernel lets whoever owns a file leave its access time alone, or write what cannot be read; a daemon of another user may not.
             Err(Errno::EPERM) if how.noatime => open(how.read, false),
@@ -230,39 +183,39 @@ impl Live {
 
     /// What is written through this handle can be synced without a request: by O_SYNC, or through a mapping that the kernel serves by itself.
     fn is_synced_unseen(&self, flags: OpenFlags, io: IoMode) -> bool {
-        self.syncs_overtake && io == IoMode::Passthrough && (flags.sync || flags.dsync || flags.read)
+        self.durability.syncs_overtake() && io == IoMode::Passthrough && (flags.sync || flags.dsync || flags.read)
     }
 
     fn prepare_write(&self, slot: Slot, (file, readable): (&File, bool), flags: OpenFlags, io: IoMode) -> SysResult<()> {
         let ahead = io == IoMode::Passthrough;
-        if !(ahead || flags.truncate) || !self.timeline.epochs.needs(&Key::Data(slot)) || self.is_dead(slot) {
+        if !(ahead || flags.truncate) || !self.timeline.epochs.needs(&Key::Data(slot)) || self.nodes.is_dead(slot) {
             if flags.truncate {
                 self.timeline.epochs.confirm(slot);
             }
             return self.timeline.processes.tell_touches();
         }
         if readable {
-            return self.capture(slot.into(), file, !flags.truncate);
+            return self.captures.capture(slot.into(), file, !flags.truncate);
         }
-        self.capture(slot.into(), &sys::reopen(file, Open::READ)?, !flags.truncate)
+        self.captures.capture(slot.into(), &sys::reopen(file, Open::READ)?, !flags.truncate)
     }
 
     /// Makes and opens a regular file; the kernel's table learns of it with one look-up.
     ///
     /// # Errors
-    /// As [`Live::make`].
+    /// As [`Names::make`].
     pub fn create(&self, parent: Slot, name: &Name, make: &Make<'_>, flags: OpenFlags) -> SysResult<(Made, HandleId, Arc<Handle>)> {
-        let _changing = self.enter();
-        let _tree = self.tree.write();
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.write();
         let io = self.first_io_mode(flags, make.mode);
         let open = flags.backing();
-        let mut made = self.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
+        let mut made = self.names.make_in(parent.into(), name, &Make { open: Some(open), ..make.clone() }, 1)?;
         let file = made.file.take().ok_or(Errno::EIO)?;
         match self.opened(made.slot, file, flags, io, (make.mode, None)) {
             Ok((id, handle)) => Ok((made, id, handle)),
             Err(errno) => {
-                self.forget(made.slot, 1);
-                let removed = self.remove_in(parent.into(), name, false);
+                self.nodes.forget(made.slot, 1);
+                let removed = self.removal.remove_in(parent.into(), name, false);
                 tracing::debug!(?removed, "a file that was made and could not be opened");
                 Err(errno)
             }
@@ -275,55 +228,55 @@ impl Live {
         let file = Arc::new(file);
         if io == IoMode::Passthrough && flags.write {
             let by = acting_for().map(|by| (by, found));
-            self.note_hot(slot, &file, flags.read, by)?;
+            self.hot.note(slot, &file, flags.read, by)?;
         }
         self.nodes.lock().opened(slot, flags.read, flags.write, io);
         if io == IoMode::Daemon && flags.write {
-            self.touch(slot);
+            self.mapped.touch(slot);
         }
         let by = if flags.write { acting_for() } else { None };
         let (id, handle) = self.handles.put(Handle::new(slot, file, flags, io, by, mode));
-        self.note_writer(id.0, &handle);
+        self.writers.note_writer(id.0, &handle);
         Ok((id, handle))
     }
 
     /// The kernel refused to do the I/O of a handle: the daemon will.
     pub fn demote(&self, id: HandleId) {
-        let Ok(handle) = self.handle(id) else { return };
+        let Ok(handle) = self.handles.get(id) else { return };
         if let Some(node) = self.nodes.lock().get_mut(handle.slot) {
             node.set_io(IoMode::Daemon);
         }
         let mode = if handle.may_be_set_id() { SET_ID } else { 0 };
         let demoted = Handle::new(handle.slot, Arc::clone(&handle.file), handle.flags, IoMode::Daemon, handle.by.clone(), mode);
-        self.handles.map.write().insert(id.0, Arc::new(demoted));
+        self.handles.replace(id, demoted);
     }
 
     /// Closes a handle. A file whose last writer it was is settled.
     pub fn release(&self, id: HandleId) {
-        let Some(handle) = self.handles.map.write().remove(&id.0) else { return };
+        let Some(handle) = self.handles.remove(id) else { return };
         let slot = handle.slot;
         let (dead, last_writer) = {
             let mut nodes = self.nodes.lock();
             (nodes.get(slot).is_some_and(|node| node.dead), nodes.closed(slot, handle.flags.read, handle.flags.write))
         };
-        self.busy.closed.notify_all();
+        self.nodes.note_closed();
         let passthrough = handle.io == IoMode::Passthrough;
         let writer = handle.by.clone().filter(|_| passthrough && handle.flags.write);
-        self.writer_left(id.0);
+        self.writers.writer_left(id.0);
         // The descriptor must be closed before the lease is asked for.
         if dead {
-            self.close_apart(handle)
+            self.nodes.close_apart(handle)
         } else {
             drop(handle)
         }
-        self.drop_orphan(slot);
+        self.nodes.drop_orphan(slot);
         if last_writer && passthrough {
-            let _changing = self.freeze_lock.read();
-            let _tree = self.tree.read();
-            self.settle_released(slot);
+            let _changing = self.locks.changing();
+            let _tree = self.locks.tree.read();
+            self.settling.settle_released(slot);
         }
         if let Some(writer) = writer {
-            self.opener_left(slot, &writer);
+            self.settling.opener_left(slot, &writer);
         }
     }
 
@@ -337,49 +290,42 @@ impl Live {
     /// # Errors
     /// Those of pread(2).
     pub fn read(&self, id: HandleId, offset: u64, size: u32) -> SysResult<Vec<u8>> {
-        let handle = self.handle(id)?;
-        self.touch(handle.slot);
+        let handle = self.handles.get(id)?;
+        self.mapped.touch(handle.slot);
         let mut buffer = vec![0_u8; size as usize];
         let filled = sys::read_full_at(&handle.file, &mut buffer, offset)?;
         buffer.truncate(filled);
         Ok(buffer)
     }
 
-    /// The file has got this mode: set-id bits are news to whoever has it open.
-    pub(super) fn note_mode(&self, slot: Slot, mode: u32) {
-        if mode & SET_ID != 0 {
-            self.handles.map.read().values().filter(|handle| handle.slot == slot).for_each(|handle| handle.set_id.store(true, Ordering::Relaxed));
-        }
-    }
-
     /// Holds the freeze lock, captures, then changes the content of a file through one of its handles, for `asker` where that clears set-id bits. `fd` of
     /// the handle itself cannot serve as the source of a capture: it may be open for writing only.
     pub fn change_content<T>(&self, handle: &Handle, asker: Option<Asker>, change: impl FnOnce(&File) -> SysResult<T>) -> SysResult<T> {
-        let _changing = self.patiently(|| self.keep_content_of(handle))?;
+        let _changing = self.busy.patiently(|| self.keep_content_of(handle))?;
         self.timeline.processes.tell_touches()?;
         if handle.flags.sync || handle.flags.dsync {
-            self.note_synced();
-            self.make_captures_durable(handle.slot)?;
+            self.durability.note_synced();
+            self.durability.make_captures_durable(handle.slot)?;
         }
         if handle.may_be_set_id() { sys::act_for(asker, || change(&handle.file)) } else { change(&handle.file) }
     }
 
     /// Captures what is to be changed, and gives the freeze lock.
     fn keep_content_of(&self, handle: &Handle) -> SysResult<RwLockReadGuard<'_, ()>> {
-        let changing = self.enter();
+        let changing = self.locks.enter();
         let slot = handle.slot;
-        if !self.is_dead(slot) {
+        if !self.nodes.is_dead(slot) {
             self.timeline.processes.touch_data(slot);
         }
-        let needed = self.timeline.epochs.needs(&Key::Data(slot)) && !self.is_dead(slot);
+        let needed = self.timeline.epochs.needs(&Key::Data(slot)) && !self.nodes.is_dead(slot);
         if needed || handle.io == IoMode::Passthrough {
-            let _tree = self.tree.read();
-            let _stripe = self.stripe(slot);
-            self.probe_first(slot)?;
+            let _tree = self.locks.tree.read();
+            let _stripe = self.locks.stripe(slot);
+            self.busy.probe_first(slot)?;
             if needed && self.timeline.epochs.needs(&Key::Data(slot)) {
-                self.capture_first(slot, false, || sys::stat_fd(&*handle.file).map(|stat| stat.size))?;
+                self.busy.capture_first(slot, false, || sys::stat_fd(&*handle.file).map(|stat| stat.size))?;
                 let source = if handle.flags.read { Arc::clone(&handle.file) } else { Arc::new(sys::reopen(&*handle.file, Open::READ)?) };
-                self.capture(At::from(slot), &source, false)?;
+                self.captures.capture(At::from(slot), &source, false)?;
             }
         }
         Ok(changing)
@@ -391,11 +337,11 @@ impl Live {
     /// # Errors
     /// Those of pwrite(2); ENOSPC or EIO if the past could not be kept: then nothing was written.
     pub fn write(&self, id: HandleId, offset: u64, data: &[u8], asker: Option<Asker>) -> SysResult<(u32, bool)> {
-        let handle = self.handle(id)?;
+        let handle = self.handles.get(id)?;
         if asker.is_none() {
-            self.touch_by_mappers(handle.slot);
+            self.writers.touch_by_mappers(handle.slot);
         } else {
-            self.touch(handle.slot);
+            self.mapped.touch(handle.slot);
         }
         self.change_content(&handle, asker, |file| sys::write_all_at(file, data, offset))?;
         Ok((u32::try_from(data.len()).unwrap_or(u32::MAX), handle.may_be_set_id()))
@@ -406,11 +352,11 @@ impl Live {
     /// # Errors
     /// EIO, ENOSPC.
     pub fn fsync(&self, id: HandleId, data_only: bool) -> SysResult<()> {
-        let handle = self.handle(id)?;
-        self.note_synced();
-        self.make_captures_durable(handle.slot)?;
+        let handle = self.handles.get(id)?;
+        self.durability.note_synced();
+        self.durability.make_captures_durable(handle.slot)?;
         let synced = if data_only { sys::fdatasync(&*handle.file) } else { sys::fsync(&*handle.file) };
-        self.note_synced();
+        self.durability.note_synced();
         synced
     }
 
@@ -419,11 +365,11 @@ impl Live {
     /// # Errors
     /// EIO.
     pub fn fsync_dir(&self, slot: Slot) -> SysResult<()> {
-        self.note_synced();
-        self.make_past_durable()?;
-        let dir = self.dir(slot)?;
+        self.durability.note_synced();
+        self.durability.make_past_durable()?;
+        let dir = self.inodes.dir(slot)?;
         let synced = sys::fsync(sys::reopen(&dir, Open::READ)?);
-        self.note_synced();
+        self.durability.note_synced();
         synced
     }
 }

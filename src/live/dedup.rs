@@ -8,7 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Live;
+use super::tables::Tables;
+use crate::history::timeline::Timeline;
 use crate::store::dedup::{Done, Fate, Files, Same, Way};
 use crate::store::extents::CALL_BYTES;
 use crate::store::ids::ObjectId;
@@ -40,23 +41,23 @@ impl SharedCounts {
 
 /// The known object and the new one.
 struct Pair<'a> {
-    live: &'a Live,
+    sharing: &'a Sharing,
     objects: [ObjectId; 2],
 }
 
 impl Files for Pair<'_> {
     fn open(&mut self, number: usize) -> SysResult<Arc<std::fs::File>> {
         let object = self.objects.get(number).ok_or(Errno::ENOENT)?;
-        self.live.timeline.store().layers.open(*object).map(Arc::new).map_err(|error| error.errno())
+        self.sharing.timeline.store().layers.open(*object).map(Arc::new).map_err(|error| error.errno())
     }
 
     fn way(&self, _source: usize, _target: usize) -> Way {
-        if self.live.reflink { Way::Extents } else { Way::Link }
+        if self.sharing.reflink { Way::Extents } else { Way::Link }
     }
 
     fn link(&mut self, source: usize, target: usize) -> SysResult<bool> {
         let (Some(source), Some(target)) = (self.objects.get(source), self.objects.get(target)) else { return Err(Errno::ENOENT) };
-        self.live.timeline.store().link_same(*source, *target)
+        self.sharing.timeline.store().link_same(*source, *target)
     }
 
     /// The known one.
@@ -65,9 +66,21 @@ impl Files for Pair<'_> {
     }
 }
 
-impl Live {
+/// Has objects share what others with the same content have.
+pub struct Sharing {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    shared: SharedCounts,
+}
+
+impl Sharing {
+    pub(super) fn new(tables: &Tables) -> Arc<Sharing> {
+        let Tables { timeline, reflink, .. } = tables.clone();
+        Arc::new(Sharing { timeline, reflink, shared: SharedCounts::default() })
+    }
+
     /// Objects that share what others have, and their bytes, since the mount.
-    pub fn shared(&self) -> &SharedCounts {
+    pub fn counts(&self) -> &SharedCounts {
         &self.shared
     }
 
@@ -90,7 +103,7 @@ impl Live {
 
     /// Whether they share all; `None`: the sealer shall end.
     fn share_pair(&self, known: ObjectId, sealed: &ObjectHash, go_on: &mut impl FnMut(u64) -> bool) -> Option<bool> {
-        let mut pair = Pair { live: self, objects: [known, sealed.object] };
+        let mut pair = Pair { sharing: self, objects: [known, sealed.object] };
         let mut same = Same::new(sealed.size, vec![1, 0], false);
         let mut shares = false;
         // Both are read to be compared: a small object at once, a large one a call at a time.

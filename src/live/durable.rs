@@ -19,7 +19,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::Live;
+use super::tables::Tables;
+use crate::history::timeline::Timeline;
 use crate::store::ids::{ObjectId, Slot};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Kind, Open, SysResult};
@@ -27,9 +28,23 @@ use crate::sys::{self, Kind, Open, SysResult};
 /// Captures that are synced one by one before a directory is; of more the whole filesystem is synced.
 const SYNCED_ONE_BY_ONE_MAX: usize = 16;
 
-/// Captures whose data may not be on the disk. The mutex is a leaf.
-#[derive(Debug, Default)]
-pub(super) struct Undurable {
+/// A sync of the whole tree is under way: nothing is copied. See the module.
+pub struct TreeSync<'a>(&'a Durability);
+
+impl Drop for TreeSync<'_> {
+    fn drop(&mut self) {
+        self.0.syncs.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What was captured and may not be on the disk, and what is synced because of it. See the module.
+pub struct Durability {
+    timeline: Arc<Timeline>,
+    root: Arc<OwnedFd>,
+    reflink: bool,
+    /// What somebody syncs reaches the disk ahead of what was done before (btrfs's tree log).
+    syncs_overtake: bool,
+    /// Captures whose data may not be on the disk. A leaf.
     objects: Mutex<HashMap<Slot, Vec<ObjectId>>>,
     /// Syncs of the whole tree under way.
     syncs: AtomicU32,
@@ -37,35 +52,41 @@ pub(super) struct Undurable {
     synced: AtomicU64,
     /// What that count was when the last commit of the whole filesystem began.
     committed: AtomicU64,
-    /// Inodes that a checkpoint can see and that got another name since the last commit of the whole filesystem.
+    /// Inodes that a checkpoint can see and that got another name since the last commit of the whole filesystem. A leaf.
     linked: Mutex<HashSet<Slot>>,
 }
 
-/// A sync of the whole tree is under way: nothing is copied. See the module.
-pub struct TreeSync<'a>(&'a Live);
-
-impl Drop for TreeSync<'_> {
-    fn drop(&mut self) {
-        self.0.undurable.syncs.fetch_sub(1, Ordering::SeqCst);
+impl Durability {
+    pub(super) fn new(tables: &Tables, syncs_overtake: bool) -> Arc<Durability> {
+        let Tables { timeline, root, reflink, .. } = tables.clone();
+        Arc::new(Durability {
+            timeline,
+            root,
+            reflink,
+            syncs_overtake,
+            objects: Mutex::default(),
+            syncs: AtomicU32::new(0),
+            synced: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            linked: Mutex::default(),
+        })
     }
-}
 
-impl Live {
     /// A version was captured. `copied`: by reading and writing.
     pub(super) fn note_captured(&self, object: ObjectId, copied: bool) {
         if self.reflink && (copied || self.syncs_overtake) {
-            self.undurable.objects.lock().entry(object.slot).or_default().push(object);
+            self.objects.lock().entry(object.slot).or_default().push(object);
         }
     }
 
     /// Small dirty files may be copied, which is quicker than to clone them.
     pub(super) fn may_copy(&self) -> bool {
-        self.undurable.syncs.load(Ordering::SeqCst) == 0
+        self.syncs.load(Ordering::SeqCst) == 0
     }
 
     /// Number of files with captures that may not be on the disk.
-    pub fn undurable(&self) -> usize {
-        self.undurable.objects.lock().len()
+    pub fn count(&self) -> usize {
+        self.objects.lock().len()
     }
 
     /// Before the content of a live file may be on the disk because somebody syncs it: what was captured of it is. See the module.
@@ -73,7 +94,7 @@ impl Live {
     /// # Errors
     /// EIO, ENOSPC: the file must not be synced.
     pub(super) fn make_captures_durable(&self, slot: Slot) -> SysResult<()> {
-        let objects = self.undurable.objects.lock().get(&slot).cloned().unwrap_or_default();
+        let objects = self.objects.lock().get(&slot).cloned().unwrap_or_default();
         if objects.is_empty() && !self.syncs_overtake {
             return Ok(());
         }
@@ -86,12 +107,12 @@ impl Live {
     /// Before names may be on the disk because somebody syncs a directory: everything that was captured is, where a sync can overtake it.
     ///
     /// # Errors
-    /// As [`Live::make_captures_durable`].
+    /// As [`Durability::make_captures_durable`].
     pub(super) fn make_past_durable(&self) -> SysResult<()> {
         if !self.syncs_overtake {
             return Ok(());
         }
-        let objects = self.undurable.objects.lock().clone();
+        let objects = self.objects.lock().clone();
         if objects.values().map(Vec::len).sum::<usize>() > SYNCED_ONE_BY_ONE_MAX {
             self.sync_filesystem()?;
         } else {
@@ -118,7 +139,7 @@ impl Live {
 
     /// A file or a directory is about to be synced, or was. See the module.
     pub(super) fn note_synced(&self) {
-        self.undurable.synced.fetch_add(1, Ordering::SeqCst);
+        self.synced.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Before names change, of which something was recorded: the record is on the disk where the change could be without it. See the module.
@@ -126,10 +147,7 @@ impl Live {
     /// # Errors
     /// EIO, ENOSPC: the names must not be changed.
     pub(super) fn order_names(&self) -> SysResult<()> {
-        if !self.syncs_overtake
-            || sys::host::left_out("logged")
-            || self.undurable.synced.load(Ordering::SeqCst) == self.undurable.committed.load(Ordering::SeqCst)
-        {
+        if !self.syncs_overtake || sys::host::left_out("logged") || self.synced.load(Ordering::SeqCst) == self.committed.load(Ordering::SeqCst) {
             return Ok(());
         }
         self.timeline.store().journal.sync().map_err(|error| error.errno())
@@ -138,7 +156,7 @@ impl Live {
     /// An inode got another name.
     pub(super) fn note_linked(&self, slot: Slot) {
         if self.syncs_overtake && !self.timeline.epochs.is_born(slot) {
-            self.undurable.linked.lock().insert(slot);
+            self.linked.lock().insert(slot);
         }
     }
 
@@ -148,7 +166,7 @@ impl Live {
     /// # Errors
     /// EIO, ENOSPC: the name must not be removed.
     pub(super) fn order_links(&self, slot: Slot, kind: Kind, fd: impl FnOnce() -> SysResult<Arc<OwnedFd>>) -> SysResult<()> {
-        if !self.undurable.linked.lock().contains(&slot) || sys::host::left_out("links") {
+        if !self.linked.lock().contains(&slot) || sys::host::left_out("links") {
             return Ok(());
         }
         self.note_synced();
@@ -157,7 +175,7 @@ impl Live {
         let Some(file) = file else { return self.sync_filesystem() };
         sys::fsync(&file)?;
         self.note_synced();
-        self.undurable.linked.lock().remove(&slot);
+        self.linked.lock().remove(&slot);
         Ok(())
     }
 
@@ -173,19 +191,19 @@ impl Live {
     }
 
     fn sync_filesystem(&self) -> SysResult<()> {
-        let synced = self.undurable.synced.load(Ordering::SeqCst);
-        let linked = std::mem::take(&mut *self.undurable.linked.lock());
+        let synced = self.synced.load(Ordering::SeqCst);
+        let linked = std::mem::take(&mut *self.linked.lock());
         if let Err(errno) = sys::syncfs(&self.root) {
             self.timeline.store().journal.latch();
-            self.undurable.linked.lock().extend(linked);
+            self.linked.lock().extend(linked);
             return Err(errno);
         }
-        self.undurable.committed.fetch_max(synced, Ordering::SeqCst);
+        self.committed.fetch_max(synced, Ordering::SeqCst);
         Ok(())
     }
 
     fn forget_durable(&self, durable: &HashMap<Slot, Vec<ObjectId>>) {
-        let mut objects = self.undurable.objects.lock();
+        let mut objects = self.objects.lock();
         for (slot, done) in durable {
             if let Some(left) = objects.get_mut(slot) {
                 left.retain(|object| !done.contains(object));
@@ -198,7 +216,7 @@ impl Live {
 
     /// From now on nothing is copied. What is under way must have ended, by a freeze, before the sync begins.
     pub fn prepare_sync(&self) -> TreeSync<'_> {
-        self.undurable.syncs.fetch_add(1, Ordering::SeqCst);
+        self.syncs.fetch_add(1, Ordering::SeqCst);
         TreeSync(self)
     }
 
@@ -207,11 +225,16 @@ impl Live {
     /// # Errors
     /// EIO, ENOSPC of any file of the filesystem.
     pub fn sync_tree(&self, _prepared: &TreeSync<'_>, at_ns: i64) -> SysResult<()> {
-        let objects = self.undurable.objects.lock().clone();
+        let objects = self.objects.lock().clone();
         self.sync_filesystem()?;
         let store = self.timeline.store();
         store.journal.sync().map_err(|error| error.errno())?;
         self.forget_durable(&objects);
         store.layout.note_synced(at_ns).map_err(|error| error.errno())
+    }
+
+    /// What somebody syncs reaches the disk ahead of what was done before.
+    pub(super) fn syncs_overtake(&self) -> bool {
+        self.syncs_overtake
     }
 }

@@ -10,17 +10,21 @@
 //!
 //! What is taken under locks is taken by a thread of ordinary priority: an idle one could be kept from running while it holds them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Live;
-use super::find::At;
+use super::inodes::{At, at_place};
+use super::nodes::is_same;
+use super::past::{Captures, Inodes, Past};
+use super::tables::{Calls, HotFiles, Locks, NodeTable, Tables};
 use crate::history::eager::{AheadNode, Changed};
-use crate::store::ids::{Epoch, Name, Slot};
+use crate::history::timeline::Timeline;
+use crate::store::ids::{Epoch, Name, ObjectId, Slot};
 use crate::store::layout::STORE_NAME;
 use crate::store::record::{AttrState, Child, DataState, Key, Undo};
-use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult};
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno, Kind, Open, SetTime, SysResult};
 
 /// Names in a directory that is captured ahead; of a larger one the names are not.
 const ENTRIES_MAX: usize = 4096;
@@ -29,7 +33,28 @@ const NODES_MAX: usize = 50_000;
 /// With less space left nothing is captured ahead.
 pub(super) const SPACE_KEPT_BYTES: u64 = 256 << 20;
 
-impl Live {
+/// Captures ahead, and records what was changed unseen. See the module.
+pub struct Eager {
+    timeline: Arc<Timeline>,
+    locks: Arc<Locks>,
+    nodes: Arc<NodeTable>,
+    hot: Arc<HotFiles>,
+    calls: Arc<Calls>,
+    inodes: Arc<Inodes>,
+    captures: Arc<Captures>,
+    /// Objects that were captured ahead and may be superseded. A leaf.
+    ahead_objects: Mutex<HashMap<Slot, Vec<ObjectId>>>,
+    /// They have what an earlier daemon captured, too.
+    knows_ahead: AtomicBool,
+}
+
+impl Eager {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Eager> {
+        let Tables { timeline, locks, nodes, hot, calls, .. } = tables.clone();
+        let Past { inodes, captures, .. } = past.clone();
+        Arc::new(Eager { timeline, locks, nodes, hot, calls, inodes, captures, ahead_objects: Mutex::default(), knows_ahead: AtomicBool::new(false) })
+    }
+
     /// Captures ahead what changed in epochs that were closed since this was last done. `go_on` is asked before each inode.
     /// `false`: something could not be taken just now, and all of it is to be tried again.
     ///
@@ -68,8 +93,8 @@ impl Live {
     /// Writes a file back before anybody has to wait for it: a clone must do that first.
     fn flush_ahead(&self, slot: Slot) {
         let file = {
-            let _tree = self.tree.read();
-            self.open_file(At::from(slot), Open::READ)
+            let _tree = self.locks.tree.read();
+            self.inodes.open_file(At::from(slot), Open::READ)
         };
         if let Ok((file, _)) = file
             && sys::dirty_pages(&file).is_ok_and(|dirty| dirty > 0)
@@ -89,7 +114,7 @@ impl Live {
                 None if Some(object) == newest => kept.push(object),
                 // It became the record's.
                 Some(recorded) if recorded == Some(object) => {}
-                None | Some(_) => self.drop_object(object),
+                None | Some(_) => self.captures.drop_object(object),
             }
         }
         if !kept.is_empty() {
@@ -127,7 +152,7 @@ impl Live {
             for object in objects {
                 match self.timeline.lookup.data_since(slot, object.epoch) {
                     Ok(Some(data)) if data.before.object == Some(object) => {}
-                    Ok(_) if object.epoch <= oldest => self.drop_object(object),
+                    Ok(_) if object.epoch <= oldest => self.captures.drop_object(object),
                     Ok(_) | Err(_) => self.ahead_objects.lock().entry(slot).or_default().push(object),
                 }
             }
@@ -135,17 +160,12 @@ impl Live {
     }
 
     fn child_now(&self, dir: Slot, name: &Name) -> SysResult<Child> {
-        let _tree = self.tree.read();
-        let stat = sys::stat_at(&self.dir(dir)?, name.as_bytes())?;
-        let child = Child { slot: self.slot_of(&stat)?, kind: stat.kind };
+        let _tree = self.locks.tree.read();
+        let stat = sys::stat_at(&self.inodes.dir(dir)?, name.as_bytes())?;
+        let child = Child { slot: self.inodes.slot_of(&stat)?, kind: stat.kind };
         // So that it is found again.
-        self.remember(dir, name, child.slot);
+        self.inodes.remember(dir, name, child.slot);
         Ok(child)
-    }
-
-    /// Notes where an inode is, if the kernel knows it not.
-    pub(super) fn remember(&self, dir: Slot, name: &Name, slot: Slot) {
-        self.found_ahead.lock().insert(slot, Live::place(dir, name));
     }
 
     /// The inodes that changed and are there still, and all below directories that were made then: of what is in those there are no records.
@@ -178,8 +198,8 @@ impl Live {
     }
 
     fn names_now(&self, dir: Slot) -> Vec<Name> {
-        let _tree = self.tree.read();
-        let (names, _) = self.read_dir(dir.into(), 0, NODES_MAX).unwrap_or_default();
+        let _tree = self.locks.tree.read();
+        let (names, _) = self.inodes.read_dir(dir.into(), 0, NODES_MAX).unwrap_or_default();
         let names = names.into_iter().filter(|(entry, _)| !matches!(entry.name.as_slice(), b"." | b".."));
         names.map(|(entry, _)| Name::new(&entry.name)).collect()
     }
@@ -189,30 +209,30 @@ impl Live {
         !self.timeline.epochs.is_born(slot)
             && self.timeline.epochs.needs(&Key::Attr(slot))
             && self.timeline.epochs.needs(&Key::Data(slot))
-            && !self.is_dead(slot)
+            && !self.nodes.is_dead(slot)
     }
 
     /// `false`: it may be changing just now.
     fn capture_one_ahead(&self, slot: Slot, upto: Epoch) -> SysResult<bool> {
-        let _changing = self.freeze_lock.read();
-        let _tree = self.tree.read();
-        let _stripe = self.stripe(slot);
+        let _changing = self.locks.changing();
+        let _tree = self.locks.tree.read();
+        let _stripe = self.locks.stripe(slot);
         // A checkpoint may have come since the journal was read: it is the epoch that is open now that must have no record.
         let open = self.timeline.epochs.epoch();
         if !self.is_untouched(slot) {
             return Ok(true);
         }
-        if self.is_hot_now(slot) || self.may_wait(slot) || self.is_claimed(slot) {
+        if self.hot.has(slot) || self.nodes.may_wait(slot) || self.calls.is_claimed(slot) {
             return Ok(false);
         }
         let (fd, stat) = {
-            let fd = self.fd(At::from(slot))?;
+            let fd = self.inodes.fd(At::from(slot))?;
             let stat = sys::stat_fd(&fd)?;
             (fd, stat)
         };
         let target = if stat.kind == Kind::Symlink { Some(sys::readlink_fd(&fd)?) } else { None };
         let mut undo = vec![Undo::Attr { slot, before: AttrState { stat, target } }, Undo::Xattrs { slot, before: sys::all_xattrs(&fd)? }];
-        self.keep_homes_ahead(slot, &mut HashSet::new(), &mut undo);
+        self.captures.keep_homes_ahead(slot, &mut HashSet::new(), &mut undo);
         let mut made = None;
         match stat.kind {
             Kind::Dir => {
@@ -221,7 +241,7 @@ impl Live {
             }
             Kind::File => {
                 let file = sys::reopen(&fd, Open::READ)?;
-                made = self.capture_object_in(open, slot, &file, stat.size)?;
+                made = self.captures.capture_object_in(open, slot, &file, stat.size)?;
                 undo.push(Undo::Data { slot, before: DataState { object: made, size: stat.size, provisional: false } });
             }
             _ => {}
@@ -229,7 +249,7 @@ impl Live {
         let same = sys::stat_fd(&fd).is_ok_and(|now| is_same(&now, &stat));
         let kept = if same { self.timeline.ahead.add(open, undo, upto) } else { Ok(()) };
         match made {
-            Some(object) if !same || kept.is_err() => self.drop_object(object),
+            Some(object) if !same || kept.is_err() => self.captures.drop_object(object),
             Some(object) => self.ahead_objects.lock().entry(slot).or_default().push(object),
             None => {}
         }
@@ -237,7 +257,7 @@ impl Live {
     }
 
     fn entries_ahead(&self, dir: Slot) -> SysResult<Option<Vec<Undo>>> {
-        let (names, last) = self.read_dir(dir.into(), 0, ENTRIES_MAX + 2)?;
+        let (names, last) = self.inodes.read_dir(dir.into(), 0, ENTRIES_MAX + 2)?;
         let ours = |name: &[u8]| matches!(name, b"." | b"..") || (dir == Slot::ROOT && name == STORE_NAME.as_bytes());
         let names = names.into_iter().filter(|(entry, _)| !ours(&entry.name));
         Ok(last.then(|| names.map(|(entry, child)| Undo::Entry { dir, name: Name::new(&entry.name), before: Some(child) }).collect()))
@@ -254,7 +274,7 @@ impl Live {
             }
             // What the baseline has told is on record.
             let Some(attr) = node.attr.as_ref().filter(|_| self.timeline.epochs.needs(&Key::Attr(slot))) else { continue };
-            let now = self.fd(At::from(slot)).and_then(|fd| Ok((sys::stat_fd(&fd)?, fd))).ok();
+            let now = self.inodes.fd(At::from(slot)).and_then(|fd| Ok((sys::stat_fd(&fd)?, fd))).ok();
             if now.as_ref().is_some_and(|(stat, _)| is_same(stat, &attr.stat)) {
                 continue;
             }
@@ -273,11 +293,11 @@ impl Live {
         let mut undo = vec![Undo::Attr { slot, before: attr.clone() }];
         undo.extend(node.xattrs.clone().map(|before| Undo::Xattrs { slot, before }));
         undo.extend(node.data.map(|before| Undo::Data { slot, before }));
-        self.keep_homes(slot.into(), &mut undo);
+        self.captures.keep_homes(slot.into(), &mut undo);
         if attr.stat.kind != Kind::Dir {
             return undo;
         }
-        let live = crate::history::present::Present::list(self, &at_place(slot)).unwrap_or_default();
+        let live = crate::history::present::Present::list(&*self.inodes, &at_place(slot)).unwrap_or_default();
         let live: std::collections::BTreeMap<Name, Child> = live.into_iter().collect();
         for (name, child) in &node.entries {
             if live.get(name) != Some(child) {
@@ -289,14 +309,4 @@ impl Live {
         }
         undo
     }
-}
-
-/// An inode that is found by the place that history keeps of it.
-pub(super) fn at_place(slot: Slot) -> Arc<crate::history::present::Trail> {
-    Arc::new(crate::history::present::Trail { slot, name: Name::new(b""), up: None })
-}
-
-/// Nothing was changed between the two.
-pub(super) fn is_same(a: &Stat, b: &Stat) -> bool {
-    a.ctime == b.ctime && a.mtime == b.mtime && a.size == b.size && a.kind == b.kind
 }

@@ -4,12 +4,15 @@
 //! It may take long, and is done while the tree is served: what changes meanwhile counts for the next time. What there is of it is no baseline until the
 //! daemon ends in an orderly way and has brought it up to date.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Live;
-use super::baseline::Walk;
+use super::baseline::{Baselines, Walk};
 use super::eager::SPACE_KEPT_BYTES;
+use super::kept::Kept;
+use super::tables::Tables;
+use crate::history::timeline::Timeline;
 use crate::history::wake::Wake;
 use crate::store::baseline::Baseline;
 use crate::sys::lock::Mutex;
@@ -30,35 +33,43 @@ const DROP_MAX: usize = 1000;
 /// A pause is as long as the work before it, but not longer.
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// What is done about it.
-#[derive(Default)]
-pub(super) struct Idle {
+enum Due {
+    Walk { keep: bool },
+    Advance,
+}
+
+/// What is done in idle time about an absence to come.
+pub struct Idle {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    baselines: Arc<Baselines>,
+    kept: Arc<Kept>,
     /// Content is kept ahead.
     keeps: AtomicBool,
     /// Since when something is to be done, and when all content was kept ahead last.
     times: Mutex<(Option<Instant>, Option<Instant>)>,
 }
 
-enum Due {
-    Walk { keep: bool },
-    Advance,
-}
+impl Idle {
+    pub(super) fn new(tables: &Tables, baselines: Arc<Baselines>, kept: Arc<Kept>) -> Arc<Idle> {
+        let Tables { timeline, reflink, .. } = tables.clone();
+        Arc::new(Idle { timeline, reflink, baselines, kept, keeps: AtomicBool::new(false), times: Mutex::default() })
+    }
 
-impl Live {
     /// The last daemon has ended in an orderly way: this one may, too, and content is kept ahead.
     pub fn clone_ahead(&self) {
-        self.idle.keeps.store(true, Ordering::Relaxed);
+        self.keeps.store(true, Ordering::Relaxed);
     }
 
     fn due(&self) -> Option<Due> {
         if self.timeline.catalogue.stored_ids().is_empty() || !self.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
             return None;
         }
-        let lately = self.idle.times.lock().1.is_some_and(|last| last.elapsed() < KEEP_EVERY);
+        let lately = self.times.lock().1.is_some_and(|last| last.elapsed() < KEEP_EVERY);
         // After a kill clones tell of an orderly end before.
-        let keep = self.reflink && (self.idle.keeps.load(Ordering::Relaxed) || self.has_kept());
+        let keep = self.reflink && (self.keeps.load(Ordering::Relaxed) || self.kept.has_kept());
         match self.timeline.baseline.baseline_changes() {
-            Some(changes) if changes < CHANGES_MAX && (!keep || lately || self.is_kept_whole()) => {
+            Some(changes) if changes < CHANGES_MAX && (!keep || lately || self.kept.is_kept_whole()) => {
                 (self.timeline.baseline.changed_keys() > KEYS_MAX).then_some(Due::Advance)
             }
             _ => Some(Due::Walk { keep }),
@@ -67,13 +78,13 @@ impl Live {
 
     /// Does what is due, once the tree is left alone. Ends early if there is something to hash, or the thread is to end.
     pub(super) fn prepare_absence(&self, wake: &Wake) {
-        while matches!(self.drop_rest(DROP_MAX), Ok(true)) {
+        while matches!(self.kept.drop_rest(DROP_MAX), Ok(true)) {
             if !wake.pause(PAUSE_MAX) {
                 return;
             }
         }
         let Some(due) = self.due() else { return };
-        let since = *self.idle.times.lock().0.get_or_insert_with(Instant::now);
+        let since = *self.times.lock().0.get_or_insert_with(Instant::now);
         let hasty = sys::host::left_out("calm");
         while !hasty && since.elapsed() < CALM_MAX {
             let known = self.timeline.epochs.recordings();
@@ -84,7 +95,7 @@ impl Live {
                 break;
             }
         }
-        self.idle.times.lock().0 = None;
+        self.times.lock().0 = None;
         let (mut worked, mut go_on) = (Instant::now(), true);
         let mut pace = || {
             go_on = go_on && wake.pause(worked.elapsed().min(PAUSE_MAX)) && !wake.stopping();
@@ -107,18 +118,18 @@ impl Live {
 
     fn advance_ahead(&self) -> SysResult<()> {
         // Where something is missing that is not looked for now, but at the next walk.
-        let keeper = self.is_kept_whole().then(|| self.keeper_ahead()).transpose()?;
-        match (self.advance_baseline(None, keeper.as_ref())?, keeper) {
+        let keeper = self.kept.is_kept_whole().then(|| self.kept.keeper_ahead()).transpose()?;
+        match (self.baselines.advance_baseline(None, keeper.as_ref())?, keeper) {
             (Some(files), Some(keeper)) => keeper.catch_up(files).map(drop),
             _ => Ok(()),
         }
     }
 
     fn walk_ahead(&self, keep: bool, go_on: &mut dyn FnMut() -> bool) -> SysResult<()> {
-        let keeper = keep.then(|| self.keeper_ahead()).transpose()?;
-        self.walk_baseline(Walk { end: None, keeper: keeper.as_ref(), go_on })?;
+        let keeper = keep.then(|| self.kept.keeper_ahead()).transpose()?;
+        self.baselines.walk_baseline(Walk { end: None, keeper: keeper.as_ref(), go_on })?;
         if let Some(keeper) = keeper {
-            self.idle.times.lock().1 = Some(Instant::now());
+            self.times.lock().1 = Some(Instant::now());
             keeper.finish()?;
         }
         Ok(())

@@ -16,12 +16,16 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Live;
-use super::eager::{SPACE_KEPT_BYTES, is_same};
-use super::nodes::generation_of;
+use super::eager::SPACE_KEPT_BYTES;
+use super::nodes::{generation_of, is_same};
+use super::past::{Captures, Inodes, Past};
+use super::tables::Tables;
+use crate::history::timeline::Timeline;
+use crate::history::wake::Wake;
 use crate::store::baseline::Node;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::Key;
@@ -85,7 +89,7 @@ fn is_of(clone: &Stat, file: &Stat) -> bool {
 
 /// Makes clones, until the time for it is over.
 pub(super) struct Keeper<'a> {
-    live: &'a Live,
+    kept: &'a Kept,
     dir: OwnedFd,
     how: Keep,
     /// `None`: there is all the time.
@@ -115,7 +119,24 @@ struct Done {
     copies: Vec<(String, Time)>,
 }
 
-impl Live {
+/// The content that is kept for an absence. See the module.
+pub struct Kept {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    wake: Arc<Wake>,
+    inodes: Arc<Inodes>,
+    captures: Arc<Captures>,
+    /// How often all of it was removed.
+    drops: AtomicU64,
+}
+
+impl Kept {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Kept> {
+        let Tables { timeline, reflink, wake, .. } = tables.clone();
+        let Past { inodes, captures, .. } = past.clone();
+        Arc::new(Kept { timeline, reflink, wake, inodes, captures, drops: AtomicU64::new(0) })
+    }
+
     fn kept_dir(&self) -> SysResult<OwnedFd> {
         sys::open_dir_at(self.timeline.store().layout.dir(), NAME)
     }
@@ -123,7 +144,7 @@ impl Live {
     /// What keeps so much content. `None`: nothing is to be kept.
     pub(super) fn keeper(&self, how: Keep, all: bool) -> SysResult<Option<Keeper<'_>>> {
         if how == Keep::None {
-            return self.drop_kept().map(|()| None);
+            return self.drop_all().map(|()| None);
         }
         self.keeper_until(how, Instant::now().checked_add(how.time()), all).map(Some)
     }
@@ -134,12 +155,12 @@ impl Live {
     }
 
     fn keeper_until(&self, how: Keep, until: Option<Instant>, all: bool) -> SysResult<Keeper<'_>> {
-        let drops = self.kept_drops.load(Ordering::SeqCst);
+        let drops = self.drops.load(Ordering::SeqCst);
         match sys::mkdir_at(self.timeline.store().layout.dir(), NAME, 0o700) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Keeper { live: self, dir: self.kept_dir()?, how, until, all, drops, whole: self.is_kept_whole(), done: RefCell::default() })
+        Ok(Keeper { kept: self, dir: self.kept_dir()?, how, until, all, drops, whole: self.is_kept_whole(), done: RefCell::default() })
     }
 
     /// Whether all is kept that is to be, but for what changed since the baseline. Of copies that is not known: together they may be too many.
@@ -176,12 +197,12 @@ impl Live {
         }
         if self.reflink {
             let clone = sys::open_file_at(&dir, name.as_bytes(), Open::READ)?;
-            return self.capture_object(slot, &clone, stat.size);
+            return self.captures.capture_object(slot, &clone, stat.size);
         }
         let layers = &self.timeline.store().layers;
         let object = layers.next_object(self.timeline.epochs.epoch(), slot, ObjectOrigin::Cloned).map_err(|error| error.errno())?;
         let (layer, file) = layers.location(object).map_err(|error| error.errno())?;
-        self.with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
+        self.captures.with_room(|| sys::link_at(&dir, name.as_bytes(), &*layer, file.as_bytes()))?;
         Ok(Some(object))
     }
 
@@ -189,8 +210,8 @@ impl Live {
     ///
     /// # Errors
     /// Those of unlink(2).
-    pub fn drop_kept(&self) -> SysResult<()> {
-        self.kept_drops.fetch_add(1, Ordering::SeqCst);
+    pub fn drop_all(&self) -> SysResult<()> {
+        self.drops.fetch_add(1, Ordering::SeqCst);
         let store = self.timeline.store().layout.dir();
         match sys::rename_at(store, NAME, store, GONE, RenameMode::NoReplace) {
             Err(Errno::ENOENT) => Ok(()),
@@ -199,7 +220,7 @@ impl Live {
             Err(errno) => Err(errno),
             Ok(()) => {
                 if self.drop_rest(DROP_MAX)? {
-                    self.wake_hasher();
+                    self.wake.epoch_closed();
                 }
                 Ok(())
             }
@@ -261,7 +282,7 @@ impl Keeper<'_> {
         if stat.kind != Kind::File || stat.size == 0 {
             return;
         }
-        let timeline = &self.live.timeline;
+        let timeline = &self.kept.timeline;
         if !self.all && (timeline.epochs.is_born(slot) || !timeline.epochs.needs(&Key::Data(slot))) {
             self.doubt(node);
             // What is born makes no record by which the next daemon would look at it again, and its first checkpoint shows it.
@@ -289,7 +310,7 @@ impl Keeper<'_> {
 
     /// A clone always does. A copy takes time and space.
     fn fits(&self, stat: &Stat) -> bool {
-        let all = self.live.reflink || self.how == Keep::All;
+        let all = self.kept.reflink || self.how == Keep::All;
         all || (stat.size <= COPY_MAX && stat.size <= COPIES_MAX.saturating_sub(self.done.borrow().copied_bytes))
     }
 
@@ -299,7 +320,7 @@ impl Keeper<'_> {
 
     fn has_time(&self) -> bool {
         let made = self.done.borrow().made;
-        if made.is_multiple_of(LOOK_EVERY) && !self.live.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
+        if made.is_multiple_of(LOOK_EVERY) && !self.kept.timeline.store().layers.free_bytes().is_ok_and(|free| free > SPACE_KEPT_BYTES) {
             return false;
         }
         !self.is_over()
@@ -314,11 +335,11 @@ impl Keeper<'_> {
             Err(Errno::EPERM) => open(Open::READ),
             file => file,
         }?;
-        self.live.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
+        self.kept.captures.duplicate(&file, &self.dir, clone.as_bytes(), stat.size, false)?;
         if !is_same(&sys::stat_fd(&file)?, stat) {
             return Err(Errno::EBUSY);
         }
-        if self.live.reflink {
+        if self.kept.reflink {
             return self.set_time(clone, stat.ctime);
         }
         self.done.borrow_mut().copies.push((clone.to_owned(), stat.ctime));
@@ -348,7 +369,7 @@ impl Keeper<'_> {
         let mut left_out = self.done.borrow().left_out;
         if !self.whole {
             (self.done.borrow_mut().left_out, self.done.borrow_mut().copied_bytes) = (0, 0);
-            let all = self.live.each_file(|dir, name, node| {
+            let all = self.kept.inodes.each_file(|dir, name, node| {
                 self.keep(dir, name, node);
                 !self.is_over()
             })?;
@@ -368,7 +389,7 @@ impl Keeper<'_> {
             sys::syncfs(&self.dir)?;
         }
         done.copies.iter().try_for_each(|(clone, time)| self.set_time(clone, *time))?;
-        if left_out == 0 && !done.unseen && self.drops == self.live.kept_drops.load(Ordering::SeqCst) {
+        if left_out == 0 && !done.unseen && self.drops == self.kept.drops.load(Ordering::SeqCst) {
             match sys::create_file_at(&self.dir, WHOLE, Open::READ_WRITE, 0o600) {
                 Ok(_) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno),

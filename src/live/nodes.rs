@@ -49,6 +49,11 @@ pub fn generation_of(stat: &Stat) -> u64 {
     (nanoseconds ^ nanoseconds >> 32) & 0xffff_ffff | 1 << 31
 }
 
+/// Nothing was changed between the two.
+pub fn is_same(a: &Stat, b: &Stat) -> bool {
+    a.ctime == b.ctime && a.mtime == b.mtime && a.size == b.size && a.kind == b.kind
+}
+
 /// What a node has that is open, has several names, or has lost its last one.
 #[derive(Debug, Default)]
 struct Rare {

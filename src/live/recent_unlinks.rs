@@ -17,7 +17,7 @@ const KEPT: usize = 1024;
 
 /// The files. Its mutex is a leaf.
 #[derive(Default)]
-pub(super) struct RecentUnlinks(Mutex<HashMap<Slot, Instant>>);
+pub struct RecentUnlinks(Mutex<HashMap<Slot, Instant>>);
 
 impl RecentUnlinks {
     /// A file has lost a name, and has others.
@@ -30,7 +30,7 @@ impl RecentUnlinks {
     }
 
     /// Whether a file lost a name a moment ago.
-    pub(super) fn has(&self, slot: Slot) -> bool {
+    pub fn has(&self, slot: Slot) -> bool {
         self.0.lock().get(&slot).is_some_and(|at| at.elapsed() < LATELY)
     }
 }

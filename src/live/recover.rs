@@ -3,11 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::Live;
-use super::eager::at_place;
-use super::find::{At, is_elsewhere};
+use super::inodes::{At, at_place, is_elsewhere};
+use super::past::{Captures, Inodes, Past};
+use super::remove::Removal;
+use super::tables::{HotFiles, Locks, Tables};
 use crate::history::present::{Present, Trail};
-use crate::history::timeline::{Aftermath, Moved};
+use crate::history::timeline::{Aftermath, Moved, Timeline};
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::layers::file_name;
 use crate::store::record::{Place, Record};
@@ -16,8 +17,25 @@ use crate::sys::{self, Errno, Kind, RenameMode, SysResult, Time};
 /// A larger file that somebody can write to past the mount is not copied at each checkpoint, while everybody waits.
 const HELD_COPIED_MAX: u64 = 16 << 20;
 
-impl Live {
-    /// Brings tree and history together again, but for [`Live::watch_mapped`], which is to follow. Costs what changed in the open epoch. Nothing may be
+/// Brings tree and history together again.
+pub struct Recovery {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    locks: Arc<Locks>,
+    hot: Arc<HotFiles>,
+    inodes: Arc<Inodes>,
+    captures: Arc<Captures>,
+    removal: Arc<Removal>,
+}
+
+impl Recovery {
+    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>) -> Recovery {
+        let Tables { timeline, reflink, locks, hot, .. } = tables.clone();
+        let Past { inodes, captures, .. } = past.clone();
+        Recovery { timeline, reflink, locks, hot, inodes, captures, removal }
+    }
+
+    /// Brings tree and history together again, but for [`Recovery::watch_mapped`], which is to follow. Costs what changed in the open epoch. Nothing may be
     /// served yet.
     ///
     /// # Errors
@@ -43,7 +61,7 @@ impl Live {
     pub fn last_recorded_change(&self) -> Option<Time> {
         let mut last = None;
         for trail in self.recent(false) {
-            last = last.max(self.stat(&trail).ok().map(|stat| stat.ctime));
+            last = last.max(self.inodes.stat(&trail).ok().map(|stat| stat.ctime));
         }
         last
     }
@@ -55,7 +73,7 @@ impl Live {
         let mut found: Vec<Arc<Trail>> = slots.iter().map(|slot| at_place(*slot)).collect();
         let mut made = if all && self.timeline.catalogue.newest_stored().is_none() { vec![Trail::root()] } else { Vec::new() };
         for (dir, name) in names {
-            let Ok(Some(child)) = self.child(&at_place(dir), &name) else { continue };
+            let Ok(Some(child)) = self.inodes.child(&at_place(dir), &name) else { continue };
             let trail = at_place(dir).step(&name, child.slot);
             if child.kind == Kind::Dir && !slots.contains(&child.slot) {
                 made.push(Arc::clone(&trail));
@@ -65,7 +83,7 @@ impl Live {
         let below = std::iter::from_fn(move || {
             // What is in a new directory has no records at all.
             let dir = made.pop()?;
-            let names = self.list(&dir).unwrap_or_else(|errno| {
+            let names = self.inodes.list(&dir).unwrap_or_else(|errno| {
                 tracing::warn!(path = %String::from_utf8_lossy(&dir.path()).escape_debug(), %errno, "a directory cannot be looked at");
                 Vec::new()
             });
@@ -78,12 +96,12 @@ impl Live {
 
     /// A rename over an existing inode: names exchanged, but the inode not yet moved away.
     fn finish_replacing(&self, slot: Slot, place: &Place, object: ObjectId) -> SysResult<()> {
-        let dir = match self.dir(place.parent) {
+        let dir = match self.inodes.dir(place.parent) {
             Err(errno) if is_elsewhere(errno) => return Ok(()),
             dir => dir?,
         };
         match sys::stat_at(&dir, place.name.as_bytes()) {
-            Ok(stat) if self.slot_of(&stat) == Ok(slot) => self.move_away(&dir, &place.name, object, false),
+            Ok(stat) if self.inodes.slot_of(&stat) == Ok(slot) => self.removal.move_away(&dir, &place.name, object, false),
             Ok(_) | Err(Errno::ENOENT) => Ok(()),
             Err(errno) => Err(errno),
         }
@@ -120,8 +138,8 @@ impl Live {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
-        let copy = self.with_room(|| sys::create_file_at(tmp, name.as_bytes(), sys::Open::READ_WRITE, 0o600))?;
-        self.with_room(|| if self.reflink { sys::clone_file(&kept, &copy) } else { sys::copy_data(&kept, &copy, stat.size) })?;
+        let copy = self.captures.with_room(|| sys::create_file_at(tmp, name.as_bytes(), sys::Open::READ_WRITE, 0o600))?;
+        self.captures.with_room(|| if self.reflink { sys::clone_file(&kept, &copy) } else { sys::copy_data(&kept, &copy, stat.size) })?;
         for (name, value) in sys::file_xattrs(&kept)? {
             sys::set_file_xattr(&copy, &name, &value)?;
         }
@@ -165,21 +183,21 @@ impl Live {
     /// # Errors
     /// Its own; ENOENT.
     pub fn watch_held(&self, path: &[u8], ino: Option<u64>) -> SysResult<bool> {
-        let _changing = self.freeze_lock.read();
-        let _tree = self.tree.read();
+        let _changing = self.locks.changing();
+        let _tree = self.locks.tree.read();
         let mut trail = Trail::root();
         for name in path.split(|byte| *byte == b'/') {
             if matches!(name, b"" | b"." | b"..") {
                 return Err(Errno::EINVAL);
             }
             let name = Name::new(name);
-            let child = self.child(&trail, &name)?.ok_or(Errno::ENOENT)?;
+            let child = self.inodes.child(&trail, &name)?.ok_or(Errno::ENOENT)?;
             trail = trail.step(&name, child.slot);
         }
         if ino.is_some_and(|ino| Slot(ino) != trail.slot) {
             return Err(Errno::ESTALE);
         }
-        let _stripe = self.stripe(trail.slot);
+        let _stripe = self.locks.stripe(trail.slot);
         self.watch_if_held(&trail)
     }
 
@@ -190,7 +208,7 @@ impl Live {
     /// Those of open(2); EACCES where the lease on a file of somebody else may not be asked for; ESTALE, EINVAL if it is no regular file there; EFBIG if
     /// it would be copied at each checkpoint and is large; ENOSPC or EIO if the past could not be kept.
     fn watch_if_held(&self, trail: &Arc<Trail>) -> SysResult<bool> {
-        let (file, stat) = self.open_file(trail.into(), sys::Open::READ)?;
+        let (file, stat) = self.inodes.open_file(trail.into(), sys::Open::READ)?;
         if sys::lease_free(&file)? {
             return Ok(false);
         }
@@ -200,24 +218,24 @@ impl Live {
         // Its places are to be found when it is captured.
         let mut at = trail;
         while let Some(up) = &at.up {
-            self.remember(up.slot, &at.name, at.slot);
+            self.inodes.remember(up.slot, &at.name, at.slot);
             at = up;
         }
         let file = Arc::new(file);
-        self.note_hot(trail.slot, &file, true, None)?;
-        self.note_past_mount(trail.slot);
-        self.capture(trail.into(), &file, true)?;
+        self.hot.note(trail.slot, &file, true, None)?;
+        self.hot.note_past_mount(trail.slot);
+        self.captures.capture(trail.into(), &file, true)?;
         Ok(true)
     }
 
     /// The last renames recorded may not have happened: then the inodes are where they were.
     ///
     /// # Errors
-    /// As [`Live::recover`], before which it comes: what is to be found must be found where it is.
+    /// As [`Recovery::recover`], before which it comes: what is to be found must be found where it is.
     pub fn verify_moved(&self, moved: &HashMap<Slot, Moved>) -> SysResult<()> {
         let is_at = |slot: Slot, place: &Place| {
-            let dir = self.dir(At::from(place.parent));
-            dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())).and_then(|stat| self.slot_of(&stat)) == Ok(slot)
+            let dir = self.inodes.dir(At::from(place.parent));
+            dir.and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())).and_then(|stat| self.inodes.slot_of(&stat)) == Ok(slot)
         };
         // A directory that is found leads to others: until nothing more is.
         let mut open: Vec<(Slot, &Moved)> =
@@ -251,7 +269,7 @@ impl Live {
         for object in [epoch, epoch.next()].into_iter().flat_map(|epoch| layers.list(epoch).unwrap_or_default()) {
             // A moved inode is the only copy of what it holds: it is never removed on suspicion.
             if object.origin == ObjectOrigin::Cloned && !named.contains(&object) {
-                self.drop_object(object);
+                self.captures.drop_object(object);
             }
         }
     }

@@ -4,12 +4,16 @@
 //! being given away. Where somebody still has it open it is captured like a change instead, and its name is removed.
 
 use std::cell::OnceCell;
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Live;
-use super::find::At;
+use super::capture::target_of;
+use super::inodes::At;
+use super::past::{Busy, Captures, Durability, Inodes, Past};
+use super::tables::{Dirs, Handover, HotFiles, Locks, NodeTable, Orphans, RecentUnlinks, Tables};
+use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, ObjectId, ObjectOrigin, Slot};
 use crate::store::record::{Child, DataState, Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, Open, RenameMode, Stat, SysResult, Time};
@@ -70,7 +74,7 @@ impl<'a> Target<'a> {
     }
 
     pub(super) fn place(&self) -> Place {
-        Live::place(self.parent.slot, self.name)
+        super::inodes::place(self.parent.slot, self.name)
     }
 
     pub(super) fn child(&self) -> Child {
@@ -83,11 +87,33 @@ impl<'a> Target<'a> {
     }
 }
 
-impl Live {
+/// Takes names from inodes, and keeps those that lose their last one.
+pub struct Removal {
+    timeline: Arc<Timeline>,
+    locks: Arc<Locks>,
+    nodes: Arc<NodeTable>,
+    dirs: Arc<Dirs>,
+    hot: Arc<HotFiles>,
+    handover: Arc<Handover>,
+    orphans: Arc<Orphans>,
+    recent_unlinks: Arc<RecentUnlinks>,
+    inodes: Arc<Inodes>,
+    durability: Arc<Durability>,
+    captures: Arc<Captures>,
+    busy: Arc<Busy>,
+}
+
+impl Removal {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Arc<Removal> {
+        let Tables { timeline, locks, nodes, dirs, hot, handover, orphans, recent_unlinks, .. } = tables.clone();
+        let Past { inodes, durability, captures, busy, .. } = past.clone();
+        Arc::new(Removal { timeline, locks, nodes, dirs, hot, handover, orphans, recent_unlinks, inodes, durability, captures, busy })
+    }
+
     /// Finds what is at a name.
     pub(super) fn target<'a>(&self, parent: At<'a>, dir: &'a Arc<OwnedFd>, name: &'a Name) -> SysResult<Target<'a>> {
         let stat = sys::stat_at(dir, name.as_bytes())?;
-        let slot = self.slot_of(&stat)?;
+        let slot = self.inodes.slot_of(&stat)?;
         Ok(Target::known(parent, dir, name, stat, slot))
     }
 
@@ -97,13 +123,13 @@ impl Live {
         if self.timeline.epochs.is_born(slot) {
             return Ok(Fate::Free);
         }
-        self.keep_attr(slot, &target.stat, Self::target_of(&target.stat, target.dir, target.name)?, undo);
+        self.captures.keep_attr(slot, &target.stat, target_of(&target.stat, target.dir, target.name)?, undo);
         if self.timeline.epochs.needs(&Key::Xattrs(slot)) {
             undo.push(Undo::Xattrs { slot, before: target.xattrs()? });
         }
         if self.timeline.epochs.needs(&Key::Home(slot)) {
             undo.push(Undo::Home { slot, before: target.place() });
-            self.keep_homes(target.parent, undo);
+            self.captures.keep_homes(target.parent, undo);
         }
         if !target.is_last() {
             return self.plan_unlink_of_one_name(target, undo, more);
@@ -142,19 +168,19 @@ impl Live {
     fn keep_content(&self, target: &Target<'_>, undo: &mut Vec<Undo>) -> SysResult<()> {
         let file = sys::open_file_at(target.dir, target.name.as_bytes(), Open::READ)?;
         let size = sys::stat_fd(&file)?.size;
-        let object = self.capture_object(target.slot, &file, size)?;
+        let object = self.captures.capture_object(target.slot, &file, size)?;
         undo.push(Undo::Data { slot: target.slot, before: DataState { object, size, provisional: false } });
         Ok(())
     }
 
-    /// What must be done before with no lock held: LATER. See [`Live::probe_first`], [`Live::capture_first`].
+    /// What must be done before with no lock held: LATER. See [`Busy::probe_first`], [`Busy::capture_first`].
     pub(super) fn removal_first(&self, target: &Target<'_>) -> SysResult<()> {
         let slot = target.slot;
-        self.probe_first_for_name(slot)?;
+        self.busy.probe_first_for_name(slot)?;
         let stays = || self.nodes.lock().get(slot).is_some_and(|node| node.links().any(|link| *link != target.place()));
         let captured = if target.is_last() { self.in_use(slot) } else { !stays() };
         if target.stat.kind == Kind::File && captured && !self.timeline.epochs.is_born(slot) {
-            self.capture_first(slot, false, || Ok(target.stat.size))?;
+            self.busy.capture_first(slot, false, || Ok(target.stat.size))?;
         }
         Ok(())
     }
@@ -168,7 +194,7 @@ impl Live {
     pub(super) fn move_away(&self, dir: &OwnedFd, name: &Name, object: ObjectId, whiteout: bool) -> SysResult<()> {
         let (layer, file) = self.timeline.store().layers.location(object).map_err(|error| error.errno())?;
         let how = if whiteout { RenameMode::NoReplaceWhiteout } else { RenameMode::NoReplace };
-        let rename = || self.with_room(|| sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), how));
+        let rename = || self.captures.with_room(|| sys::rename_at(dir, name.as_bytes(), &*layer, file.as_bytes(), how));
         match rename() {
             Err(Errno::EACCES | Errno::EPERM) => {
                 // A directory that its owner may not write cannot be moved: its `..` would change. Its mode is on record.
@@ -219,7 +245,7 @@ impl Live {
         if last {
             self.dirs.remove(target.slot);
             self.hot.lock().remove(&target.slot);
-            self.leave_cold(target.slot);
+            self.handover.leave_cold(target.slot);
             self.timeline.set_gone(target.slot);
         } else {
             self.recent_unlinks.note(target.slot);
@@ -228,23 +254,23 @@ impl Live {
 
     /// Removes a name: unlink(2) and rmdir(2). The caller holds the freeze lock and the tree.
     pub fn remove_in(&self, parent: At<'_>, name: &Name, want_dir: bool) -> SysResult<Slot> {
-        let dir = self.dir(parent)?;
+        let dir = self.inodes.dir(parent)?;
         let target = self.target(parent, &dir, name)?;
         match (target.stat.kind == Kind::Dir, want_dir) {
             (true, false) => return Err(Errno::EISDIR),
             (false, true) => return Err(Errno::ENOTDIR),
             _ => {}
         }
-        let _stripe = self.stripe(target.slot);
+        let _stripe = self.locks.stripe(target.slot);
         self.removal_first(&target)?;
         let past = !self.timeline.epochs.is_born(target.slot);
         if want_dir && past && !sys::list_dir(sys::open_path_at(&dir, name.as_bytes())?)?.is_empty() {
             return Err(Errno::ENOTEMPTY);
         }
         let (mut undo, mut more) = (Vec::new(), Vec::new());
-        self.keep_dir(parent, &dir, &mut undo)?;
+        self.captures.keep_dir(parent, &dir, &mut undo)?;
         let fate = self.plan_unlink(&target, &mut undo, &mut more)?;
-        self.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
+        self.captures.keep_entry(parent.slot, name, Some(target.child()), &mut undo);
         if past {
             self.timeline.processes.touch_name(parent.slot, name, NameTouch::Removed);
         }
@@ -253,12 +279,12 @@ impl Live {
         }
         let held = self.hold(&target, fate)?;
         self.timeline.epochs.record(undo, more)?;
-        self.leave_orphan(target.slot, held.as_ref());
+        self.nodes.leave_orphan(target.slot, held.as_ref());
         let ordered = self.order_removal(&target);
         match fate {
             Fate::Move(object) => ordered.and_then(|()| self.move_away(&dir, name, object, false)).inspect_err(|_| self.take_back(target.slot))?,
-            Fate::Free if want_dir => ordered.and_then(|()| self.with_room(|| sys::rmdir_at(&dir, name.as_bytes())))?,
-            Fate::Free => ordered.and_then(|()| self.with_room(|| sys::unlink_at(&dir, name.as_bytes())))?,
+            Fate::Free if want_dir => ordered.and_then(|()| self.captures.with_room(|| sys::rmdir_at(&dir, name.as_bytes())))?,
+            Fate::Free => ordered.and_then(|()| self.captures.with_room(|| sys::unlink_at(&dir, name.as_bytes())))?,
         }
         self.timeline.epochs.count(if past { 1 } else { -1 });
         self.lost_name(&target, held);
@@ -268,17 +294,17 @@ impl Live {
     /// What must be on the disk before a name of `target` is removed.
     pub(super) fn order_removal(&self, target: &Target<'_>) -> SysResult<()> {
         if !target.is_last() {
-            self.order_links(target.slot, target.stat.kind, || target.fd().cloned())?;
+            self.durability.order_links(target.slot, target.stat.kind, || target.fd().cloned())?;
         }
-        self.order_names()
+        self.durability.order_names()
     }
 
     /// Whether a name leads to something that no checkpoint can see and that was changed less than `age` ago.
     pub fn is_young(&self, parent: Slot, name: &Name, age: Duration) -> bool {
-        let _tree = self.tree.read();
+        let _tree = self.locks.tree.read();
         let look = || {
-            let stat = sys::stat_at(self.dir(parent)?, name.as_bytes())?;
-            Ok::<_, Errno>((self.slot_of(&stat)?, stat.ctime))
+            let stat = sys::stat_at(self.inodes.dir(parent)?, name.as_bytes())?;
+            Ok::<_, Errno>((self.inodes.slot_of(&stat)?, stat.ctime))
         };
         let Ok((slot, ctime)) = look() else { return false };
         let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
@@ -291,9 +317,9 @@ impl Live {
     /// # Errors
     /// Those of unlink(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn unlink(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
-        self.patiently(|| {
-            let _changing = self.enter();
-            let _tree = self.tree.write();
+        self.busy.patiently(|| {
+            let _changing = self.locks.enter();
+            let _tree = self.locks.tree.write();
             self.remove_in(parent.into(), name, false)
         })
     }
@@ -303,8 +329,25 @@ impl Live {
     /// # Errors
     /// Those of rmdir(2); ENOSPC or EIO if the past could not be kept: then nothing changed.
     pub fn rmdir(&self, parent: Slot, name: &Name) -> SysResult<Slot> {
-        let _changing = self.enter();
-        let _tree = self.tree.write();
+        let _changing = self.locks.enter();
+        let _tree = self.locks.tree.write();
         self.remove_in(parent.into(), name, true)
+    }
+
+    /// Something with a past is to be found in this directory: if it was made in the open epoch, records where it is, and those above it.
+    pub(super) fn keep_way(&self, dir: Slot, places: &mut Vec<(Slot, Place)>) {
+        let (mut at, mut passed) = (dir, HashSet::new());
+        while at != Slot::ROOT && at != Slot::STAGING && self.timeline.epochs.is_born(at) && passed.insert(at) {
+            let Some(place) = self.inodes.likeliest_place(at) else { return };
+            let up = place.parent;
+            self.keep_place(at, place, places);
+            at = up;
+        }
+    }
+
+    pub(super) fn keep_place(&self, slot: Slot, place: Place, places: &mut Vec<(Slot, Place)>) {
+        if self.timeline.lookup.place(slot).as_ref() != Some(&place) {
+            places.push((slot, place));
+        }
     }
 }

@@ -14,10 +14,16 @@
 //! Locking: to hash, none but the timeline's, for a moment; to capture ahead, those of a change, for one inode at a time.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Live;
+use super::dedup::Sharing;
+use super::eager::Eager;
+use super::idle::Idle;
+use super::past::{Inodes, Past};
+use super::tables::{Calls, Tables};
+use crate::history::timeline::Timeline;
 use crate::history::wake::Wake;
 use crate::store::blocks::{Hashed, KnownBlocks};
 use crate::store::ids::{Epoch, ObjectId};
@@ -26,7 +32,7 @@ use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, SysResult};
 
 /// Bytes that are read in a second at most.
-pub const HASH_BYTES_PER_S: u64 = 128 << 20;
+const HASH_BYTES_PER_S: u64 = 128 << 20;
 /// Objects in one record of hashes.
 const RECORD_OBJECTS_MAX: usize = 512;
 /// Bytes that are hashed before they are recorded: what a kill loses.
@@ -66,20 +72,6 @@ pub struct HashStats {
     pub read: u64,
 }
 
-/// The sealer of a tree.
-#[derive(Default)]
-pub(super) struct Sealer {
-    wake: Wake,
-    running: AtomicBool,
-    /// It captures ahead too.
-    full: AtomicBool,
-    /// Every closed epoch below this one is hashed, as far as it can be.
-    done_below: Mutex<Option<Epoch>>,
-    objects: AtomicU64,
-    bytes: AtomicU64,
-    read: AtomicU64,
-}
-
 /// Keeps reading slow.
 struct Pace {
     started: Instant,
@@ -95,53 +87,83 @@ impl Pace {
     }
 }
 
-impl Live {
-    /// Starts the sealer; it ends with [`Live::stop_hasher`].
+/// The sealer of a tree.
+pub struct Sealer {
+    timeline: Arc<Timeline>,
+    reflink: bool,
+    calls: Arc<Calls>,
+    wake: Arc<Wake>,
+    inodes: Arc<Inodes>,
+    eager: Arc<Eager>,
+    idle: Arc<Idle>,
+    sharing: Arc<Sharing>,
+    /// It captures ahead too.
+    full: AtomicBool,
+    /// Every closed epoch below this one is hashed, as far as it can be.
+    done_below: Mutex<Option<Epoch>>,
+    objects: AtomicU64,
+    bytes: AtomicU64,
+    read: AtomicU64,
+}
+
+impl Sealer {
+    pub(super) fn new(tables: &Tables, past: &Past, eager: Arc<Eager>, idle: Arc<Idle>, sharing: Arc<Sharing>) -> Arc<Sealer> {
+        let Tables { timeline, reflink, calls, wake, .. } = tables.clone();
+        let Past { inodes, .. } = past.clone();
+        Arc::new(Sealer {
+            timeline,
+            reflink,
+            calls,
+            wake,
+            inodes,
+            eager,
+            idle,
+            sharing,
+            full: AtomicBool::new(false),
+            done_below: Mutex::default(),
+            objects: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+        })
+    }
+
+    /// Starts the sealer; it ends with [`Sealer::stop`].
     ///
     /// # Errors
     /// Those of starting a thread.
-    pub fn start_hasher(self: &std::sync::Arc<Live>, mode: HashMode) -> std::io::Result<()> {
+    pub fn start(self: &std::sync::Arc<Sealer>, mode: HashMode) -> std::io::Result<()> {
         if mode == HashMode::Off {
             return Ok(());
         }
-        self.sealer.running.store(true, Ordering::Relaxed);
-        self.sealer.full.store(mode == HashMode::Full && self.reflink, Ordering::Relaxed);
-        Wake::start("sealer", self, |live| &live.sealer.wake, Live::hash_until_stopped)
+        self.full.store(mode == HashMode::Full && self.reflink, Ordering::Relaxed);
+        Wake::start("sealer", self, |sealer| &sealer.wake, Sealer::hash_until_stopped)
     }
 
     /// Ends the sealer, and waits until it has ended.
-    pub fn stop_hasher(&self) {
-        self.sealer.wake.stop();
-    }
-
-    /// An epoch was closed: there may be something to hash.
-    pub(super) fn wake_hasher(&self) {
-        if self.sealer.running.load(Ordering::Relaxed) {
-            self.sealer.wake.epoch_closed();
-        }
+    pub fn stop(&self) {
+        self.wake.stop();
     }
 
     /// What the sealer has done.
-    pub fn hash_stats(&self) -> HashStats {
-        let sealer = &self.sealer;
+    pub fn stats(&self) -> HashStats {
         let open = self.timeline.epochs.epoch();
-        let caught_up = sealer.done_below.lock().is_some_and(|done| done >= open);
+        let caught_up = self.done_below.lock().is_some_and(|done| done >= open);
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        HashStats { caught_up, objects: count(&sealer.objects), bytes: count(&sealer.bytes), read: count(&sealer.read) }
+        HashStats { caught_up, objects: count(&self.objects), bytes: count(&self.bytes), read: count(&self.read) }
     }
 
     fn hash_until_stopped(&self) {
         let (mut again, mut known) = (0, KnownBlocks::default());
-        while self.sealer.wake.wait() {
+        while self.wake.wait() {
             match self.hash_closed(&mut known) {
                 Ok(false) if again < AGAIN_MAX => {
                     again += 1;
-                    self.sealer.wake.pause(AGAIN_PAUSE);
-                    self.sealer.wake.epoch_closed();
+                    self.wake.pause(AGAIN_PAUSE);
+                    self.wake.epoch_closed();
                 }
                 Ok(_) => {
                     again = 0;
-                    self.prepare_absence(&self.sealer.wake);
+                    self.idle.prepare_absence(&self.wake);
                 }
                 Err(errno) => tracing::warn!(%errno, "the sealer cannot go on; it tries again after the next checkpoint"),
             }
@@ -153,8 +175,8 @@ impl Live {
     /// `false`: it is to be done again.
     fn hash_closed(&self, known: &mut KnownBlocks) -> SysResult<bool> {
         let open = self.timeline.epochs.epoch();
-        let captured = !self.sealer.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
-        let from = *self.sealer.done_below.lock();
+        let captured = !self.full.load(Ordering::Relaxed) || self.capture_ahead_awake()?;
+        let from = *self.done_below.lock();
         let epochs = match from {
             Some(from) => (from.0..open.0).map(Epoch).collect(),
             None => self.timeline.store().layers.epochs().map_err(|error| error.errno())?,
@@ -163,12 +185,12 @@ impl Live {
             if !self.timeline.contents.is_hashed(epoch)? {
                 self.hash_epoch(epoch, known)?;
             }
-            if self.sealer.wake.stopping() {
+            if self.wake.stopping() {
                 return Ok(true);
             }
         }
         if captured {
-            *self.sealer.done_below.lock() = Some(open);
+            *self.done_below.lock() = Some(open);
         }
         Ok(captured)
     }
@@ -178,16 +200,16 @@ impl Live {
     fn capture_ahead_awake(&self) -> SysResult<bool> {
         if let Err(errno) = sys::set_thread_normal(sys::own_thread()) {
             tracing::warn!(%errno, "nothing is captured ahead: the sealer's priority cannot be raised");
-            self.sealer.full.store(false, Ordering::Relaxed);
+            self.full.store(false, Ordering::Relaxed);
             return Ok(true);
         }
-        let captured = self.capture_ahead(|| {
-            self.sealer.wake.pause(AHEAD_PAUSE);
-            !self.sealer.wake.stopping()
+        let captured = self.eager.capture_ahead(|| {
+            self.wake.pause(AHEAD_PAUSE);
+            !self.wake.stopping()
         });
-        self.found_ahead.lock().clear();
+        self.inodes.forget_found();
         // Whoever waits for its end has made it normal, and it stays so.
-        if !self.sealer.wake.stopping() && sys::set_thread_idle().is_ok() && self.sealer.wake.stopping() {
+        if !self.wake.stopping() && sys::set_thread_idle().is_ok() && self.wake.stopping() {
             let _ = sys::set_thread_normal(sys::own_thread());
         }
         captured
@@ -203,9 +225,9 @@ impl Live {
         let mut pace = Pace { started: Instant::now(), bytes: 0 };
         let (mut hashed, mut bytes) = (Vec::new(), 0);
         // Of a file that is claimed there may be one that is being made.
-        for object in objects.into_iter().filter(|object| !known.contains(object) && !self.is_claimed(object.slot)) {
+        for object in objects.into_iter().filter(|object| !known.contains(object) && !self.calls.is_claimed(object.slot)) {
             let sealed = self.hash_object(object, blocks, &mut pace);
-            if self.sealer.wake.stopping() {
+            if self.wake.stopping() {
                 break;
             }
             if let Some(sealed) = sealed {
@@ -217,7 +239,7 @@ impl Live {
                 bytes = 0;
             }
         }
-        let whole = !self.sealer.wake.stopping();
+        let whole = !self.wake.stopping();
         if whole || !hashed.is_empty() {
             self.record_hashes(epoch, hashed, whole, &mut pace)?;
         }
@@ -230,9 +252,9 @@ impl Live {
         }
         let (objects, bytes) = (hashed.len() as u64, hashed.iter().map(|sealed| sealed.size).sum::<u64>());
         self.timeline.contents.add_hashes(epoch, hashed.clone(), whole)?;
-        self.share_known(&hashed, |bytes| self.may_read(bytes, pace));
-        self.sealer.objects.fetch_add(objects, Ordering::Relaxed);
-        self.sealer.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.sharing.share_known(&hashed, |bytes| self.may_read(bytes, pace));
+        self.objects.fetch_add(objects, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -240,16 +262,16 @@ impl Live {
     fn may_read(&self, bytes: u64, pace: &mut Pace) -> bool {
         let ahead = pace.ahead(bytes);
         if !ahead.is_zero() {
-            self.sealer.wake.pause(ahead);
+            self.wake.pause(ahead);
         }
-        !self.sealer.wake.stopping()
+        !self.wake.stopping()
     }
 
     /// `None`: it has no bytes (a directory, a link), is gone with its checkpoint, cannot be read, or the sealer shall end.
     fn hash_object(&self, object: ObjectId, known: &mut KnownBlocks, pace: &mut Pace) -> Option<ObjectHash> {
         match known.hash(&self.timeline.store().layers, object, |bytes| self.may_read(bytes, pace)) {
             Ok(Some(Hashed { size, hash, read })) => {
-                self.sealer.read.fetch_add(read, Ordering::Relaxed);
+                self.read.fetch_add(read, Ordering::Relaxed);
                 Some(ObjectHash { object, size, hash })
             }
             Ok(None) => None,

@@ -4,10 +4,13 @@
 //! are held for writing.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
-use super::Live;
 use super::nodes::generation_of;
+use super::past::{Captures, Inodes, Past};
+use super::tables::{NodeTable, Tables};
+use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
 use crate::store::record::{AttrState, Place};
 use crate::sys::{self, Errno, Kind, Open, SetTime, Stat, SysResult, Xattrs};
@@ -59,7 +62,22 @@ impl Staged {
     }
 }
 
-impl Live {
+/// Makes inodes in the staging directory.
+pub struct Staging {
+    timeline: Arc<Timeline>,
+    staging: Arc<OwnedFd>,
+    nodes: Arc<NodeTable>,
+    inodes: Arc<Inodes>,
+    captures: Arc<Captures>,
+}
+
+impl Staging {
+    pub(super) fn new(tables: &Tables, past: &Past) -> Staging {
+        let Tables { timeline, staging, nodes, .. } = tables.clone();
+        let Past { inodes, captures, .. } = past.clone();
+        Staging { timeline, staging, nodes, inodes, captures }
+    }
+
     /// Makes an inode of any kind but a directory, complete with owner, mode, extended attributes and times. Its name is free, or that of one that was never
     /// adopted. Nothing is durable.
     ///
@@ -81,7 +99,7 @@ impl Live {
         let (dir, name, then) = (&*self.staging, name.as_bytes(), &wanted.attr.stat);
         if then.kind == Kind::File {
             let file = match wanted.source {
-                Some(source) => self.duplicate(source, dir, name, then.size, wanted.still)?.0,
+                Some(source) => self.captures.duplicate(source, dir, name, then.size, wanted.still)?.0,
                 None => sys::create_file_at(dir, name, Open::READ_WRITE, 0o600)?,
             };
             return apply_attrs_to_new(&file, wanted, |mode| sys::set_file_mode(&file, mode));
@@ -105,7 +123,7 @@ impl Live {
     ///
     /// # Errors
     /// Those of stat(2).
-    pub fn staged(&self, name: Name) -> SysResult<Staged> {
+    pub fn take_up(&self, name: Name) -> SysResult<Staged> {
         let stat = Box::new(sys::stat_at(&self.staging, name.as_bytes())?);
         Ok(Staged { name, stat })
     }
@@ -119,7 +137,7 @@ impl Live {
     ///
     /// # Errors
     /// Those of listing the staging directory.
-    pub fn sweep_staged(&self) -> SysResult<()> {
+    pub fn sweep(&self) -> SysResult<()> {
         for entry in sys::list_dir(&*self.staging)? {
             let place = Place { parent: Slot::STAGING, name: Name::new(&entry.name) };
             // One that changed places with it, and could not be moved on, is in the tree as far as history knows.
@@ -135,7 +153,7 @@ impl Live {
     /// # Errors
     /// EXDEV.
     pub fn adopt(&self, staged: &Staged) -> SysResult<Slot> {
-        let (slot, stat) = (self.slot_of(&staged.stat)?, &staged.stat);
+        let (slot, stat) = (self.inodes.slot_of(&staged.stat)?, &staged.stat);
         self.timeline.set_born(slot, true);
         self.nodes.lock().learn(slot, stat.kind, generation_of(stat), Some(&staged.place()), 0);
         Ok(slot)

@@ -10,11 +10,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 
-use super::Live;
-use super::find::At;
-use super::remove::{Fate, Target};
+use super::inodes::At;
+use super::legacy::Turn;
+use super::names::Names;
+use super::past::{Captures, Durability, Inodes, Past};
+use super::remove::{Fate, Removal, Target};
 use super::staged::Swap;
-use super::takeover::Turn;
+use super::tables::{Locks, NodeTable, Orphans, Tables};
+use crate::history::timeline::Timeline;
 use crate::store::ids::Slot;
 use crate::store::record::{Key, NameTouch, Place, Record, Undo};
 use crate::sys::{self, Errno, Kind, RenameMode, Stat, SysResult, Xattrs};
@@ -48,7 +51,27 @@ struct Found {
     fd: OnceCell<Arc<OwnedFd>>,
 }
 
-impl Live {
+/// Puts staged inodes in place.
+pub struct Swaps {
+    timeline: Arc<Timeline>,
+    staging: Arc<OwnedFd>,
+    locks: Arc<Locks>,
+    nodes: Arc<NodeTable>,
+    orphans: Arc<Orphans>,
+    inodes: Arc<Inodes>,
+    durability: Arc<Durability>,
+    captures: Arc<Captures>,
+    removal: Arc<Removal>,
+    names: Arc<Names>,
+}
+
+impl Swaps {
+    pub(super) fn new(tables: &Tables, past: &Past, removal: Arc<Removal>, names: Arc<Names>) -> Swaps {
+        let Tables { timeline, staging, locks, nodes, orphans, .. } = tables.clone();
+        let Past { inodes, durability, captures, .. } = past.clone();
+        Swaps { timeline, staging, locks, nodes, orphans, inodes, durability, captures, removal, names }
+    }
+
     /// Puts adopted inodes in place, of which each is another, in order; what is there of what history needs is kept. Many go behind one append. Gives the
     /// inode that each has replaced. Survives `kill -9` as so many renames would: the first of them have happened.
     ///
@@ -76,12 +99,12 @@ impl Live {
     }
 
     fn sight(&self, to: &Place) -> SysResult<Sight> {
-        let (dir, name) = (self.dir(to.parent)?, to.name.as_bytes());
+        let (dir, name) = (self.inodes.dir(to.parent)?, to.name.as_bytes());
         let stat = match sys::stat_at(&dir, name) {
             Err(Errno::ENOENT) => return Ok(Sight { dir, found: None }),
             stat => stat?,
         };
-        let found = Found { stat, slot: self.slot_of(&stat)?, xattrs: OnceCell::new(), fd: OnceCell::new() };
+        let found = Found { stat, slot: self.inodes.slot_of(&stat)?, xattrs: OnceCell::new(), fd: OnceCell::new() };
         // What cannot be seen now is asked for again when it is needed.
         if stat.kind != Kind::Dir && self.timeline.epochs.needs(&Key::Xattrs(found.slot)) {
             let _ = sys::all_xattrs_at(&dir, name).map(|xattrs| found.xattrs.set(xattrs));
@@ -105,7 +128,7 @@ impl Live {
                 let Some(Swap { staged, to }) = rest.first() else { break };
                 let from = staged.place();
                 let (from, to) = ((At::from(from.parent), &from.name), (At::from(to.parent), &to.name));
-                replaced.push(self.rename_in(from, to, RenameMode::Replace, Turn::default())?);
+                replaced.push(self.names.rename_in(from, to, RenameMode::Replace, Turn::default())?);
             }
         }
         Ok(())
@@ -114,7 +137,7 @@ impl Live {
     /// As many of these as go behind one append.
     fn put_some(&self, swaps: &[Swap], sights: &[SysResult<Sight>], replaced: &mut Vec<Option<Slot>>) -> SysResult<()> {
         self.keep_dirs(swaps, sights)?;
-        let _renaming = self.begin_rename();
+        let _renaming = self.locks.begin_rename();
         let (mut ready, mut undo, mut more, mut bytes) = (Vec::with_capacity(swaps.len()), Vec::new(), Vec::new(), 0);
         for (swap, sight) in swaps.iter().zip(sights) {
             let known = undo.len();
@@ -133,7 +156,7 @@ impl Live {
             if let Err(errno) = self.swap(swap) {
                 // Those that were to follow are where they were.
                 let left = ready.iter().skip(at + 1).filter_map(|swap| swap.target.as_ref());
-                left.filter(|(_, fate)| matches!(fate, Fate::Move(_))).for_each(|(target, _)| self.take_back(target.slot));
+                left.filter(|(_, fate)| matches!(fate, Fate::Move(_))).for_each(|(target, _)| self.removal.take_back(target.slot));
                 return Err(errno);
             }
             replaced.push(swap.target.as_ref().map(|(target, _)| target.slot));
@@ -146,7 +169,7 @@ impl Live {
         let (mut undo, mut kept) = (Vec::new(), HashSet::new());
         for (swap, sight) in swaps.iter().zip(sights) {
             if kept.insert(swap.to.parent) {
-                self.keep_dir(At::from(swap.to.parent), &sight.as_ref().map_err(|errno| *errno)?.dir, &mut undo)?;
+                self.captures.keep_dir(At::from(swap.to.parent), &sight.as_ref().map_err(|errno| *errno)?.dir, &mut undo)?;
             }
         }
         if undo.is_empty() { Ok(()) } else { self.timeline.epochs.record(undo, Vec::new()) }
@@ -160,38 +183,39 @@ impl Live {
         (undo, more): (&mut Vec<Undo>, &mut Vec<Record>),
     ) -> SysResult<Option<Ready<'a>>> {
         let (parent, to) = (At::from(swap.to.parent), &swap.to);
-        let source = Target::known(At::from(Slot::STAGING), &self.staging, &swap.staged.name, *swap.staged.stat, self.slot_of(&swap.staged.stat)?);
+        let source =
+            Target::known(At::from(Slot::STAGING), &self.staging, &swap.staged.name, *swap.staged.stat, self.inodes.slot_of(&swap.staged.stat)?);
         let target = found.as_ref().map(|found| Target::seen(parent, dir, &to.name, (found.stat, found.slot), &found.xattrs, &found.fd));
         // One that had other names when it was looked at may have lost them since.
         if target.as_ref().is_some_and(|target| target.stat.kind == Kind::Dir || !target.is_last() || target.slot == source.slot) {
             return Ok(None);
         }
-        let _stripe = target.as_ref().map(|target| self.stripe(target.slot));
-        target.as_ref().map_or(Ok(()), |target| self.removal_first(target))?;
-        self.keep_entry(to.parent, &to.name, target.as_ref().map(Target::child), undo);
+        let _stripe = target.as_ref().map(|target| self.locks.stripe(target.slot));
+        target.as_ref().map_or(Ok(()), |target| self.removal.removal_first(target))?;
+        self.captures.keep_entry(to.parent, &to.name, target.as_ref().map(Target::child), undo);
         self.timeline.processes.touch_moved(source.slot, false);
         self.timeline.processes.touch_name(to.parent, &to.name, NameTouch::Moved);
         let Some(target) = target else { return Ok(Some(Ready { source, target: None, held: None, to })) };
         self.timeline.processes.touch_gone(target.slot);
-        let fate = self.plan_unlink(&target, undo, more)?;
+        let fate = self.removal.plan_unlink(&target, undo, more)?;
         if let Fate::Move(object) = fate {
             more.push(Record::Replacing { slot: target.slot, place: source.place(), object });
         }
-        let held = self.hold(&target, fate)?;
+        let held = self.removal.hold(&target, fate)?;
         Ok(Some(Ready { source, target: Some((target, fate)), held, to }))
     }
 
     /// Does what was recorded.
     fn swap(&self, Ready { source, target, held, to }: &Ready<'_>) -> SysResult<()> {
         let Some((target, fate)) = target else {
-            let dir = self.dir(to.parent)?;
-            self.order_names()?;
-            self.with_room(|| sys::rename_at(source.dir, source.name.as_bytes(), &*dir, to.name.as_bytes(), RenameMode::NoReplace))?;
+            let dir = self.inodes.dir(to.parent)?;
+            self.durability.order_names()?;
+            self.captures.with_room(|| sys::rename_at(source.dir, source.name.as_bytes(), &*dir, to.name.as_bytes(), RenameMode::NoReplace))?;
             self.nodes.lock().move_link(source.slot, &source.place(), to);
             return Ok(());
         };
-        let _stripe = self.stripe(target.slot);
-        self.replace_recorded(source, target, *fate, held.clone(), RenameMode::Replace)
+        let _stripe = self.locks.stripe(target.slot);
+        self.names.replace_recorded(source, target, *fate, held.clone(), RenameMode::Replace)
     }
 }
 

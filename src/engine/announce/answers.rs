@@ -85,7 +85,7 @@ impl Announcer {
             self.event_thread.store(if caller.pid == 0 { UNKNOWN } else { caller.pid }, Ordering::Release);
             return Some(Ok(Looked::Absent(Duration::ZERO)));
         }
-        let there = self.live.kind_at(Slot(dir.0), &Name::new(name));
+        let there = self.live.inodes.kind_at(Slot(dir.0), &Name::new(name));
         let dummy = match what {
             What::Gone { dir, now } => (there == now.ok_or(Errno::ENOENT)).then_some(dir),
             What::Written => (there == Ok(Kind::File)).then_some(false),
@@ -103,7 +103,7 @@ impl Announcer {
             return None;
         }
         let is_so = match self.expected(dir, name) {
-            Some((What::Gone { now, .. }, _)) => self.live.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT),
+            Some((What::Gone { now, .. }, _)) => self.live.inodes.kind_at(Slot(dir.0), &Name::new(name)) == now.ok_or(Errno::ENOENT),
             _ => false,
         };
         Some(if is_so { Ok(()) } else { Err(Errno::ENOENT) })
@@ -126,7 +126,7 @@ impl Announcer {
     fn is_replaced(&self) -> bool {
         let replaced = |expected: &Expected| (expected.what == What::Replaced).then(|| (expected.dir, expected.name.clone()));
         let expected = self.expected.lock().as_ref().and_then(replaced);
-        expected.is_some_and(|(dir, name)| self.live.kind_at(dir, &name).is_ok_and(|kind| kind != Kind::Dir))
+        expected.is_some_and(|(dir, name)| self.live.inodes.kind_at(dir, &name).is_ok_and(|kind| kind != Kind::Dir))
     }
 
     /// Answers the making of a name, if the event thread asks for it.
@@ -135,7 +135,7 @@ impl Announcer {
             return None;
         }
         let Some((What::Come(kind), _)) = self.expected(dir, name) else { return Some(Err(Errno::EEXIST)) };
-        let is_so = self.live.kind_at(Slot(dir.0), &Name::new(name)) == Ok(kind);
+        let is_so = self.live.inodes.kind_at(Slot(dir.0), &Name::new(name)) == Ok(kind);
         Some(if is_so { Ok(self.dummy(kind == Kind::Dir)) } else { Err(Errno::EEXIST) })
     }
 
@@ -160,7 +160,7 @@ impl Announcer {
 
     /// An inode without a name that the kernel knows.
     fn dead(&self, slot: Slot) -> Option<Entry> {
-        let (generation, stat) = self.live.look_up_dead(slot)?;
+        let (generation, stat) = self.live.nodes.look_up_dead(slot)?;
         Some(Entry { node: NodeId(slot.0), generation, stat: Stat { ino: slot.0, ..stat }, ttl: Duration::ZERO })
     }
 

@@ -231,9 +231,9 @@ impl Announcer {
 
     fn is_heard(&self, step: &Step, watched: &Watched) -> bool {
         if step.what == What::Dead {
-            return step.node.is_some_and(|dead| watched.has(dead.0) && self.live.is_dead_and_closed(dead));
+            return step.node.is_some_and(|dead| watched.has(dead.0) && self.live.nodes.is_dead_and_closed(dead));
         }
-        let above = || if step.name.as_bytes() == b"." { self.live.parent(step.dir) } else { None };
+        let above = || if step.name.as_bytes() == b"." { self.live.nodes.parent(step.dir) } else { None };
         let has = |slot: Option<Slot>| slot.is_some_and(|slot| watched.has(slot.0));
         has(Some(step.dir)) || has(step.node) || has(above())
     }
@@ -257,11 +257,11 @@ impl Announcer {
 
     /// Where a directory is now.
     fn path(&self, dir: Slot) -> Option<Vec<u8>> {
-        let _tree = self.live.tree.read();
+        let _tree = self.live.locks.tree.read();
         let mut names = Vec::new();
         let mut at = dir;
         while at != Slot::ROOT {
-            let place = self.live.locate(At::from(at), Kind::Dir).ok()?;
+            let place = self.live.inodes.locate(At::from(at), Kind::Dir).ok()?;
             names.push(place.name);
             at = place.parent;
         }

@@ -52,7 +52,7 @@ impl Item {
             Place::Captured(object) => dedup.live.timeline().store().layers.open(*object).map(Arc::new).map_err(|error| error.errno()),
             // That such a file is as it was is told by what it shares with its capture.
             Place::Live(trail) if dedup.live.timeline().epochs.data_now(trail.slot).is_some_and(|data| data.provisional) => Err(Errno::EBUSY),
-            Place::Live(trail) => dedup.live.open_quietly(trail).map(Arc::new),
+            Place::Live(trail) => dedup.live.inodes.open_quietly(trail).map(Arc::new),
         }
     }
 }

@@ -170,7 +170,7 @@ impl Run {
             return Ok(());
         };
         self.report.done += 1;
-        match dedup.live.list(&dir) {
+        match dedup.live.inodes.list(&dir) {
             Ok(names) => {
                 for (name, child) in names {
                     let trail = dir.step(&name, child.slot);
@@ -214,7 +214,7 @@ impl Run {
     }
 
     fn list_live(&mut self, dedup: &Dedup, trail: Arc<Trail>) {
-        match dedup.live.stat(&trail) {
+        match dedup.live.inodes.stat(&trail) {
             Ok(stat) if stat.kind == Kind::File => {
                 let look = Look::of(&stat);
                 // A hint that cannot be read is none.
@@ -349,7 +349,7 @@ impl Run {
             Done::Fate(number, fate) => {
                 self.note(number, fate);
                 if let (Fate::Shared { .. } | Fate::Linked { .. }, false, Some(item)) = (fate, self.dry_run, self.items.get(number)) {
-                    dedup.live.shared().add(item.size);
+                    dedup.live.sharing.counts().add(item.size);
                 }
             }
         }

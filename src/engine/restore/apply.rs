@@ -100,9 +100,9 @@ impl Applier<'_> {
             let view = self.engine.states.view(State::At(self.plan.target));
             if content == Some(&Content::InPlace) {
                 let (_, source) = view.open(trail)?;
-                self.live().rewrite_in(At::from(trail), source.as_ref(), view.attr(trail)?.stat.size)?;
+                self.live().attrs.rewrite_in(At::from(trail), source.as_ref(), view.attr(trail)?.stat.size)?;
             }
-            self.live().apply_attrs_in(At::from(trail), &view.attr(trail)?, &view.xattrs(trail)?, self.keeps_times())?;
+            self.live().attrs.apply_attrs_in(At::from(trail), &view.attr(trail)?, &view.xattrs(trail)?, self.keeps_times())?;
             self.stale.nodes.push(child.slot);
         }
         Ok(())
@@ -134,7 +134,7 @@ impl Applier<'_> {
 
     /// Where a live inode is now. Of one with several names, history may know only one that it has lost; then it is where it was when the plan was made.
     fn locate(&self, at: At<'_>, child: Child) -> SysResult<Place> {
-        match self.live().locate(at, child.kind) {
+        match self.live().inodes.locate(at, child.kind) {
             Err(Errno::ESTALE) => self.plan.found.get(&child.slot).cloned().ok_or(Errno::ESTALE),
             place => place,
         }
@@ -161,8 +161,8 @@ impl Applier<'_> {
         if let Some(free) = free {
             let source = (At::from(from.parent), &from.name);
             let done = match moves {
-                true => self.live().rename_in(source, (At::from(free.parent), &free.name), RenameMode::NoReplace, Turn::default()).map(drop),
-                false => self.live().link_in(&from, &free).map(drop),
+                true => self.live().names.rename_in(source, (At::from(free.parent), &free.name), RenameMode::NoReplace, Turn::default()).map(drop),
+                false => self.live().names.link_in(&from, &free).map(drop),
             };
             match done {
                 // Something was put there for another name.
@@ -174,7 +174,7 @@ impl Applier<'_> {
             return self.stage_link(&from, child.slot);
         }
         let to = (At::from(Slot::STAGING), &staged.name);
-        self.live().rename_in((At::from(from.parent), &from.name), to, RenameMode::Replace, Turn::default())?;
+        self.live().names.rename_in((At::from(from.parent), &from.name), to, RenameMode::Replace, Turn::default())?;
         Ok(staged)
     }
 
@@ -189,12 +189,12 @@ impl Applier<'_> {
     fn stage_link(&self, from: &Place, slot: Slot) -> SysResult<Place> {
         let staged = Place { parent: Slot::STAGING, name: staged_name(slot) };
         match sys::stat_at(self.live().staging(), staged.name.as_bytes()) {
-            Ok(stat) if self.live().slot_of(&stat) == Ok(slot) => return Ok(staged),
-            Ok(_) => drop(self.live().remove_in(At::from(Slot::STAGING), &staged.name, false)?),
+            Ok(stat) if self.live().inodes.slot_of(&stat) == Ok(slot) => return Ok(staged),
+            Ok(_) => drop(self.live().removal.remove_in(At::from(Slot::STAGING), &staged.name, false)?),
             Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
-        self.live().link_in(from, &staged)?;
+        self.live().names.link_in(from, &staged)?;
         Ok(staged)
     }
 
@@ -202,11 +202,11 @@ impl Applier<'_> {
     fn put_in_place(&mut self) -> SysResult<()> {
         self.places.clear();
         let swaps = std::mem::take(&mut self.swaps);
-        let replaced = self.live().put_in_place(&swaps)?;
+        let replaced = self.live().swaps.put_in_place(&swaps)?;
         for (Swap { to: Place { parent, name }, .. }, replaced) in swaps.into_iter().zip(replaced) {
             match replaced {
                 // With its inode the kernel forgets the name.
-                Some(dead) if self.live().is_dead(dead) => self.stale.dead.push((parent, name, dead)),
+                Some(dead) if self.live().nodes.is_dead(dead) => self.stale.dead.push((parent, name, dead)),
                 replaced => {
                     self.stale.nodes.extend(replaced);
                     self.stale.names.push((parent, name));
@@ -238,7 +238,7 @@ impl Applier<'_> {
     /// A name has lost its inode, for which that may have been the last. If not it has fewer names than the kernel thinks.
     fn lost(&mut self, dir: Slot, name: &Name, slot: Slot) {
         // Only what the kernel knows can be dead: the tables hold nothing else.
-        if self.live().is_dead(slot) {
+        if self.live().nodes.is_dead(slot) {
             self.stale.dead.push((dir, name.clone(), slot));
         } else {
             self.stale.nodes.push(slot);
@@ -257,7 +257,7 @@ impl Applier<'_> {
         let mut open = vec![(Arc::clone(dir), name.clone(), have, false)];
         while let Some((dir, name, child, emptied)) = open.pop() {
             if child.kind != Kind::Dir || emptied {
-                let slot = engine.live.remove_in(At::from(&dir), &name, child.kind == Kind::Dir)?;
+                let slot = engine.live.removal.remove_in(At::from(&dir), &name, child.kind == Kind::Dir)?;
                 self.lost(dir.slot, &name, slot);
                 continue;
             }
@@ -296,7 +296,7 @@ impl Applier<'_> {
         self.put_in_place()?;
         self.stale.names.push((at.parent, at.name.clone()));
         if let Some(staged) = self.placed.remove(&child.slot) {
-            self.live().rename_in(
+            self.live().names.rename_in(
                 (At::from(staged.parent), &staged.name),
                 (At::from(at.parent), &at.name),
                 RenameMode::NoReplace,
@@ -306,7 +306,7 @@ impl Applier<'_> {
         }
         let stat = self.engine.states.view(State::At(self.plan.target)).attr(trail)?.stat;
         let make = Make { kind: Kind::Dir, mode: 0o700, umask: 0, rdev: 0, target: b"", uid: stat.uid, gid: stat.gid, open: None, again: false };
-        let made = self.live().make_in(At::from(at.parent), &at.name, &make, 0)?;
+        let made = self.live().names.make_in(At::from(at.parent), &at.name, &make, 0)?;
         self.dirs.insert(child.slot, made.slot);
         Ok(())
     }
@@ -336,13 +336,13 @@ impl Applier<'_> {
         if from != *at {
             let staged = if from.parent == Slot::STAGING { from } else { self.stage_link(&from, child.slot)? };
             let to = (At::from(at.parent), &at.name);
-            if let Some(replaced) = self.live().rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
+            if let Some(replaced) = self.live().names.rename_in((At::from(staged.parent), &staged.name), to, RenameMode::Replace, Turn::default())? {
                 self.lost(at.parent, &at.name, replaced);
             }
         }
         // It is another file than was here, and may be older than what was made of that.
         if !self.keeps_times() && self.plan.contents.get(&child.slot) != Some(&Content::New) {
-            self.live().renew_in(At::from(child.slot))?;
+            self.live().attrs.renew_in(At::from(child.slot))?;
         }
         self.placed.insert(child.slot, at.clone());
         Ok(())
@@ -355,7 +355,7 @@ impl Applier<'_> {
             let slot = *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?;
             let at = if slot == dir.want.slot { At::from(&dir.want) } else { At::from(slot) };
             let (attr, xattrs) = (view.attr(&dir.want)?, view.xattrs(&dir.want)?);
-            if self.live().apply_attrs_in(at, &attr, &xattrs, self.keeps_times())? && dir.live.is_some() {
+            if self.live().attrs.apply_attrs_in(at, &attr, &xattrs, self.keeps_times())? && dir.live.is_some() {
                 self.stale.attrs_changed.push(slot);
             }
         }

@@ -55,7 +55,7 @@ impl<'a> Glance<'a> {
         let dirs: Vec<(Slot, Vec<&Name>)> = touched.names.iter().map(|(dir, names)| (*dir, names.iter().collect())).collect();
         let jobs: Vec<(Slot, &[&Name])> = dirs.iter().flat_map(|(dir, names)| names.chunks(NAMES_AT_ONCE).map(|names| (*dir, names))).collect();
         let look = |(dir, names): &(Slot, &[&Name])| {
-            let found: Vec<_> = names.iter().filter_map(|name| Some((*name, self.live.stat_child(At::from(*dir), name).ok()?))).collect();
+            let found: Vec<_> = names.iter().filter_map(|name| Some((*name, self.live.inodes.stat_child(At::from(*dir), name).ok()?))).collect();
             let mut seen = self.seen.lock();
             found.into_iter().for_each(|(name, found)| seen.note(*dir, name, found));
             Ok(())
@@ -69,20 +69,20 @@ impl Present for Glance<'_> {
         if let Some(known) = self.seen.lock().names.get(&dir.slot).and_then(|names| names.get(name)) {
             return Ok(*known);
         }
-        let found = self.live.stat_child(dir.into(), name)?;
+        let found = self.live.inodes.stat_child(dir.into(), name)?;
         self.seen.lock().note(dir.slot, name, found);
         Ok(found.map(|(child, _)| child))
     }
 
     fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
-        self.live.list(dir)
+        self.live.inodes.list(dir)
     }
 
     fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
         if let Some(stat) = self.seen.lock().stats.get(&node.slot) {
             return Ok(AttrState { stat: *stat, target: None });
         }
-        let attr = self.live.attr(node)?;
+        let attr = self.live.inodes.attr(node)?;
         if attr.target.is_none() {
             self.seen.lock().stats.insert(node.slot, attr.stat);
         }
@@ -93,16 +93,16 @@ impl Present for Glance<'_> {
         if let Some(xattrs) = self.seen.lock().xattrs.get(&node.slot) {
             return Ok(xattrs.clone());
         }
-        let xattrs = self.live.xattrs(node)?;
+        let xattrs = self.live.inodes.xattrs(node)?;
         self.seen.lock().xattrs.insert(node.slot, xattrs.clone());
         Ok(xattrs)
     }
 
     fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
-        Present::open(self.live, node)
+        Present::open(&*self.live.inodes, node)
     }
 
     fn renames(&self) -> Option<u64> {
-        self.live.renames()
+        self.live.inodes.renames()
     }
 }

@@ -112,7 +112,7 @@ impl Engine {
         let by = requester.by();
         let (guard, opened) =
             self.checkpoints.close_epoch(Some(by), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
-        let tree = self.live.tree.write();
+        let tree = self.live.locks.tree.write();
         let applied = self.carry_out(Some((by, undoes)), (plan, stage), guard.id, Which::Only(paths), names);
         drop(tree);
         drop(freeze);

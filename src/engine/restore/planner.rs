@@ -336,7 +336,7 @@ impl Planner<'_> {
             if matches!(at.parent, Slot::ROOT | Slot::STAGING) {
                 break;
             }
-            at = match self.engine.live.locate(At::from(at.parent), Kind::Dir) {
+            at = match self.engine.live.inodes.locate(At::from(at.parent), Kind::Dir) {
                 Err(Errno::ESTALE) => break,
                 up => up?,
             };
@@ -377,12 +377,12 @@ impl Planner<'_> {
     /// The inode is still in the live tree, where the restore may take it from. `here`: it was just seen where it was.
     fn is_alive(&mut self, child: Child, trail: &Arc<Trail>, here: bool) -> SysResult<bool> {
         let whole = self.paths.is_empty() && !self.exact;
-        if let Some(up) = trail.up.as_ref().filter(|_| whole && here && self.spared.is_empty() && !self.engine.live.is_dead(child.slot)) {
+        if let Some(up) = trail.up.as_ref().filter(|_| whole && here && self.spared.is_empty() && !self.engine.live.nodes.is_dead(child.slot)) {
             self.plan.found.insert(child.slot, Place { parent: up.slot, name: trail.name.clone() });
             return Ok(true);
         }
         let found = if whole {
-            match self.engine.live.locate(At::from(trail), child.kind) {
+            match self.engine.live.inodes.locate(At::from(trail), child.kind) {
                 Err(Errno::ESTALE) => None,
                 place => Some(place?),
             }
@@ -410,8 +410,8 @@ impl Planner<'_> {
         if self.view.attr(trail).map_or(true, |attr| attr.stat.nlink < 2) {
             return Ok(None);
         }
-        for place in self.engine.live.locate_all(At::from(trail), child.kind)? {
-            let Some(dir) = self.engine.live.path_of(place.parent) else { continue };
+        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
+            let Some(dir) = self.engine.live.inodes.path_of(place.parent) else { continue };
             let then = self.view.walk(&join(&dir, &place.name)).unwrap_or(None);
             if then.is_some_and(|(then, _)| then.slot == child.slot) {
                 return Ok(Some(place));
@@ -423,7 +423,7 @@ impl Planner<'_> {
     /// The places where the live inode is that are to be restored.
     fn names_inside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Vec<Place>> {
         let mut inside = Vec::new();
-        for place in self.engine.live.locate_all(At::from(trail), child.kind)? {
+        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
             if self.is_below_paths(&place)? {
                 inside.push(place);
             }
@@ -437,11 +437,11 @@ impl Planner<'_> {
             return Ok(false);
         }
         let mut inside = 0;
-        for place in self.engine.live.locate_all(At::from(trail), child.kind)? {
+        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
             let restored = self.paths.is_empty() || self.is_below_paths(&place)?;
             inside += u64::from(restored && !self.is_spared(&place)?);
         }
-        Ok(u64::from(self.engine.live.stat(At::from(trail))?.nlink) > inside)
+        Ok(u64::from(self.engine.live.inodes.stat(At::from(trail))?.nlink) > inside)
     }
 
     /// A place of the live tree is at or below one of the paths. What was found out about a directory is remembered: a deep tree would be climbed
@@ -462,7 +462,7 @@ impl Planner<'_> {
                 break *known;
             }
             climbed.push(at.parent);
-            at = match self.engine.live.locate(At::from(at.parent), Kind::Dir) {
+            at = match self.engine.live.inodes.locate(At::from(at.parent), Kind::Dir) {
                 Err(Errno::ESTALE) => break false,
                 up => up?,
             };
@@ -532,7 +532,7 @@ impl Planner<'_> {
     fn would_empower(&self, trail: &Arc<Trail>) -> SysResult<bool> {
         let set_id = self.view.attr(trail)?.stat.mode & 0o6000 != 0;
         let powerful = set_id || self.view.xattrs(trail)?.iter().any(|(name, _)| name == b"security.capability");
-        Ok(powerful && self.engine.live.may_be_written(At::from(trail)))
+        Ok(powerful && self.engine.live.inodes.may_be_written(At::from(trail)))
     }
 
     /// The live file has other content than it had. That its content was recorded does not say so: a file that is open for writing is captured

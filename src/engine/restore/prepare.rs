@@ -68,7 +68,7 @@ impl Engine {
             stage.still_wanted()?;
             let seen = self.look_around().map_err(failed)?;
             // What fails here may fail because something changes meanwhile.
-            let Ok(prepared) = self.prepare(target, choice, times, |slot| self.live.await_free(slot)) else { break };
+            let Ok(prepared) = self.prepare(target, choice, times, |slot| self.live.busy.await_free(slot)) else { break };
             if prepared.touched.len() > RELEASED_FROM {
                 // What was compared is many small pieces, of several threads, which each allocator's arena would keep to itself.
                 sys::release_memory();
@@ -89,7 +89,7 @@ impl Engine {
             }
         }
         let (freeze, flushed) = self.checkpoints.freeze().map_err(failed)?;
-        let prepared = self.prepare(target, choice, times, |slot| self.live.probe_frozen(slot))?;
+        let prepared = self.prepare(target, choice, times, |slot| self.live.busy.probe_frozen(slot))?;
         self.clear_way(&prepared.plan).map_err(failed)?;
         stage.still_wanted()?;
         stage.fill(&prepared.plan, true).map_err(failed)?;
@@ -127,28 +127,28 @@ impl Engine {
 
     /// What is as it is for as long as nothing changes.
     fn look_around(&self) -> SysResult<Seen> {
-        self.live.await_closes();
+        self.live.hot.await_closes();
         self.checkpoints.settle();
-        self.live.preflush();
+        self.live.hot.preflush();
         // Whatever has begun to change something has ended then.
-        let _freeze = self.live.freeze()?;
+        let _freeze = self.live.busy.freeze()?;
         self.seen()
     }
 
     fn seen(&self) -> SysResult<Seen> {
-        Ok(Seen { changes: self.live.changes(), recordings: self.live.timeline().epochs.recordings(), hot: self.live.hot_state()? })
+        Ok(Seen { changes: self.live.locks.changes(), recordings: self.live.timeline().epochs.recordings(), hot: self.live.hot.state()? })
     }
 
     /// In the freeze: nothing has changed since. Of files that may be mapped and written to it cannot be told what was stored when.
     fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
-        self.seen().is_ok_and(|now| now == *seen) && !self.live.mapped_hot().iter().any(|slot| touched.contains(slot))
+        self.seen().is_ok_and(|now| now == *seen) && !self.live.hot.mapped().iter().any(|slot| touched.contains(slot))
     }
 
     /// Looks whether some process is in the way of a plan, so that it fails before it has done anything.
     fn clear_way(&self, plan: &Plan) -> SysResult<()> {
         plan.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
             let mut slots = name.have.iter().map(|have| have.slot).chain(name.want.iter().map(|(child, _)| child.slot));
-            slots.try_for_each(|slot| self.live.probe_frozen(slot))
+            slots.try_for_each(|slot| self.live.busy.probe_frozen(slot))
         })
     }
 }

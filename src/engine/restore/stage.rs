@@ -80,13 +80,13 @@ impl<'a> Stage<'a> {
     /// Gives what stands for an inode, once: it is in the tables then.
     pub(super) fn take(&mut self, slot: Slot) -> SysResult<Option<Staged>> {
         let Some(staged) = self.made.remove(&slot) else { return Ok(None) };
-        self.engine.live.adopt(&staged)?;
+        self.engine.live.staged.adopt(&staged)?;
         Ok(Some(staged))
     }
 
     /// Removes what was not taken.
     pub(super) fn clear(&mut self) {
-        self.made.drain().for_each(|(_, staged)| self.engine.live.unstage(&staged));
+        self.made.drain().for_each(|(_, staged)| self.engine.live.staged.unstage(&staged));
     }
 }
 
@@ -111,5 +111,5 @@ fn make(engine: &Engine, plan: &Plan, child: Child, trail: &Arc<Trail>, frozen: 
     let name = Name::new(format!("{STAGED_PREFIX}{}", child.slot.0).as_bytes());
     let still = from != Source::Live;
     let wanted = Wanted { attr: &attr, xattrs: &xattrs, source: source.as_ref(), still, times: plan.times == Times::Kept };
-    engine.live.stage(name, &wanted).map(Some)
+    engine.live.staged.stage(name, &wanted).map(Some)
 }

@@ -1,16 +1,23 @@
 //! Finding an inode by its slot, and verifying that it is the one.
 
-use std::collections::HashSet;
+mod present;
+mod walk;
+
+pub(super) use walk::names_of;
+
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::Live;
 use super::nodes::generation_of;
+use super::tables::{Dirs, HotFiles, Locks, NodeTable, Tables};
 use crate::history::present::Trail;
+use crate::history::timeline::Timeline;
 use crate::store::ids::{Name, Slot};
-use crate::store::record::{Child, Place};
-use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult};
+use crate::store::record::Place;
+use crate::sys::lock::Mutex;
+use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
 
 /// An inode, and the way by which it was reached if that is known.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +60,8 @@ struct Level<'a> {
 }
 
 impl<'a> Level<'a> {
-    fn of(live: &Live, at: At<'a>) -> Level<'a> {
-        let (places, unknown) = live.places_known(at);
+    fn of(inodes: &Inodes, at: At<'a>) -> Level<'a> {
+        let (places, unknown) = inodes.places_known(at);
         Level { at, places: places.into_iter(), name: None, unknown }
     }
 }
@@ -73,19 +80,50 @@ pub(super) fn is_elsewhere(errno: Errno) -> bool {
     [Errno::ENOENT, Errno::ENOTDIR, Errno::ESTALE, Errno::ELOOP, Errno::EXDEV].contains(&errno)
 }
 
-impl Live {
+/// Finds inodes by their slots, and looks at them.
+pub struct Inodes {
+    timeline: Arc<Timeline>,
+    root: Arc<OwnedFd>,
+    staging: Arc<OwnedFd>,
+    locks: Arc<Locks>,
+    nodes: Arc<NodeTable>,
+    dirs: Arc<Dirs>,
+    hot: Arc<HotFiles>,
+    device: u64,
+    root_ino: u64,
+    /// Where inodes were found that are to be captured ahead and that the kernel may not know. A leaf.
+    found_ahead: Mutex<HashMap<Slot, Place>>,
+}
+
+impl Inodes {
+    pub(super) fn new(tables: &Tables, stat: &Stat) -> Arc<Inodes> {
+        let Tables { timeline, root, staging, locks, nodes, dirs, hot, .. } = tables.clone();
+        Arc::new(Inodes { timeline, root, staging, locks, nodes, dirs, hot, device: stat.dev, root_ino: stat.ino, found_ahead: Mutex::default() })
+    }
+
+    /// The slot of an inode by what stat(2) said of it.
+    ///
+    /// # Errors
+    /// EXDEV if it is on another filesystem: something is mounted there, or it is another subvolume.
+    pub fn slot_of(&self, stat: &Stat) -> SysResult<Slot> {
+        if stat.dev != self.device {
+            return Err(Errno::EXDEV);
+        }
+        Ok(if stat.ino == self.root_ino { Slot::ROOT } else { Slot(stat.ino) })
+    }
+
     /// The names under which an inode may be found, the likeliest first.
     pub(super) fn places(&self, at: At<'_>) -> Vec<Place> {
         self.places_known(at).0
     }
 
-    /// The first of [`Live::places`], at the same cost however many there are.
+    /// The first of [`Inodes::places`], at the same cost however many there are.
     pub(super) fn likeliest_place(&self, slot: Slot) -> Option<Place> {
         let first = self.nodes.lock().get(slot).and_then(|node| node.links().next().cloned());
         first.or_else(|| self.places(slot.into()).into_iter().next())
     }
 
-    /// As [`Live::places`], and why there may be more, if history could not be asked.
+    /// As [`Inodes::places`], and why there may be more, if history could not be asked.
     fn places_known(&self, at: At<'_>) -> (Vec<Place>, Option<Errno>) {
         let mut places: Vec<Place> = self.nodes.lock().get(at.slot).map(|node| node.links().cloned().collect()).unwrap_or_default();
         let mut unknown = None;
@@ -152,7 +190,7 @@ impl Live {
         match slot {
             Slot::ROOT => Some(Arc::clone(&self.root)),
             Slot::STAGING => Some(Arc::clone(&self.staging)),
-            _ => self.dirs.get(slot).or_else(|| self.orphan(slot)),
+            _ => self.dirs.get(slot).or_else(|| self.nodes.orphan(slot)),
         }
     }
 
@@ -213,10 +251,6 @@ impl Live {
         Ok(Some(fd))
     }
 
-    pub(super) fn orphan(&self, slot: Slot) -> Option<Arc<OwnedFd>> {
-        self.nodes.lock().get(slot).and_then(|node| node.orphan().cloned())
-    }
-
     /// Attributes of an inode; `ino` is the backing filesystem's.
     ///
     /// # Errors
@@ -226,13 +260,13 @@ impl Live {
         if at.slot == Slot::ROOT {
             return sys::stat_fd(&self.root);
         }
-        if let Some(orphan) = self.orphan(at.slot) {
+        if let Some(orphan) = self.nodes.orphan(at.slot) {
             return Ok(Stat { nlink: 0, ..sys::stat_fd(&orphan)? });
         }
         if let Some(dir) = self.dirs.get(at.slot) {
             return sys::stat_fd(&dir);
         }
-        if let Some(file) = self.hot_file(at.slot) {
+        if let Some(file) = self.hot.file(at.slot) {
             return sys::stat_fd(&*file);
         }
         Ok(self.find(at)?.stat)
@@ -247,10 +281,10 @@ impl Live {
         if at.slot == Slot::ROOT {
             return Ok(Arc::clone(&self.root));
         }
-        if let Some(fd) = self.orphan(at.slot).or_else(|| self.dirs.get(at.slot)) {
+        if let Some(fd) = self.nodes.orphan(at.slot).or_else(|| self.dirs.get(at.slot)) {
             return Ok(fd);
         }
-        if let Some(file) = self.hot_file(at.slot) {
+        if let Some(file) = self.hot.file(at.slot) {
             return Ok(Arc::new(file.try_clone()?.into()));
         }
         if let Some((fd, _)) = self.at_known_name(at, |dir, name| sys::open_path_at(dir, name)) {
@@ -267,7 +301,7 @@ impl Live {
     /// Refuses to change an inode that has lost its last name and was moved into a layer: it is a version of the past now. ESTALE makes the kernel
     /// look the name up again.
     pub(super) fn check_not_kept(&self, slot: Slot, fd: impl AsFd) -> SysResult<()> {
-        if self.is_dead(slot) && sys::stat_fd(fd)?.nlink > 0 {
+        if self.nodes.is_dead(slot) && sys::stat_fd(fd)?.nlink > 0 {
             return Err(Errno::ESTALE);
         }
         Ok(())
@@ -289,7 +323,7 @@ impl Live {
     /// ESTALE if it cannot be found, EINVAL if it is no regular file; those of open(2).
     pub(super) fn open_file(&self, at: At<'_>, how: Open) -> SysResult<(File, Stat)> {
         let regular = |stat: &Stat| if stat.kind == Kind::File { Ok(()) } else { Err(Errno::EINVAL) };
-        if let Some(orphan) = self.orphan(at.slot) {
+        if let Some(orphan) = self.nodes.orphan(at.slot) {
             let stat = sys::stat_fd(&orphan)?;
             regular(&stat)?;
             return Ok((sys::reopen(&orphan, how)?, stat));
@@ -310,45 +344,12 @@ impl Live {
         Ok((file, stat))
     }
 
-    /// Names of a directory from a place on, as [`sys::read_dir`] does; what is gone meanwhile is left out.
-    ///
-    /// # Errors
-    /// ESTALE if the directory cannot be found.
-    pub fn read_dir(&self, at: At<'_>, from: u64, count: usize) -> SysResult<(Vec<(DirEntry, Child)>, bool)> {
-        let fd = self.dir(at)?;
-        let (entries, last) = sys::read_dir(&fd, from, count)?;
-        let mut names = Vec::with_capacity(entries.len());
-        for entry in entries {
-            let kind = match entry.kind {
-                Some(kind) => kind,
-                None => match sys::stat_at(&fd, &entry.name) {
-                    Ok(stat) => stat.kind,
-                    Err(Errno::ENOENT) => continue,
-                    Err(errno) => return Err(errno),
-                },
-            };
-            let child = Child { slot: Slot(entry.ino), kind };
-            names.push((entry, child));
-        }
-        Ok((names, last))
-    }
-
-    /// What kind of inode is at a name now.
-    ///
-    /// # Errors
-    /// ENOENT.
-    pub fn kind_at(&self, parent: Slot, name: &Name) -> SysResult<Kind> {
-        let _tree = self.tree.read();
-        let dir = self.dir(parent)?;
-        sys::stat_at(&dir, name.as_bytes()).map(|stat| stat.kind)
-    }
-
     /// Finds a name in a directory, tells the kernel's table of it, and counts one look-up.
     ///
     /// # Errors
     /// ENOENT; EXDEV if another filesystem is mounted there.
     pub fn lookup(&self, parent: Slot, name: &Name) -> SysResult<(Slot, u64, Stat)> {
-        let _tree = self.tree.read();
+        let _tree = self.locks.tree.read();
         self.lookup_in(parent, name, 1)
     }
 
@@ -360,4 +361,24 @@ impl Live {
         let generation = self.nodes.lock().learn(slot, stat.kind, generation_of(&stat), Some(&place), lookups);
         Ok((slot, generation, stat))
     }
+
+    /// Those that were found to be captured ahead are captured.
+    pub(super) fn forget_found(&self) {
+        self.found_ahead.lock().clear();
+    }
+
+    /// Notes where an inode is, if the kernel knows it not.
+    pub(super) fn remember(&self, dir: Slot, name: &Name, slot: Slot) {
+        self.found_ahead.lock().insert(slot, place(dir, name));
+    }
+}
+
+/// The place of an inode as its parent and name.
+pub(super) fn place(parent: Slot, name: &Name) -> Place {
+    Place { parent, name: name.clone() }
+}
+
+/// An inode that is found by the place that history keeps of it.
+pub(super) fn at_place(slot: Slot) -> Arc<Trail> {
+    Arc::new(Trail { slot, name: Name::new(b""), up: None })
 }

@@ -8,14 +8,12 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::Live;
-use super::baseline::{errno, names_of};
-use super::eager::at_place;
-use super::find::is_elsewhere;
-use super::kept::Keeper;
-use super::nodes::generation_of;
+use super::{Baselines, errno};
 use crate::history::present::Trail;
 use crate::history::since::Since;
+use crate::live::inodes::{at_place, is_elsewhere, names_of};
+use crate::live::kept::Keeper;
+use crate::live::nodes::generation_of;
 use crate::store::Address;
 use crate::store::baseline::{Baseline, Node};
 use crate::store::ids::{Name, Slot};
@@ -26,7 +24,7 @@ use crate::sys::{self, Errno, Kind, SysResult};
 const CHANGES_MAX: usize = 300_000;
 
 struct Advance<'a> {
-    live: &'a Live,
+    baselines: &'a Baselines,
     baseline: Baseline,
     since: Since,
     keeper: Option<&'a Keeper<'a>>,
@@ -38,13 +36,13 @@ struct Advance<'a> {
     walked: HashSet<Slot>,
 }
 
-impl Live {
+impl Baselines {
     /// Brings the baseline up to date, so that it counts as long as the journal ends at `end`; without, the tree is served. Says how many files
     /// there were when it was written, about. `None`: there is none that could be, or a walk is to be made instead.
     ///
     /// # Errors
     /// ENOSPC, EIO.
-    pub(super) fn advance_baseline(&self, end: Option<Address>, keeper: Option<&Keeper<'_>>) -> SysResult<Option<u64>> {
+    pub(in crate::live) fn advance_baseline(&self, end: Option<Address>, keeper: Option<&Keeper<'_>>) -> SysResult<Option<u64>> {
         let layout = &self.timeline.store().layout;
         let Some(since) = self.timeline.baseline.changed_since() else { return Ok(None) };
         let baseline = match Baseline::open_any(layout) {
@@ -59,11 +57,11 @@ impl Live {
             return Ok(None);
         }
         let files = baseline.files().unwrap_or(0);
-        let mut advance = Advance { live: self, baseline, since, keeper, served: end.is_none(), seen: HashSet::new(), walked: HashSet::new() };
+        let mut advance = Advance { baselines: self, baseline, since, keeper, served: end.is_none(), seen: HashSet::new(), walked: HashSet::new() };
         let advanced = advance.all().and_then(|()| {
             let mut baseline = advance.baseline;
             baseline.changes.set_gone(&self.timeline.baseline.gone_now());
-            self.unsettle_kept()?;
+            self.kept.unsettle_kept()?;
             match end {
                 Some(end) => baseline.write(layout, end),
                 None => baseline.write_changes(layout, None).map(|()| baseline.changes.len()),
@@ -80,6 +78,48 @@ impl Live {
             Ok(_) => Ok(Some(files)),
         }
     }
+
+    /// In a test: a walk says the same, or what it says is in a file that the test looks for.
+    pub(in crate::live) fn check_advanced(&self, end: Address) -> SysResult<()> {
+        if !sys::host::left_out("baseline-trust") {
+            return Ok(());
+        }
+        let layout = &self.timeline.store().layout;
+        let baseline = Baseline::open(layout, end).map_err(errno)?.ok_or(Errno::ENODATA)?;
+        let mut wrong = Vec::new();
+        let root = self.inodes.root_node()?;
+        if is_other(&root, &baseline.root().map_err(errno)?) {
+            wrong.push("the root".to_owned());
+        }
+        let mut open = VecDeque::from([(Trail::root(), baseline.root().map_err(errno)?)]);
+        while let Some((trail, node)) = open.pop_front() {
+            let fd = self.inodes.dir(&trail)?;
+            let mut known: BTreeMap<Name, Node> = match baseline.names(&node) {
+                Ok(names) => names.into_iter().collect(),
+                Err(error) => {
+                    wrong.push(format!("{}: {error}", String::from_utf8_lossy(&trail.path())));
+                    continue;
+                }
+            };
+            for name in names_of(trail.slot, &fd)? {
+                let Ok(now) = self.inodes.node_at(&fd, &name) else { continue };
+                let trail = trail.step(&name, now.child.slot);
+                match known.remove(&name) {
+                    Some(then) if !is_other(&now, &then) => {
+                        if now.child.kind == Kind::Dir {
+                            open.push_back((trail, then));
+                        }
+                    }
+                    then => wrong.push(format!("{}: {now:?}, and not {then:?}", String::from_utf8_lossy(&trail.path()))),
+                }
+            }
+            wrong.extend(known.keys().map(|name| format!("{}/{name:?} is gone", String::from_utf8_lossy(&trail.path()))));
+        }
+        let lines = if wrong.is_empty() { "right\n".to_owned() } else { wrong.join("\n") };
+        let file = sys::create_file_at(layout.dir(), b"baseline.compared", sys::Open { truncate: true, ..sys::Open::READ_WRITE }, 0o600)
+            .or_else(|_| sys::open_file_at(layout.dir(), b"baseline.compared", sys::Open { truncate: true, ..sys::Open::READ_WRITE }))?;
+        sys::write_all_at(&file, lines.as_bytes(), 0)
+    }
 }
 
 impl Advance<'_> {
@@ -88,7 +128,7 @@ impl Advance<'_> {
             if dir == Slot::STAGING {
                 continue;
             }
-            match self.live.dir(dir) {
+            match self.baselines.inodes.dir(dir) {
                 Ok(fd) => self.name(dir, &fd, &name)?,
                 Err(errno) if is_elsewhere(errno) && self.since.gone.contains(&dir) => {}
                 Err(errno) => return Err(errno),
@@ -107,7 +147,7 @@ impl Advance<'_> {
         if let Some(keeper) = self.keeper {
             self.baseline.at(dir, name).map_err(errno)?.iter().for_each(|old| keeper.doubt(old));
         }
-        let node = match self.live.node_at(fd, name) {
+        let node = match self.baselines.inodes.node_at(fd, name) {
             // Nothing is there, or another filesystem, which is no part of the tree.
             Err(Errno::ENOENT | Errno::EXDEV) => return self.baseline.changes.put_name(dir, name, None).map_err(errno),
             node => node?,
@@ -149,23 +189,23 @@ impl Advance<'_> {
     fn walk(&mut self, trail: Arc<Trail>, node: &Node) -> SysResult<()> {
         let mut open = VecDeque::from([(trail, generation_of(&node.attr.stat))]);
         while let Some((trail, generation)) = open.pop_front() {
-            let fd = match self.live.dir(&trail) {
+            let fd = match self.baselines.inodes.dir(&trail) {
                 // It will be found where it is by what moved it.
                 Err(errno) if is_elsewhere(errno) && self.served => {
                     if let Some(up) = &trail.up {
-                        self.live.timeline.baseline.note_missed(up.slot, &trail.name);
+                        self.baselines.timeline.baseline.note_missed(up.slot, &trail.name);
                     }
                     continue;
                 }
                 fd => fd?,
             };
-            self.live.note_born(trail.slot);
+            self.baselines.inodes.note_born(trail.slot);
             self.baseline.changes.put_whole(trail.slot, generation);
             for name in names_of(trail.slot, &fd)? {
-                let node = match self.live.node_at(&fd, &name) {
+                let node = match self.baselines.inodes.node_at(&fd, &name) {
                     Err(Errno::EXDEV) => continue,
                     Err(Errno::ENOENT) if self.served => {
-                        self.live.timeline.baseline.note_missed(trail.slot, &name);
+                        self.baselines.timeline.baseline.note_missed(trail.slot, &name);
                         continue;
                     }
                     node => node?,
@@ -180,10 +220,10 @@ impl Advance<'_> {
 
     /// What an inode is now that changed at a name that did not.
     fn inode(&mut self, slot: Slot) -> SysResult<()> {
-        if self.live.is_dead(slot) {
+        if self.baselines.nodes.is_dead(slot) {
             return Ok(());
         }
-        let fd = match self.live.fd(slot) {
+        let fd = match self.baselines.inodes.fd(slot) {
             Err(errno) if is_elsewhere(errno) && self.since.gone.contains(&slot) => return Ok(()),
             fd => fd?,
         };
@@ -201,50 +241,6 @@ impl Advance<'_> {
             keeper.keep_inode(&fd, &node);
         }
         Ok(())
-    }
-}
-
-impl Live {
-    /// In a test: a walk says the same, or what it says is in a file that the test looks for.
-    pub(super) fn check_advanced(&self, end: Address) -> SysResult<()> {
-        if !sys::host::left_out("baseline-trust") {
-            return Ok(());
-        }
-        let layout = &self.timeline.store().layout;
-        let baseline = Baseline::open(layout, end).map_err(errno)?.ok_or(Errno::ENODATA)?;
-        let mut wrong = Vec::new();
-        let root = self.root_node()?;
-        if is_other(&root, &baseline.root().map_err(errno)?) {
-            wrong.push("the root".to_owned());
-        }
-        let mut open = VecDeque::from([(Trail::root(), baseline.root().map_err(errno)?)]);
-        while let Some((trail, node)) = open.pop_front() {
-            let fd = self.dir(&trail)?;
-            let mut known: BTreeMap<Name, Node> = match baseline.names(&node) {
-                Ok(names) => names.into_iter().collect(),
-                Err(error) => {
-                    wrong.push(format!("{}: {error}", String::from_utf8_lossy(&trail.path())));
-                    continue;
-                }
-            };
-            for name in names_of(trail.slot, &fd)? {
-                let Ok(now) = self.node_at(&fd, &name) else { continue };
-                let trail = trail.step(&name, now.child.slot);
-                match known.remove(&name) {
-                    Some(then) if !is_other(&now, &then) => {
-                        if now.child.kind == Kind::Dir {
-                            open.push_back((trail, then));
-                        }
-                    }
-                    then => wrong.push(format!("{}: {now:?}, and not {then:?}", String::from_utf8_lossy(&trail.path()))),
-                }
-            }
-            wrong.extend(known.keys().map(|name| format!("{}/{name:?} is gone", String::from_utf8_lossy(&trail.path()))));
-        }
-        let lines = if wrong.is_empty() { "right\n".to_owned() } else { wrong.join("\n") };
-        let file = sys::create_file_at(layout.dir(), b"baseline.compared", sys::Open { truncate: true, ..sys::Open::READ_WRITE }, 0o600)
-            .or_else(|_| sys::open_file_at(layout.dir(), b"baseline.compared", sys::Open { truncate: true, ..sys::Open::READ_WRITE }))?;
-        sys::write_all_at(&file, lines.as_bytes(), 0)
     }
 }
 

@@ -1,0 +1,134 @@
+//! The table of open handles.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::nodes::IoMode;
+use crate::history::attribution::Numbered;
+use crate::store::ids::Slot;
+use crate::sys::lock::RwLock;
+use crate::sys::{Asker, Errno, Open, SysResult};
+
+/// Number of an open handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HandleId(pub u64);
+
+/// How a file is opened (open(2)).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenFlags {
+    /// For reading.
+    pub read: bool,
+    /// For writing.
+    pub write: bool,
+    /// The content is dropped.
+    pub truncate: bool,
+    /// Writes are on disk when they return.
+    pub sync: bool,
+    /// As `sync`, for the data alone.
+    pub dsync: bool,
+    /// Reads leave the access time alone.
+    pub noatime: bool,
+    /// Who opens it; `None`: we do.
+    pub asker: Option<Asker>,
+}
+
+impl OpenFlags {
+    /// How the backing file is opened. Writes that pass the daemon come with their offset, and an append flag would send them elsewhere; for those
+    /// that do not, the kernel opens the backing file anew, as the caller asked.
+    pub(super) fn backing(self) -> Open {
+        Open { read: self.read, write: self.write, sync: self.sync, dsync: self.dsync, noatime: self.noatime, ..Open::default() }
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub struct Handle {
+    /// Whose.
+    pub slot: Slot,
+    /// The backing file.
+    pub file: Arc<File>,
+    /// How it was opened.
+    pub flags: OpenFlags,
+    /// Who does its I/O.
+    pub io: IoMode,
+    /// The process that opened it, if that is known.
+    pub by: Option<Arc<Numbered>>,
+    /// The file had set-id bits when it was opened, or got some since: what is done through this handle may clear them.
+    set_id: AtomicBool,
+}
+
+impl Handle {
+    /// One that is about to be entered.
+    pub(super) fn new(slot: Slot, file: Arc<File>, flags: OpenFlags, io: IoMode, by: Option<Arc<Numbered>>, mode: u32) -> Handle {
+        Handle { slot, file, flags, io, by, set_id: AtomicBool::new(mode & SET_ID != 0) }
+    }
+
+    /// The file may have set-id bits, which the kernel keeps in its cache until it is told: see `Files::change_content`.
+    pub fn may_be_set_id(&self) -> bool {
+        self.set_id.load(Ordering::Relaxed)
+    }
+}
+
+/// The set-user-id and the set-group-id bit.
+pub(super) const SET_ID: u32 = 0o6000;
+
+/// All open handles.
+#[derive(Default)]
+pub struct Handles {
+    map: RwLock<HashMap<u64, Arc<Handle>>>,
+    last: AtomicU64,
+}
+
+impl Handles {
+    pub(super) fn put(&self, handle: Handle) -> (HandleId, Arc<Handle>) {
+        let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let handle = Arc::new(handle);
+        self.map.write().insert(id, Arc::clone(&handle));
+        (HandleId(id), handle)
+    }
+
+    /// Enters a handle of the worker before, under the number that the kernel knows; new ones get other numbers.
+    pub(super) fn adopt(&self, id: HandleId, handle: Handle) {
+        self.last.fetch_max(id.0, Ordering::Relaxed);
+        self.replace(id, handle);
+    }
+}
+
+impl Handles {
+    /// Enters a handle in place of the one that has this number.
+    pub(super) fn replace(&self, id: HandleId, handle: Handle) {
+        self.map.write().insert(id.0, Arc::new(handle));
+    }
+
+    /// Takes a handle out of the table.
+    pub(super) fn remove(&self, id: HandleId) -> Option<Arc<Handle>> {
+        self.map.write().remove(&id.0)
+    }
+
+    /// An open handle.
+    ///
+    /// # Errors
+    /// EBADF if it is not open.
+    pub fn get(&self, id: HandleId) -> SysResult<Arc<Handle>> {
+        self.map.read().get(&id.0).cloned().ok_or(Errno::EBADF)
+    }
+
+    /// Closes all that is open: nothing is served any more.
+    pub(super) fn clear(&self) {
+        self.map.write().clear();
+    }
+
+    /// Number of open handles.
+    pub fn count(&self) -> usize {
+        self.map.read().len()
+    }
+
+    /// The file has got this mode: set-id bits are news to whoever has it open.
+    pub(super) fn note_mode(&self, slot: Slot, mode: u32) {
+        if mode & SET_ID != 0 {
+            self.map.read().values().filter(|handle| handle.slot == slot).for_each(|handle| handle.set_id.store(true, Ordering::Relaxed));
+        }
+    }
+}

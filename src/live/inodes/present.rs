@@ -1,0 +1,199 @@
+//! The live tree as history reads it.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::{At, Inodes, is_elsewhere};
+use crate::history::present::{Present, Trail};
+use crate::store::ids::{Name, Slot};
+use crate::store::record::{AttrState, Child, Place};
+use crate::sys::{self, DirEntry, Errno, Kind, Open, Stat, SysResult, Xattrs};
+
+/// Name of the store in the root directory: no part of the tree.
+pub const STORE_NAME: &[u8] = b".ckptfs";
+
+/// Names of a path that is told.
+const PATH_NAMES_MAX: usize = 1024;
+
+impl Present for Inodes {
+    fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        Ok(self.stat_child(dir.into(), name)?.map(|(child, _)| child))
+    }
+
+    fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        let (entries, _) = self.read_dir(dir.into(), 0, usize::MAX)?;
+        let ours = |name: &[u8]| matches!(name, b"." | b"..") || (dir.slot == Slot::ROOT && name == STORE_NAME);
+        let names = entries.into_iter().filter(|(entry, _)| !ours(&entry.name));
+        Ok(names.map(|(entry, child)| (Name::new(&entry.name), child)).collect())
+    }
+
+    fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        let stat = self.stat(node)?;
+        let target = if stat.kind == sys::Kind::Symlink { Some(self.read_link(node)?) } else { None };
+        Ok(AttrState { stat, target })
+    }
+
+    fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
+        sys::all_xattrs(self.fd(node)?)
+    }
+
+    fn open(&self, node: &Arc<Trail>) -> SysResult<File> {
+        self.open_file(At::from(node), sys::Open::READ).map(|(file, _)| file)
+    }
+
+    fn renames(&self) -> Option<u64> {
+        self.locks.renames()
+    }
+}
+
+impl Inodes {
+    /// A path of an inode now; `None` if it has none that is known.
+    pub fn path_of(&self, slot: Slot) -> Option<Vec<u8>> {
+        let (mut names, mut at) = (Vec::new(), slot);
+        while at != Slot::ROOT {
+            let place = self.likeliest_place(at).filter(|_| names.len() < PATH_NAMES_MAX)?;
+            names.push(place.name);
+            at = place.parent;
+        }
+        names.reverse();
+        let names: Vec<&[u8]> = names.iter().map(Name::as_bytes).collect();
+        Some(names.join(&b'/'))
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// EINVAL if it is none.
+    pub fn read_link<'a>(&self, at: impl Into<At<'a>>) -> SysResult<Vec<u8>> {
+        let at = at.into();
+        if let Some(orphan) = self.nodes.orphan(at.slot) {
+            return sys::readlink_fd(&orphan);
+        }
+        let found = self.find(at)?;
+        sys::readlink_at(&found.dir, found.name.as_bytes())
+    }
+
+    /// Names of a directory from a place on, as [`sys::read_dir`] does; what is gone meanwhile is left out.
+    ///
+    /// # Errors
+    /// ESTALE if the directory cannot be found.
+    pub fn read_dir(&self, at: At<'_>, from: u64, count: usize) -> SysResult<(Vec<(DirEntry, Child)>, bool)> {
+        let fd = self.dir(at)?;
+        let (entries, last) = sys::read_dir(&fd, from, count)?;
+        let mut names = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let kind = match entry.kind {
+                Some(kind) => kind,
+                None => match sys::stat_at(&fd, &entry.name) {
+                    Ok(stat) => stat.kind,
+                    Err(Errno::ENOENT) => continue,
+                    Err(errno) => return Err(errno),
+                },
+            };
+            let child = Child { slot: Slot(entry.ino), kind };
+            names.push((entry, child));
+        }
+        Ok((names, last))
+    }
+
+    /// What kind of inode is at a name now.
+    ///
+    /// # Errors
+    /// ENOENT.
+    pub fn kind_at(&self, parent: Slot, name: &Name) -> SysResult<Kind> {
+        let _tree = self.locks.tree.read();
+        let dir = self.dir(parent)?;
+        sys::stat_at(&dir, name.as_bytes()).map(|stat| stat.kind)
+    }
+
+    /// Whether there is a device node 0/0.
+    pub(in crate::live) fn is_whiteout(&self, at: (Slot, &Name)) -> SysResult<bool> {
+        match sys::stat_at(self.dir(at.0)?, at.1.as_bytes()) {
+            Ok(stat) => Ok(stat.kind == Kind::CharDev && stat.rdev == 0),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// As [`Present::child`], with the attributes of what is there.
+    ///
+    /// # Errors
+    /// Those of stat(2), but ENOENT; EXDEV.
+    pub fn stat_child(&self, dir: At<'_>, name: &Name) -> SysResult<Option<(Child, Stat)>> {
+        if dir.slot == Slot::ROOT && name.as_bytes() == STORE_NAME {
+            return Ok(None);
+        }
+        let fd = self.dir(dir)?;
+        match sys::stat_at(&fd, name.as_bytes()) {
+            Ok(stat) => Ok(Some((Child { slot: self.slot_of(&stat)?, kind: stat.kind }, stat))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Opens a regular file for reading, where that can be so that its time of access stays.
+    ///
+    /// # Errors
+    /// As [`Present::open`].
+    pub fn open_quietly(&self, node: &Arc<Trail>) -> SysResult<File> {
+        let quietly = sys::Open { noatime: true, ..sys::Open::READ };
+        match self.open_file(At::from(node), quietly) {
+            Err(Errno::EPERM) => self.open_file(At::from(node), sys::Open::READ),
+            opened => opened,
+        }
+        .map(|(file, _)| file)
+    }
+
+    /// The space that a file takes; `None` if it is not there, is no regular file, or the filesystem cannot tell.
+    pub fn allocation(&self, slot: Slot) -> Option<sys::Allocation> {
+        let (file, _) = self.open_file(At::from(slot), sys::Open::READ).ok()?;
+        sys::allocation(&file).ok()
+    }
+
+    /// Where an inode of this kind is now.
+    ///
+    /// # Errors
+    /// ESTALE if it is nowhere, or is of another kind.
+    pub fn locate(&self, at: At<'_>, kind: Kind) -> SysResult<Place> {
+        if at.slot == Slot::ROOT || self.nodes.is_dead(at.slot) {
+            return Err(Errno::ESTALE);
+        }
+        let found = self.find(at)?;
+        if found.stat.kind != kind {
+            return Err(Errno::ESTALE);
+        }
+        Ok(Place { parent: found.parent, name: found.name })
+    }
+
+    /// Every known place where an inode of this kind is now; a file may have names that are not known.
+    ///
+    /// # Errors
+    /// That of stat(2), if it may be at a place that cannot be looked at.
+    pub fn locate_all(&self, at: At<'_>, kind: Kind) -> SysResult<Vec<Place>> {
+        if at.slot == Slot::ROOT || self.nodes.is_dead(at.slot) {
+            return Ok(Vec::new());
+        }
+        let mut found = Vec::new();
+        for place in self.places(at) {
+            match self.dir(place.parent).and_then(|dir| sys::stat_at(&dir, place.name.as_bytes())) {
+                Ok(stat) if stat.kind == kind && self.slot_of(&stat) == Ok(at.slot) => found.push(place),
+                Ok(_) => {}
+                Err(errno) if is_elsewhere(errno) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        if found.is_empty() {
+            match self.locate(at, kind) {
+                Ok(place) => found.push(place),
+                Err(Errno::ESTALE) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Somebody has a file open, or mapped, to write to it, or it cannot be known that nobody has.
+    pub fn may_be_written(&self, at: At<'_>) -> bool {
+        !self.open_file(at, Open::READ).and_then(|(file, _)| sys::lease_free(&file)).unwrap_or(false)
+    }
+}

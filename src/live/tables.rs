@@ -1,0 +1,65 @@
+//! What the parts of the live tree have in common.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+pub(super) use super::calls::Calls;
+pub(super) use super::dirs::Dirs;
+pub(super) use super::handles::Handles;
+pub(super) use super::hot::HotFiles;
+pub(super) use super::legacy::Handover;
+pub(super) use super::locks::Locks;
+pub(super) use super::orphans::Orphans;
+pub(super) use super::passthrough::Passthrough;
+pub(super) use super::recent_unlinks::RecentUnlinks;
+pub(super) use super::table::NodeTable;
+use crate::history::timeline::Timeline;
+use crate::history::wake::Wake;
+use crate::sys::{self, Stat};
+
+/// The history, the directories, the locks, and the tables of what is open or known: each part takes of these what it needs.
+#[derive(Clone)]
+pub(super) struct Tables {
+    pub(super) timeline: Arc<Timeline>,
+    pub(super) root: Arc<OwnedFd>,
+    /// A directory on the same filesystem, outside the tree.
+    pub(super) staging: Arc<OwnedFd>,
+    /// Captures share extents with the live file.
+    pub(super) reflink: bool,
+    pub(super) locks: Arc<Locks>,
+    pub(super) nodes: Arc<NodeTable>,
+    pub(super) dirs: Arc<Dirs>,
+    pub(super) hot: Arc<HotFiles>,
+    pub(super) handles: Arc<Handles>,
+    pub(super) calls: Arc<Calls>,
+    pub(super) handover: Arc<Handover>,
+    pub(super) passthrough: Arc<Passthrough>,
+    pub(super) orphans: Arc<Orphans>,
+    pub(super) recent_unlinks: Arc<RecentUnlinks>,
+    /// Wakes the sealer.
+    pub(super) wake: Arc<Wake>,
+}
+
+impl Tables {
+    /// Empty ones; `stat`: the attributes of the root.
+    pub(super) fn new(root: Arc<OwnedFd>, staging: Arc<OwnedFd>, timeline: Arc<Timeline>, reflink: bool, stat: &Stat) -> Tables {
+        let handover = Arc::<Handover>::default();
+        Tables {
+            timeline,
+            root,
+            staging,
+            reflink,
+            locks: Arc::default(),
+            nodes: Arc::new(NodeTable::new(stat, Arc::clone(&handover))),
+            dirs: Arc::new(Dirs::new(sys::nofile())),
+            hot: Arc::new(HotFiles::new(Arc::clone(&handover))),
+            handles: Arc::default(),
+            calls: Arc::default(),
+            handover,
+            passthrough: Arc::new(Passthrough::new(stat.uid)),
+            orphans: Arc::new(Orphans::new(sys::nofile())),
+            recent_unlinks: Arc::default(),
+            wake: Arc::default(),
+        }
+    }
+}
