@@ -146,7 +146,7 @@ impl Engine {
 
     /// Looks whether some process is in the way of a plan, so that it fails before it has done anything.
     fn clear_way(&self, plan: &Plan) -> SysResult<()> {
-        plan.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
+        plan.tree.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
             let mut slots = name.have.iter().map(|have| have.slot).chain(name.want.iter().map(|(child, _)| child.slot));
             slots.try_for_each(|slot| self.live.probe_frozen(slot))
         })
