@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parts::{ExportAsk, ExportData, ExportEntry, ExportPart, Refused};
-use plan::Planner;
+use plan::Between;
 
 use super::Engine;
 use super::api::{TreePath, VerbError, VerbResult};
@@ -253,8 +253,7 @@ impl Engine {
             None => progress.todo.push(Work::List { path: Vec::new(), trail: Trail::root() }),
             Some(from) => {
                 let between = self.touched(from.min(at), Some(from.max(at)))?;
-                let planner = Planner { from: self.view(State::At(from)), to: self.view(State::At(at)), touched: &between };
-                let mut plan = planner.plan()?;
+                let mut plan = Between::new(self.view(State::At(from)), self.view(State::At(at)), &between).plan()?;
                 plan.works.reverse();
                 if plan.works.iter().all(|work| matches!(work, Work::One { .. })) {
                     total = Some(plan.works.len() as u64);

@@ -94,7 +94,7 @@ impl Plan {
             (None, None) => return None,
             (None, Some(want)) => Change::Comes(want),
             (Some(have), None) => Change::Goes(have),
-            (Some(have), Some(want)) if have.slot == want.slot && self.keeps(want) => {
+            (Some(have), Some(want)) if have == want && self.keeps(want) => {
                 Change::Stays(self.contents.get(&want.slot).copied().unwrap_or(Content::Same))
             }
             (Some(have), Some(want)) if have.kind != Kind::Dir && want.kind != Kind::Dir => Change::Replaced(want),
