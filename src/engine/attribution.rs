@@ -153,7 +153,7 @@ impl Engine {
             message: format!("{:?} names no process", options.who),
             hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
         })?;
-        self.restore_selected(requester, target, options, &selector)
+        super::restore::Restorer::new(self).restore_selected(requester, target, options, &selector)
     }
 
     /// What a selected restore is to do: the paths, what a person is told of them, and what stays although the writer changed it.

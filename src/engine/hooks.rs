@@ -192,7 +192,7 @@ impl Engine {
     /// Restores between its hooks; a dry run has none.
     pub(super) fn restore_with_hooks(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
         if options.dry_run {
-            return self.restore_to(requester, options);
+            return super::restore::Restorer::new(self).restore_to(requester, options);
         }
         let target = self.whole_id(&options.to)?;
         let variables = vec![("CKPTFS_ID", target.to_string())];
@@ -200,7 +200,7 @@ impl Engine {
             let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
             [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
         };
-        self.hooked(requester.by(), "restore", variables, || self.restore_to(requester, options), after)
+        self.hooked(requester.by(), "restore", variables, || super::restore::Restorer::new(self).restore_to(requester, options), after)
     }
 
     /// Does something between `pre-VERB` and `post-VERB`. The latter runs whenever the former did, so that what was quiesced goes on; it is told what

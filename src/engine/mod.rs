@@ -305,7 +305,7 @@ impl Engine {
                 self.keep_untold(aftermath, held);
             }
         }
-        match self.finish_restore(aftermath) {
+        match restore::Restorer::new(self).finish_restore(aftermath) {
             Ok(stale) => *self.stale.lock() = stale,
             Err(errno) => {
                 tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
@@ -329,7 +329,7 @@ impl Engine {
         let _ = self.caches.set(caches);
         let stale = self.stale.lock().take();
         if let (Some(stale), true) = (stale, self.took_over()) {
-            self.forget_stale(&stale);
+            restore::Restorer::new(self).forget_stale(&stale);
         }
     }
 

@@ -11,6 +11,7 @@
 
 mod apply;
 mod glance;
+mod inodes;
 mod news;
 mod only;
 mod plan;
@@ -64,6 +65,12 @@ impl Stale {
     }
 }
 
+/// Makes the live tree of an engine, or paths of it, what it was.
+#[derive(Clone, Copy)]
+pub(super) struct Restorer<'a> {
+    engine: &'a Engine,
+}
+
 /// Who asked for a restore, and why.
 pub(super) struct Asked<'a> {
     pub(super) requester: &'a Requester,
@@ -107,10 +114,14 @@ fn in_frames(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
     parts
 }
 
-impl Engine {
+impl<'a> Restorer<'a> {
+    pub(super) fn new(engine: &'a Engine) -> Restorer<'a> {
+        Restorer { engine }
+    }
+
     pub(super) fn restore_to(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
         let started = Instant::now();
-        let target = self.whole_id(&options.to)?;
+        let target = self.engine.whole_id(&options.to)?;
         let failed = |errno| error::failed("the restore failed", errno);
         let mut unknown = Vec::new();
         let paths = self.checked_paths(target, &options.paths, &mut unknown)?;
@@ -118,10 +129,10 @@ impl Engine {
         unknown.extend(self.unknown_in(target).map_err(failed)?.into_iter().filter(asked));
         let times = Times::or_default(options.times, !paths.is_empty());
         if options.dry_run {
-            self.settle();
-            let touched = &self.touched(target, None).map_err(failed)?;
+            self.engine.settle();
+            let touched = &self.engine.touched(target, None).map_err(failed)?;
             let spared = self.spared(target, Which::Below(&paths)).map_err(failed)?;
-            let ground = Ground { engine: self, present: &*self.live, target, touched, spared: &spared, times };
+            let ground = Ground { engine: self.engine, present: &*self.engine.live, target, touched, spared: &spared, times };
             let changes = spared.filter(self.changes_to(ground, &paths).map_err(failed)?);
             let plan = plan::Plan::make(ground, Which::Below(&paths)).map_err(failed)?;
             let (changes, unknown) = told_apart(changes, unknown, &plan);
@@ -136,7 +147,7 @@ impl Engine {
                 duration_us: took(started),
             });
         }
-        let one_at_a_time = self.wait_turn(requester)?;
+        let one_at_a_time = self.engine.wait_turn(requester)?;
         let asked = Asked { requester, undoes: None, started, unknown, times };
         self.restore_now(asked, target, &paths, one_at_a_time)
     }
@@ -149,35 +160,35 @@ impl Engine {
         paths: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
-        let failed = |errno| self.failed("the restore failed", errno);
+        let failed = |errno| self.engine.failed("the restore failed", errno);
         let Asked { requester, undoes, started, unknown, times } = asked;
         let by = requester.by();
-        let _index_later = self.timeline().hold_indexer();
-        let mut stage = Stage::new(self, requester);
+        let _index_later = self.engine.timeline().hold_indexer();
+        let mut stage = Stage::new(self.engine, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
         let Prepared { plan, changes, spared, .. } = prepared;
         let (changes, unknown) = told_apart(changes, unknown, &plan);
         // One that undoes another is an operation all the same.
-        let is_so = undoes.is_none() && changes.is_empty() && plan.is_so(self).unwrap_or(false);
+        let is_so = undoes.is_none() && changes.is_empty() && plan.is_so(self.engine).unwrap_or(false);
         let done = |guard: Option<CheckpointId>| {
-            let split = if guard.is_some() { plan.split(self) } else { Vec::new() };
+            let split = if guard.is_some() { plan.split(self.engine) } else { Vec::new() };
             let (dropped, duration_us) = (spared.told(), took(started));
             Restored { restored: target, guard, changes, unknown, dropped, split, dry_run: false, duration_us }
         };
         if is_so {
-            if paths.is_empty() && self.timeline().base() != Some(target) {
-                self.timeline().comes_from(by, target).map_err(failed)?;
+            if paths.is_empty() && self.engine.timeline().base() != Some(target) {
+                self.engine.timeline().comes_from(by, target).map_err(failed)?;
             }
             return Ok(done(None));
         }
         requester.still_wants()?;
         let note = format!("before restoring {target}");
-        let (guard, opened) = self.close_epoch(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
-        let tree = self.live.tree.write();
+        let (guard, opened) = self.engine.close_epoch(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let tree = self.engine.live.tree.write();
         let applied = self.carry_out(Some((by, undoes)), (&plan, stage), guard.id, Which::Below(paths), paths);
         drop(tree);
         drop(freeze);
-        self.tell_open(guard.id, opened);
+        self.engine.tell_open(guard.id, opened);
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
         self.told_after(&plan, guard.id, applied)?;
@@ -186,7 +197,7 @@ impl Engine {
 
     /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers are told.
     fn told_after(&self, plan: &plan::Plan, guard: CheckpointId, applied: SysResult<Stale>) -> VerbResult<()> {
-        self.snapdir_changed();
+        self.engine.snapdir_changed();
         match applied {
             Ok(stale) => {
                 self.forget_stale(&stale);
@@ -197,7 +208,7 @@ impl Engine {
                 let stale = apply::all_of(plan);
                 self.forget_stale(&stale);
                 self.announce(plan, &stale);
-                let mut error = self.failed("the restore failed", errno);
+                let mut error = self.engine.failed("the restore failed", errno);
                 error.hint = Some(format!("nothing is lost: `ckptfs restore {guard}` brings back what was there"));
                 Err(error)
             }
@@ -206,7 +217,7 @@ impl Engine {
 
     /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does not know.
     pub(super) fn unknown_in(&self, target: CheckpointId) -> SysResult<Vec<TreePath>> {
-        Ok(self.changed_unserved(target)?.iter().map(|change| change.path.clone()).collect())
+        Ok(self.engine.changed_unserved(target)?.iter().map(|change| change.path.clone()).collect())
     }
 
     /// Applies a plan between the records of its beginning and its end. The caller holds the freeze lock and the tree for writing.
@@ -221,44 +232,45 @@ impl Engine {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
-        let _acting = crate::history::timeline::Timeline::acting(by.map(|(by, _)| self.timeline().number(super::attribution::actor_process(by))));
+        let _acting =
+            crate::history::timeline::Timeline::acting(by.map(|(by, _)| self.engine.timeline().number(super::attribution::actor_process(by))));
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
-                self.timeline().append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
+                self.engine.timeline().append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
             }
         }
-        self.timeline().begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
-        let applied = apply::apply(self, plan, stage);
+        self.engine.timeline().begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
+        let applied = apply::apply(self.engine, plan, stage);
         // Were it not told before the next change, the next mount would restore once more, over what was done since.
-        self.timeline().tell(Record::RestoreEnd);
+        self.engine.timeline().tell(Record::RestoreEnd);
         applied
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
     pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
-        if let Err(errno) = self.live.sweep_staged() {
+        if let Err(errno) = self.engine.live.sweep_staged() {
             tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
         }
         let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
-        if self.timeline().checkpoint(*target).is_none() {
+        if self.engine.timeline().checkpoint(*target).is_none() {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
-        let _freeze = self.live.freeze()?;
-        let _tree = self.live.tree.write();
+        let _freeze = self.engine.live.freeze()?;
+        let _tree = self.engine.live.tree.write();
         let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
         let times = Times::or_default(None, !paths.is_empty());
-        let (touched, spared) = (&self.touched(*target, None)?, &self.spared(*target, which)?);
-        let plan = plan::Plan::make(Ground { engine: self, present: &*self.live, target: *target, touched, spared, times }, which)?;
+        let (touched, spared) = (&self.engine.touched(*target, None)?, &self.spared(*target, which)?);
+        let plan = plan::Plan::make(Ground { engine: self.engine, present: &*self.engine.live, target: *target, touched, spared, times }, which)?;
         let nobody = Requester::from(daemon());
-        let mut stage = Stage::new(self, &nobody);
+        let mut stage = Stage::new(self.engine, &nobody);
         stage.fill(&plan, true)?;
         self.carry_out(None, (&plan, stage), *guard, which, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.
     fn changes_to(&self, Ground { present, target, touched, times, .. }: Ground<'_>, paths: &[Vec<u8>]) -> SysResult<Vec<Change>> {
-        let compare = |path: &[u8]| self.compare_touched(present, (State::Live, State::At(target)), path, touched, times == Times::Kept);
+        let compare = |path: &[u8]| self.engine.compare_touched(present, (State::Live, State::At(target)), path, touched, times == Times::Kept);
         if paths.is_empty() {
             return compare(b"");
         }
@@ -277,7 +289,7 @@ impl Engine {
         let mut changes = Vec::new();
         for (end, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             let above = path.get(..end).unwrap_or_default();
-            let kind_in = |state| self.view(state).walk(above).map(|found| found.map(|(child, _)| child.kind));
+            let kind_in = |state| self.engine.view(state).walk(above).map(|found| found.map(|(child, _)| child.kind));
             let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
             if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
                 let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
@@ -301,14 +313,14 @@ impl Engine {
                 return Ok(Vec::new());
             }
             let clean = names.join(&b'/');
-            let then = match self.view(State::At(target)).walk(&clean) {
+            let then = match self.engine.view(State::At(target)).walk(&clean) {
                 Err(Errno::EIO) => {
                     unknown.push(TreePath(clean));
                     continue;
                 }
                 then => then.map_err(|errno| error::failed("the path cannot be read", errno))?,
             };
-            let now = self.view(State::Live).walk(&clean).unwrap_or(None);
+            let now = self.engine.view(State::Live).walk(&clean).unwrap_or(None);
             if then.is_none() && now.is_none() {
                 return Err(error::unknown_path(&path.0, target));
             }
@@ -331,7 +343,7 @@ impl Engine {
 
     /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
     pub(super) fn forget_stale(&self, stale: &Stale) {
-        let Some(caches) = self.caches.get() else { return };
+        let Some(caches) = self.engine.caches.get() else { return };
         // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
         let node = |slot: &Slot| NodeId(slot.0);
         let dead = stale.dead.iter();
@@ -339,6 +351,6 @@ impl Engine {
         let names = stale.names.iter().map(|(parent, name)| Forget::Entry { parent: node(parent), name: name.as_bytes().to_vec() });
         let nodes = stale.nodes.iter().map(|slot| Forget::Data(node(slot)));
         caches.forget(dead.chain(names).chain(nodes).collect());
-        self.root_changed(Slot::ROOT);
+        self.engine.root_changed(Slot::ROOT);
     }
 }

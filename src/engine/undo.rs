@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::error;
-use super::restore::Asked;
+use super::restore::{Asked, Restorer};
 use super::verb::Requester;
 use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
@@ -294,7 +294,7 @@ impl Engine {
             return Ok(None);
         }
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run, times: None };
-        self.restore_to(requester, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
+        Restorer::new(self).restore_to(requester, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
     }
 
     /// The mark of the tripwire that was made since the last operation: what was removed then is what somebody wants back.
@@ -411,11 +411,11 @@ impl Engine {
                 self.timeline().operate(by, undoes, Deed::Revived { id: *id }, records).map_err(failed)
             }
             Deed::Restored { guard, paths, only, .. } => {
-                let unknown = self.unknown_in(*guard).map_err(failed)?;
+                let unknown = Restorer::new(self).unknown_in(*guard).map_err(failed)?;
                 let asked = Asked { requester, undoes, started: Instant::now(), unknown, times: Times::or_default(None, !paths.is_empty() || *only) };
                 let restored = match only {
-                    true => self.restore_names(asked, *guard, paths, one_at_a_time)?,
-                    false => self.restore_now(asked, *guard, paths, one_at_a_time)?,
+                    true => Restorer::new(self).restore_names(asked, *guard, paths, one_at_a_time)?,
+                    false => Restorer::new(self).restore_now(asked, *guard, paths, one_at_a_time)?,
                 };
                 step.guard = restored.guard;
                 step.changes = Some(restored.changes.len() as u64);

@@ -95,7 +95,11 @@ impl Verb for ShowCheckpoint {
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<CheckpointInfo> {
         let id = engine.checkpoint_id(&self.state)?;
         let checkpoint = engine.timeline().checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.state_names()))?;
-        Ok(CheckpointInfo { open_at_cut: engine.open_at(id)?, dropped: engine.dropped_info(id)?, ..CheckpointInfo::new(&checkpoint) })
+        Ok(CheckpointInfo {
+            open_at_cut: engine.open_at(id)?,
+            dropped: super::restore::Restorer::new(engine).dropped_info(id)?,
+            ..CheckpointInfo::new(&checkpoint)
+        })
     }
 
     fn read(self, store: &Offline) -> VerbResult<CheckpointInfo> {
@@ -369,7 +373,7 @@ impl Verb for ExportAsk {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<ExportPart> {
         let mut files = Vec::new();
-        let part = engine.export_part(&self, &mut files)?;
+        let part = super::export::Exporter::new(engine).part(&self, &mut files)?;
         if let ExportAsk::Begin { .. } = self {
             requester.begins_export(part.run);
         }
@@ -387,7 +391,7 @@ impl Verb for ImportAsk {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<ImportPart> {
         let mut files = Vec::new();
-        let part = engine.import_part(requester.by(), &self, &mut files)?;
+        let part = super::import::Importer::new(engine).part(requester.by(), &self, &mut files)?;
         requester.give(files);
         Ok(part)
     }

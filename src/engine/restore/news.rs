@@ -1,15 +1,14 @@
 //! What a restore has to tell to those who watch the tree.
 
-use super::super::Engine;
 use super::super::announce::{Step, What, secret_name};
-use super::Stale;
 use super::plan::Plan;
+use super::{Restorer, Stale};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
 use crate::sys::Kind;
 use crate::tree::plan::{self, Change, Content, NamePlan};
 
-impl Engine {
+impl Restorer<'_> {
     /// Announces what was done by a plan: the names of each directory that was there before, and the inodes that stayed and were changed. What is
     /// below a directory that came or went is announced with it.
     pub(super) fn announce(&self, plan: &Plan, stale: &Stale) {
@@ -24,7 +23,7 @@ impl Engine {
         steps.extend(changed);
         let dead = |slot: &Slot| Step { dir: Slot::ROOT, name: secret_name(), node: Some(*slot), what: What::Dead };
         steps.extend(stale.dead.iter().map(|(_, _, slot)| dead(slot)));
-        self.announcer.tell(steps);
+        self.engine.announcer.tell(steps);
     }
 }
 
