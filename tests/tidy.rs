@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The layers, bottom to top. A layer may import itself and those below; those of one rank know nothing of each other.
-const LAYERS: [&[&str]; 9] =
-    [&["sys"], &["store"], &["history"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["csi"], &["cli"]];
+const LAYERS: [&[&str]; 10] =
+    [&["sys"], &["store"], &["history"], &["tree"], &["live"], &["engine"], &["fuse", "control", "transfer"], &["volumes"], &["csi"], &["cli"]];
 
 /// What may be named only there.
 const HOMES: [(&str, &[&str]); 19] = [

@@ -208,7 +208,7 @@ impl Engine {
             message: format!("{:?} names no process", options.who),
             hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
         })?;
-        self.restore_selected(requester, target, options, &selector)
+        super::restore::Restorer::new(self).restore_selected(requester, target, options, &selector)
     }
 }
 

@@ -11,29 +11,27 @@
 
 pub mod parts;
 mod plan;
+mod tell;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parts::{ExportAsk, ExportData, ExportEntry, ExportPart, Refused};
-use plan::Planner;
+use parts::{ExportAsk, ExportEntry, ExportPart, Refused};
+use plan::Between;
 
 use super::Engine;
 use super::api::{TreePath, VerbError, VerbResult};
 use super::error;
 use crate::history::diff::join;
-use crate::history::dropped::DROPPED;
-use crate::history::present::{Present, Trail};
+use crate::history::present::Trail;
 use crate::history::state::State;
 use crate::history::touched::Touched;
-use crate::history::view::{Known, Source};
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::Child;
 use crate::sys::lock::{Condvar, Mutex};
-use crate::sys::{self, Errno, FILES_AT_ONCE, Kind, Open, SysResult, Time};
+use crate::sys::{Errno, FILES_AT_ONCE, Kind, SysResult, Time};
 
 /// Exports that may be under way at once; of more, the oldest is given up.
 const RUNS_MAX: usize = 8;
@@ -134,6 +132,13 @@ struct Given {
     unrecorded: bool,
 }
 
+impl Job {
+    /// Nothing was recorded of an inode after the checkpoint, as far as was known when the export began.
+    fn is_untouched(&self, slot: Slot) -> bool {
+        !self.touched.nodes.contains(&slot)
+    }
+}
+
 /// A part being put together.
 #[derive(Default)]
 struct Building {
@@ -199,28 +204,39 @@ impl Exports {
     }
 }
 
-impl Engine {
-    pub(super) fn export_part(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
+/// Tells checkpoints of an engine.
+#[derive(Clone, Copy)]
+pub(super) struct Exporter<'a> {
+    engine: &'a Engine,
+}
+
+impl<'a> Exporter<'a> {
+    pub(super) fn new(engine: &'a Engine) -> Exporter<'a> {
+        Exporter { engine }
+    }
+
+    /// The answer to one request.
+    pub(super) fn part(&self, ask: &ExportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ExportPart> {
         match ask {
             ExportAsk::Begin { state, from } => {
-                let at = self.states.checkpoint_id(state)?;
-                let job = self.begin_export(at, *from).map_err(|errno| error::failed("the checkpoint cannot be read", errno))?;
+                let at = self.engine.states.checkpoint_id(state)?;
+                let job = self.begin(at, *from).map_err(|errno| error::failed("the checkpoint cannot be read", errno))?;
                 let (from, total) = (job.from, job.total);
-                let run = self.exports.add(job);
+                let run = self.engine.exports.add(job);
                 Ok(ExportPart { from, total, ..self.no_part(run, at) })
             }
             ExportAsk::Next { run, done } | ExportAsk::Ahead { run, done } => {
-                let job = self.exports.get(*run)?;
-                if !self.live.timeline().catalogue.has_checkpoint(job.at) {
-                    self.exports.end(*run);
-                    return Err(error::unknown_state(&job.at.to_string(), &self.states.state_names()));
+                let job = self.engine.exports.get(*run)?;
+                if !self.engine.live.timeline().catalogue.has_checkpoint(job.at) {
+                    self.engine.exports.end(*run);
+                    return Err(error::unknown_state(&job.at.to_string(), &self.engine.states.state_names()));
                 }
                 let waits = if matches!(ask, ExportAsk::Ahead { .. }) { 0 } else { WAITS_MAX };
                 Ok(self.next_part(*run, &job, done, waits, files))
             }
             ExportAsk::End { run } => {
-                let at = self.exports.get(*run)?.at;
-                self.exports.end(*run);
+                let at = self.engine.exports.get(*run)?.at;
+                self.engine.exports.end(*run);
                 Ok(ExportPart { finished: true, ..self.no_part(*run, at) })
             }
         }
@@ -231,7 +247,7 @@ impl Engine {
             run,
             checkpoint,
             from: None,
-            store: self.live.timeline().store().layout.id().to_string(),
+            store: self.engine.live.timeline().store().layout.id().to_string(),
             part: 0,
             removed: Vec::new(),
             entries: Vec::new(),
@@ -242,20 +258,19 @@ impl Engine {
         }
     }
 
-    fn begin_export(&self, at: CheckpointId, from: Option<CheckpointId>) -> SysResult<Job> {
-        self.checkpoints.settle();
-        let recordings = self.live.timeline().epochs.recordings();
-        let touched = self.live.timeline().touched(at, None)?;
-        let from = from.filter(|from| self.live.timeline().catalogue.has_checkpoint(*from));
+    fn begin(&self, at: CheckpointId, from: Option<CheckpointId>) -> SysResult<Job> {
+        self.engine.checkpoints.settle();
+        let recordings = self.engine.live.timeline().epochs.recordings();
+        let touched = self.engine.live.timeline().touched(at, None)?;
+        let from = from.filter(|from| self.engine.live.timeline().catalogue.has_checkpoint(*from));
         let mut progress = Progress::default();
         let mut total = None;
         let mut kept = HashMap::new();
         match from {
             None => progress.todo.push(Work::List { path: Vec::new(), trail: Trail::root() }),
             Some(from) => {
-                let between = self.states.touched(from.min(at), Some(from.max(at)))?;
-                let planner = Planner { from: self.states.view(State::At(from)), to: self.states.view(State::At(at)), touched: &between };
-                let mut plan = planner.plan()?;
+                let between = self.engine.states.touched(from.min(at), Some(from.max(at)))?;
+                let mut plan = Between::new(self.engine.states.view(State::At(from)), self.engine.states.view(State::At(at)), &between).plan()?;
                 plan.works.reverse();
                 if plan.works.iter().all(|work| matches!(work, Work::One { .. })) {
                     total = Some(plan.works.len() as u64);
@@ -356,217 +371,5 @@ impl Engine {
         }
         let how = |slot: Slot| others.get(&slot).map_or(How::Whole, |path| How::Link(path.clone()));
         linked.iter().map(|name| Work::one(name.path.clone(), name.child, Arc::clone(&name.trail), how(name.child.slot))).collect()
-    }
-
-    /// Parts were copied: gives what of them was changed meanwhile, each with its path.
-    fn confirm(&self, job: &Job, done: &[u64]) -> Vec<(TreePath, Work)> {
-        let given: Vec<Given> = {
-            let mut progress = job.progress.lock();
-            done.iter().filter_map(|part| progress.given.remove(part)).flatten().collect()
-        };
-        // Asked before the files are: who changes one afterwards has copied nothing of it.
-        let quiet = self.live.timeline().epochs.recordings() == job.recordings;
-        let changed = given.into_iter().filter(|given| !self.is_proven(job, given, quiet).unwrap_or(false));
-        let again = |Given { path, child, trail, .. }| (TreePath(path.clone()), Work::One { path, child, trail, how: How::Whole, again: true });
-        changed.map(again).collect()
-    }
-
-    /// What was read from the live tree was still of the past when it was.
-    fn is_proven(&self, job: &Job, given: &Given, quiet: bool) -> SysResult<bool> {
-        if let Some((file, ctime)) = &given.file
-            && sys::stat_fd(&**file)?.ctime != *ctime
-        {
-            return Ok(false);
-        }
-        if quiet {
-            return Ok(true);
-        }
-        let (timeline, slot) = (self.live.timeline(), given.child.slot);
-        if given.file.is_some() && timeline.lookup.data_at(slot, job.at)?.is_some() {
-            return Ok(false);
-        }
-        Ok(!given.unrecorded || (timeline.lookup.attr_at(slot, job.at)?.is_none() && timeline.lookup.xattrs_at(slot, job.at)?.is_none()))
-    }
-
-    /// Adds what there is to tell to a part; gives what comes next, the last first.
-    fn tell(&self, job: &Job, work: Work, building: &mut Building) -> Vec<Work> {
-        match work {
-            Work::One { path, child, trail, how, again } => {
-                self.tell_one(job, path, child, &trail, &how, again, building);
-                Vec::new()
-            }
-            Work::List { path, trail } => {
-                let child = Child { slot: trail.slot, kind: Kind::Dir };
-                let first = job.progress.lock().listed.insert(trail.slot);
-                match if first { self.list_at(job, &trail) } else { Err(Errno::EIO) } {
-                    Ok(Known { names, unknown, partial }) => {
-                        self.tell_one(job, path.clone(), child, &trail, &How::Whole, false, building);
-                        unknown.iter().for_each(|name| building.refuse(join(&path, name), Errno::EIO));
-                        if partial {
-                            building.refuse(path.clone(), Errno::EIO);
-                        }
-                        vec![Work::Rest { path, trail, names: names.into_iter() }]
-                    }
-                    Err(errno) => {
-                        building.refuse(path, errno);
-                        Vec::new()
-                    }
-                }
-            }
-            Work::Rest { path, trail, mut names } => {
-                let dir = self.live.inodes.dir(&trail).ok();
-                let mut below = Vec::new();
-                while !building.is_full() {
-                    let Some((name, child)) = names.next() else { break };
-                    let (path, trail) = (join(&path, &name), trail.step(&name, child.slot));
-                    if child.kind == Kind::Dir {
-                        below.push(Work::List { path, trail });
-                    } else if let Some((entry, file, given)) = dir.as_deref().and_then(|dir| self.exported_live(job, dir, &path, child, &trail)) {
-                        if job.from.is_some() && entry.is_linked() {
-                            building.linked.push(Linked { path, child, trail, nlink: entry.nlink });
-                        } else {
-                            building.add(entry, file, Some(given));
-                        }
-                    } else if let Some(nlink) = self.links_of(job, child, &trail) {
-                        building.linked.push(Linked { path, child, trail, nlink });
-                    } else {
-                        self.tell_one(job, path, child, &trail, &How::Whole, false, building);
-                    }
-                }
-                if names.len() > 0 {
-                    below.push(Work::Rest { path, trail, names });
-                }
-                below
-            }
-        }
-    }
-
-    /// The names that an inode had, where it had several and it matters.
-    fn links_of(&self, job: &Job, child: Child, trail: &Arc<Trail>) -> Option<u32> {
-        if job.from.is_none() || job.kept.contains_key(&child.slot) {
-            return None;
-        }
-        self.states.view(State::At(job.at)).attr(trail).ok().map(|attr| attr.stat.nlink).filter(|nlink| *nlink > 1)
-    }
-
-    /// Nothing was recorded of an inode after the checkpoint, as far as was known when the export began.
-    fn is_untouched(&self, job: &Job, slot: Slot) -> bool {
-        !job.touched.nodes.contains(&slot)
-    }
-
-    /// Its last change was after the checkpoint, and has no record: it was changed behind our back, or a moment ago.
-    fn looks_changed(&self, job: &Job, ctime: Time) -> bool {
-        self.live.timeline().absences.changed_unseen(ctime, job.at) || self.live.timeline().absences.changed_in_absence(ctime, job.at)
-    }
-
-    /// The names of a directory, as far as they can be told.
-    fn list_at(&self, job: &Job, dir: &Arc<Trail>) -> SysResult<Known> {
-        if self.is_untouched(job, dir.slot) && !job.touched.names.contains_key(&dir.slot) {
-            let ctime = self.live.inodes.dir(dir).and_then(|fd| sys::stat_fd(&fd)).map(|stat| stat.ctime);
-            if ctime.is_ok_and(|ctime| !self.looks_changed(job, ctime))
-                && let Ok(mut names) = self.live.inodes.list(dir)
-                && self.live.timeline().epochs.recordings() == job.recordings
-            {
-                names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-                return Ok(Known { names, ..Known::default() });
-            }
-        }
-        self.states.view(State::At(job.at)).list_known(dir)
-    }
-
-    /// An inode that is no directory and has no record, as it is in the live tree; `None`: history must be asked.
-    fn exported_live(
-        &self,
-        job: &Job,
-        dir: &OwnedFd,
-        path: &[u8],
-        child: Child,
-        trail: &Arc<Trail>,
-    ) -> Option<(ExportEntry, Option<Arc<File>>, Given)> {
-        if !self.is_untouched(job, child.slot) || job.kept.contains_key(&child.slot) {
-            return None;
-        }
-        let name = trail.name.as_bytes();
-        let (stat, target, xattrs, file) = if child.kind == Kind::File {
-            let file = sys::open_file_at(dir, name, Open::READ).ok()?;
-            (sys::stat_fd(&file).ok()?, None, sys::file_xattrs(&file).ok()?, Some(file))
-        } else {
-            let fd = sys::open_path_at(dir, name).ok()?;
-            let target = if child.kind == Kind::Symlink { Some(sys::readlink_fd(&fd).ok()?) } else { None };
-            (sys::stat_fd(&fd).ok()?, target, sys::all_xattrs(&fd).ok()?, None)
-        };
-        if self.live.inodes.slot_of(&stat) != Ok(child.slot) || stat.kind != child.kind || self.looks_changed(job, stat.ctime) {
-            return None;
-        }
-        let mut entry = ExportEntry::new(path.to_vec(), &stat, child.slot.0, target, xattrs);
-        let file = file.map(Arc::new);
-        let kept = file.as_ref().map(|file| (Arc::clone(file), stat.ctime));
-        let sent = file.filter(|_| stat.size > 0);
-        entry.data = if sent.is_some() { ExportData::File } else { ExportData::None };
-        let given = Given { path: path.to_vec(), child, trail: Arc::clone(trail), file: kept, unrecorded: true };
-        Some((entry, sent, given))
-    }
-
-    /// One inode, as history tells it.
-    #[allow(clippy::too_many_arguments)]
-    fn tell_one(&self, job: &Job, path: Vec<u8>, child: Child, trail: &Arc<Trail>, how: &How, again: bool, building: &mut Building) {
-        match self.exported_past(job, &path, child, trail, how) {
-            Ok((mut entry, file, given)) => {
-                entry.again = again;
-                building.add(entry, file, given);
-            }
-            Err(errno) => {
-                // What the copy of another state has there is not what belongs there.
-                if errno == DROPPED && job.from.is_some() {
-                    building.removed.push(path.clone());
-                }
-                // What is in it may be told all the same, and wants a place.
-                if child.kind == Kind::Dir
-                    && let Ok(attr) = self.states.view(State::At(job.at)).attr(trail)
-                {
-                    building.add(ExportEntry::new(path.clone(), &attr.stat, child.slot.0, None, Vec::new()), None, None);
-                }
-                building.refuse(path, errno);
-            }
-        }
-    }
-
-    fn exported_past(
-        &self,
-        job: &Job,
-        path: &[u8],
-        child: Child,
-        trail: &Arc<Trail>,
-        how: &How,
-    ) -> SysResult<(ExportEntry, Option<Arc<File>>, Option<Given>)> {
-        let view = self.states.view(State::At(job.at));
-        let attr = view.attr(trail)?;
-        let mut entry = ExportEntry::new(path.to_vec(), &attr.stat, child.slot.0, attr.target, view.xattrs(trail)?);
-        match how {
-            How::Kept => entry.data = ExportData::Kept,
-            How::Link(to) => entry.data = ExportData::Link(TreePath(to.clone())),
-            How::Whole if job.kept.contains_key(&child.slot) => {
-                let to = job.kept.get(&child.slot).cloned().unwrap_or_default();
-                entry.data = ExportData::Link(TreePath(to));
-            }
-            How::Whole if child.kind == Kind::File => {
-                let (source, file) = view.open(trail)?;
-                let Some(file) = file.map(Arc::new) else { return Ok((entry, None, None)) };
-                let mut given = None;
-                if source == Source::Live {
-                    let ctime = sys::stat_fd(&*file)?.ctime;
-                    // It was opened, and may have been changed before its ctime was asked for.
-                    if !view.still_live(trail, Some(&file))? {
-                        return self.exported_past(job, path, child, trail, how);
-                    }
-                    let file = Some((Arc::clone(&file), ctime));
-                    given = Some(Given { path: path.to_vec(), child, trail: Arc::clone(trail), file, unrecorded: false });
-                }
-                entry.data = ExportData::File;
-                return Ok((entry, Some(file), given));
-            }
-            How::Whole => {}
-        }
-        Ok((entry, None, None))
     }
 }

@@ -226,10 +226,10 @@ fn look_around(engine: &Engine, state: State) {
 
 fn export(engine: &Engine, from: Option<CheckpointId>) -> VerbResult<()> {
     let mut files = Vec::new();
-    let begun = engine.export_part(&ExportAsk::Begin { state: StateName("1".into()), from }, &mut files)?;
+    let begun = super::export::Exporter::new(engine).part(&ExportAsk::Begin { state: StateName("1".into()), from }, &mut files)?;
     let mut done = Vec::new();
     loop {
-        let part = engine.export_part(&ExportAsk::Next { run: begun.run, done: std::mem::take(&mut done) }, &mut files)?;
+        let part = super::export::Exporter::new(engine).part(&ExportAsk::Next { run: begun.run, done: std::mem::take(&mut done) }, &mut files)?;
         files.clear();
         done.extend(Some(part.part).filter(|part| *part > 0));
         if part.finished {

@@ -4,7 +4,6 @@
 //! owner, times and attributes. Here they are renamed into place with the operation that serves the kernel's rename(2): what they replace is kept
 //! first. Nobody ever sees half of one.
 
-use super::control::is_reserved;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::announce::{Step, What};
 use super::api::{TreePath, VerbResult};
 use super::export::parts::Refused;
-use super::restore::Stale;
+use super::restore::{Restorer, Stale};
 use super::{Engine, error};
 use crate::history::attribution::Acting;
 use crate::history::state::State;
@@ -48,20 +47,31 @@ pub struct ImportPart {
     pub refused: Vec<Refused>,
 }
 
-impl Engine {
-    pub(super) fn import_part(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
+/// Puts into the live tree of an engine what is imported.
+#[derive(Clone, Copy)]
+pub(super) struct Importer<'a> {
+    engine: &'a Engine,
+}
+
+impl<'a> Importer<'a> {
+    pub(super) fn new(engine: &'a Engine) -> Importer<'a> {
+        Importer { engine }
+    }
+
+    /// The answer to one request.
+    pub(super) fn part(&self, by: &Actor, ask: &ImportAsk, files: &mut Vec<Arc<File>>) -> VerbResult<ImportPart> {
         match ask {
             ImportAsk::Begin => {
                 let failed = |errno| error::failed("the import cannot begin", errno);
                 self.clear_stage().map_err(failed)?;
-                for fd in [self.live.root(), self.live.staging()] {
+                for fd in [self.engine.live.root(), self.engine.live.staging()] {
                     let fd = fd.try_clone().map_err(|cause| failed(cause.into()))?;
                     files.push(Arc::new(File::from(fd)));
                 }
                 Ok(ImportPart::default())
             }
             ImportAsk::Look => {
-                let root = self.live.root().try_clone().map_err(|cause| error::failed("the tree cannot be looked at", cause.into()))?;
+                let root = self.engine.live.root().try_clone().map_err(|cause| error::failed("the tree cannot be looked at", cause.into()))?;
                 files.push(Arc::new(File::from(root)));
                 Ok(ImportPart::default())
             }
@@ -71,8 +81,8 @@ impl Engine {
 
     fn clear_stage(&self) -> SysResult<()> {
         // An import that was killed may have asked for something that is still being done.
-        let _freeze = self.live.busy.freeze()?;
-        let staging = self.live.staging();
+        let _freeze = self.engine.live.busy.freeze()?;
+        let staging = self.engine.live.staging();
         for entry in sys::list_dir(&sys::open_dir_at(staging, b".")?)? {
             if entry.name.starts_with(STAGED_PREFIX.as_bytes()) {
                 match sys::unlink_at(staging, &entry.name) {
@@ -87,25 +97,25 @@ impl Engine {
     fn put_staged(&self, by: &Actor, staged: &[(String, TreePath)]) -> Vec<Refused> {
         let mut refused = Vec::new();
         let (mut stale, mut steps) = (Stale::default(), Vec::new());
-        let freeze = match self.live.busy.freeze() {
+        let freeze = match self.engine.live.busy.freeze() {
             Ok(freeze) => freeze,
             Err(errno) => return staged.iter().map(|(_, path)| Refused { path: path.clone(), errno: errno.0 }).collect(),
         };
         // A restore may have planned with what was there.
-        self.live.locks.count_change();
-        let tree = self.live.locks.tree.write();
-        let acting = Acting::of(Some(self.live.timeline().processes.number(super::attribution::actor_process(by))));
+        self.engine.live.locks.count_change();
+        let tree = self.engine.live.locks.tree.write();
+        let acting = Acting::of(Some(self.engine.live.timeline().processes.number(super::attribution::actor_process(by))));
         for (name, path) in staged {
             if let Err(errno) = self.put_one(name, &path.0, &mut stale, &mut steps) {
-                let _ = sys::unlink_at(self.live.staging(), name.as_bytes());
+                let _ = sys::unlink_at(self.engine.live.staging(), name.as_bytes());
                 refused.push(Refused { path: path.clone(), errno: errno.0 });
             }
         }
         drop(acting);
         drop(tree);
         drop(freeze);
-        self.forget_stale(&stale);
-        self.announcer.tell(steps);
+        Restorer::new(self.engine).forget_stale(&stale);
+        self.engine.announcer.tell(steps);
         refused
     }
 
@@ -120,22 +130,22 @@ impl Engine {
         if name.is_empty() || path.split(|byte| *byte == b'/').any(|name| [b".".as_slice(), b".."].contains(&name)) {
             return Err(Errno::EINVAL);
         }
-        let (dir, trail) = self.states.view(State::Live).walk(above)?.ok_or(Errno::ENOENT)?;
+        let (dir, trail) = self.engine.states.view(State::Live).walk(above)?.ok_or(Errno::ENOENT)?;
         if dir.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        if is_reserved(super::request::NodeId(dir.slot.0), name) {
+        if super::control::is_reserved(super::request::NodeId(dir.slot.0), name) {
             return Err(Errno::EPERM);
         }
-        let staged = self.live.staged.take_up(Name::new(staged.as_bytes()))?;
-        let slot = self.live.staged.adopt(&staged)?;
+        let staged = self.engine.live.staged.take_up(Name::new(staged.as_bytes()))?;
+        let slot = self.engine.live.staged.adopt(&staged)?;
         let name = Name::new(name);
         let to = (At::from(&trail), &name);
-        let replaced = self.live.names.rename_in((At::from(Slot::STAGING), &staged.place().name), to, RenameMode::Replace, Turn::default())?;
+        let replaced = self.engine.live.names.rename_in((At::from(Slot::STAGING), &staged.place().name), to, RenameMode::Replace, Turn::default())?;
         stale.names.push((dir.slot, name.clone()));
         stale.nodes.extend([slot, dir.slot]);
         match replaced {
-            Some(old) if self.live.nodes.is_dead(old) => stale.dead.push((dir.slot, name.clone(), old)),
+            Some(old) if self.engine.live.nodes.is_dead(old) => stale.dead.push((dir.slot, name.clone(), old)),
             Some(old) => stale.nodes.push(old),
             None => {}
         }

@@ -223,7 +223,7 @@ impl Engine {
                 self.absences.keep_untold(aftermath, held);
             }
         }
-        match self.finish_restore(aftermath) {
+        match restore::Restorer::new(self).finish_restore(aftermath) {
             Ok(stale) => *self.stale.lock() = stale,
             Err(errno) => {
                 tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
@@ -247,7 +247,7 @@ impl Engine {
         let _ = self.serving.caches.set(caches);
         let stale = self.stale.lock().take();
         if let (Some(stale), true) = (stale, self.took_over()) {
-            self.forget_stale(&stale);
+            restore::Restorer::new(self).forget_stale(&stale);
         }
     }
 

@@ -11,6 +11,7 @@
 
 mod apply;
 mod glance;
+mod inodes;
 mod news;
 mod only;
 mod plan;
@@ -20,7 +21,6 @@ pub(super) mod spared;
 mod stage;
 mod threads;
 
-use super::hooks::around;
 use std::collections::HashSet;
 use std::time::Instant;
 
@@ -33,6 +33,7 @@ use super::Engine;
 use super::api::{Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbResult};
 use super::auto::daemon;
 use super::error;
+use super::hooks::around;
 use super::request::{NodeId, Stale as Forget};
 use super::requester::Requester;
 use crate::history::state::State;
@@ -63,6 +64,12 @@ impl Stale {
         self.nodes.retain(|slot| !dead.contains(slot) && told.insert(*slot));
         self
     }
+}
+
+/// Makes the live tree of an engine, or paths of it, what it was.
+#[derive(Clone, Copy)]
+pub(super) struct Restorer<'a> {
+    engine: &'a Engine,
 }
 
 /// Who asked for a restore, and why.
@@ -108,21 +115,25 @@ fn in_frames(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
     parts
 }
 
-impl Engine {
+impl<'a> Restorer<'a> {
+    pub(super) fn new(engine: &'a Engine) -> Restorer<'a> {
+        Restorer { engine }
+    }
+
     /// Restores between its hooks; a dry run has none.
     pub(super) fn restore_with_hooks(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
         if options.dry_run {
             return self.restore_to(requester, options);
         }
-        let target = self.states.whole_id(&options.to)?;
+        let target = self.engine.states.whole_id(&options.to)?;
         let variables = vec![("CKPTFS_ID", target.to_string())];
         let after = |restored: &Restored| {
             let guard = restored.guard.map(|guard| ("CKPTFS_GUARD", guard.to_string()));
             [("CKPTFS_ID", target.to_string())].into_iter().chain(guard).collect()
         };
         around(
-            self.checkpoints.hooks.as_ref(),
-            &self.serving.config.mount,
+            self.engine.checkpoints.hooks.as_ref(),
+            &self.engine.serving.config.mount,
             requester.by(),
             ("restore", variables),
             || self.restore_to(requester, options),
@@ -132,7 +143,7 @@ impl Engine {
 
     pub(super) fn restore_to(&self, requester: &Requester, options: &RestoreOptions) -> VerbResult<Restored> {
         let started = Instant::now();
-        let target = self.states.whole_id(&options.to)?;
+        let target = self.engine.states.whole_id(&options.to)?;
         let failed = |errno| error::failed("the restore failed", errno);
         let mut unknown = Vec::new();
         let paths = self.checked_paths(target, &options.paths, &mut unknown)?;
@@ -140,10 +151,10 @@ impl Engine {
         unknown.extend(self.unknown_in(target).map_err(failed)?.into_iter().filter(asked));
         let times = Times::or_default(options.times, !paths.is_empty());
         if options.dry_run {
-            self.checkpoints.settle();
-            let touched = &self.states.touched(target, None).map_err(failed)?;
+            self.engine.checkpoints.settle();
+            let touched = &self.engine.states.touched(target, None).map_err(failed)?;
             let spared = self.spared(target, Which::Below(&paths)).map_err(failed)?;
-            let ground = Ground { engine: self, present: &*self.live.inodes, target, touched, spared: &spared, times };
+            let ground = Ground { engine: self.engine, present: &*self.engine.live.inodes, target, touched, spared: &spared, times };
             let changes = spared.filter(self.changes_to(ground, &paths).map_err(failed)?);
             let plan = plan::Plan::make(ground, Which::Below(&paths)).map_err(failed)?;
             let (changes, unknown) = told_apart(changes, unknown, &plan);
@@ -158,7 +169,7 @@ impl Engine {
                 duration_us: took(started),
             });
         }
-        let one_at_a_time = self.checkpoints.wait_turn(requester)?;
+        let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
         let asked = Asked { requester, undoes: None, started, unknown, times };
         self.restore_now(asked, target, &paths, one_at_a_time)
     }
@@ -171,36 +182,36 @@ impl Engine {
         paths: &[Vec<u8>],
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
-        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
+        let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         let Asked { requester, undoes, started, unknown, times } = asked;
         let by = requester.by();
-        let _index_later = self.live.timeline().indexer.hold();
-        let mut stage = Stage::new(self, requester);
+        let _index_later = self.engine.live.timeline().indexer.hold();
+        let mut stage = Stage::new(self.engine, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Below(paths), times, &mut stage)?;
         let Prepared { plan, changes, spared, .. } = prepared;
         let (changes, unknown) = told_apart(changes, unknown, &plan);
         // One that undoes another is an operation all the same.
-        let is_so = undoes.is_none() && changes.is_empty() && plan.is_so(self).unwrap_or(false);
+        let is_so = undoes.is_none() && changes.is_empty() && plan.is_so(self.engine).unwrap_or(false);
         let done = |guard: Option<CheckpointId>| {
-            let split = if guard.is_some() { plan.split(self) } else { Vec::new() };
+            let split = if guard.is_some() { plan.split(self.engine) } else { Vec::new() };
             let (dropped, duration_us) = (spared.told(), took(started));
             Restored { restored: target, guard, changes, unknown, dropped, split, dry_run: false, duration_us }
         };
         if is_so {
-            if paths.is_empty() && self.live.timeline().base() != Some(target) {
-                self.live.timeline().comes_from(by, target).map_err(failed)?;
+            if paths.is_empty() && self.engine.live.timeline().base() != Some(target) {
+                self.engine.live.timeline().comes_from(by, target).map_err(failed)?;
             }
             return Ok(done(None));
         }
         requester.still_wants()?;
         let note = format!("before restoring {target}");
         let (guard, opened) =
-            self.checkpoints.close_epoch(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
-        let tree = self.live.locks.tree.write();
+            self.engine.checkpoints.close_epoch(Some(by), &note, Vec::new(), Reason::Guard { restored: target }, flushed).map_err(failed)?;
+        let tree = self.engine.live.locks.tree.write();
         let applied = self.carry_out(Some((by, undoes)), (&plan, stage), guard.id, Which::Below(paths), paths);
         drop(tree);
         drop(freeze);
-        self.checkpoints.tell_open(guard.id, opened);
+        self.engine.checkpoints.tell_open(guard.id, opened);
         // Whoever makes or removes a directory in `.snapshots` holds it while waiting for this lock, and to have it forgotten waits for them.
         drop(one_at_a_time);
         self.told_after(&plan, guard.id, applied)?;
@@ -209,7 +220,7 @@ impl Engine {
 
     /// After a restore, with nothing held: the kernel forgets what is no longer so, and watchers are told.
     fn told_after(&self, plan: &plan::Plan, guard: CheckpointId, applied: SysResult<Stale>) -> VerbResult<()> {
-        self.snapdir.snapdir_changed();
+        self.engine.snapdir.snapdir_changed();
         match applied {
             Ok(stale) => {
                 self.forget_stale(&stale);
@@ -220,7 +231,7 @@ impl Engine {
                 let stale = apply::all_of(plan);
                 self.forget_stale(&stale);
                 self.announce(plan, &stale);
-                let mut error = self.checkpoints.failed("the restore failed", errno);
+                let mut error = self.engine.checkpoints.failed("the restore failed", errno);
                 error.hint = Some(format!("nothing is lost: `ckptfs restore {guard}` brings back what was there"));
                 Err(error)
             }
@@ -229,7 +240,7 @@ impl Engine {
 
     /// Paths that were changed while nobody served the tree, and that a checkpoint therefore does not know.
     pub(super) fn unknown_in(&self, target: CheckpointId) -> SysResult<Vec<TreePath>> {
-        Ok(self.states.changed_unserved(target)?.iter().map(|change| change.path.clone()).collect())
+        Ok(self.engine.states.changed_unserved(target)?.iter().map(|change| change.path.clone()).collect())
     }
 
     /// Applies a plan between the records of its beginning and its end. The caller holds the freeze lock and the tree for writing.
@@ -244,45 +255,48 @@ impl Engine {
         which: Which<'_>,
         named: &[Vec<u8>],
     ) -> SysResult<Stale> {
-        let _acting =
-            crate::history::attribution::Acting::of(by.map(|(by, _)| self.live.timeline().processes.number(super::attribution::actor_process(by))));
+        let _acting = crate::history::attribution::Acting::of(
+            by.map(|(by, _)| self.engine.live.timeline().processes.number(super::attribution::actor_process(by))),
+        );
         if let Which::Only(paths) = which {
             for paths in in_frames(paths) {
-                self.live.timeline().journal.append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
+                self.engine.live.timeline().journal.append(&[Record::RestoreOnly { paths: paths.to_vec() }])?;
             }
         }
-        self.live.timeline().operations.begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
-        let applied = apply::apply(self, plan, stage);
+        self.engine.live.timeline().operations.begin_restore(by, plan.target, guard, named, matches!(which, Which::Only(_)))?;
+        let applied = apply::apply(self.engine, plan, stage);
         // Were it not told before the next change, the next mount would restore once more, over what was done since.
-        self.live.timeline().journal.tell(Record::RestoreEnd);
+        self.engine.live.timeline().journal.tell(Record::RestoreEnd);
         applied
     }
 
     /// Finishes a restore that a killed daemon left half done. Nothing is served yet.
     pub(super) fn finish_restore(&self, aftermath: &Aftermath) -> SysResult<Option<Stale>> {
-        if let Err(errno) = self.live.staged.sweep() {
+        if let Err(errno) = self.engine.live.staged.sweep() {
             tracing::warn!(%errno, "what was staged by a restore that did not begin is not removed");
         }
         let Some((target, guard, paths)) = &aftermath.restoring else { return Ok(None) };
-        if self.live.timeline().catalogue.checkpoint(*target).is_none() {
+        if self.engine.live.timeline().catalogue.checkpoint(*target).is_none() {
             return Ok(None);
         }
         tracing::info!(%target, "a restore that was interrupted is finished");
-        let _freeze = self.live.busy.freeze()?;
-        let _tree = self.live.locks.tree.write();
+        let _freeze = self.engine.live.busy.freeze()?;
+        let _tree = self.engine.live.locks.tree.write();
         let which = aftermath.restoring_only.as_ref().map_or(Which::Below(paths), |only| Which::Only(only));
         let times = Times::or_default(None, !paths.is_empty());
-        let (touched, spared) = (&self.states.touched(*target, None)?, &self.spared(*target, which)?);
-        let plan = plan::Plan::make(Ground { engine: self, present: &*self.live.inodes, target: *target, touched, spared, times }, which)?;
+        let (touched, spared) = (&self.engine.states.touched(*target, None)?, &self.spared(*target, which)?);
+        let plan =
+            plan::Plan::make(Ground { engine: self.engine, present: &*self.engine.live.inodes, target: *target, touched, spared, times }, which)?;
         let nobody = Requester::from(daemon());
-        let mut stage = Stage::new(self, &nobody);
+        let mut stage = Stage::new(self.engine, &nobody);
         stage.fill(&plan, true)?;
         self.carry_out(None, (&plan, stage), *guard, which, paths).map(Some)
     }
 
     /// What a restore would change in the live tree.
     fn changes_to(&self, Ground { present, target, touched, times, .. }: Ground<'_>, paths: &[Vec<u8>]) -> SysResult<Vec<Change>> {
-        let compare = |path: &[u8]| self.states.compare_touched(present, (State::Live, State::At(target)), path, touched, times == Times::Kept);
+        let compare =
+            |path: &[u8]| self.engine.states.compare_touched(present, (State::Live, State::At(target)), path, touched, times == Times::Kept);
         if paths.is_empty() {
             return compare(b"");
         }
@@ -301,7 +315,7 @@ impl Engine {
         let mut changes = Vec::new();
         for (end, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             let above = path.get(..end).unwrap_or_default();
-            let kind_in = |state| self.states.view(state).walk(above).map(|found| found.map(|(child, _)| child.kind));
+            let kind_in = |state| self.engine.states.view(state).walk(above).map(|found| found.map(|(child, _)| child.kind));
             let (then, now) = (kind_in(State::At(target))?, kind_in(State::Live)?);
             if then == Some(Kind::Dir) && now != Some(Kind::Dir) {
                 let change = if now.is_none() { ChangeKind::Added } else { ChangeKind::TypeChanged };
@@ -325,14 +339,14 @@ impl Engine {
                 return Ok(Vec::new());
             }
             let clean = names.join(&b'/');
-            let then = match self.states.view(State::At(target)).walk(&clean) {
+            let then = match self.engine.states.view(State::At(target)).walk(&clean) {
                 Err(Errno::EIO) => {
                     unknown.push(TreePath(clean));
                     continue;
                 }
                 then => then.map_err(|errno| error::failed("the path cannot be read", errno))?,
             };
-            let now = self.states.view(State::Live).walk(&clean).unwrap_or(None);
+            let now = self.engine.states.view(State::Live).walk(&clean).unwrap_or(None);
             if then.is_none() && now.is_none() {
                 return Err(error::unknown_path(&path.0, target));
             }
@@ -355,7 +369,7 @@ impl Engine {
 
     /// Makes the kernel forget what is no longer so. Holds no lock: the kernel may wait for a request to end.
     pub(super) fn forget_stale(&self, stale: &Stale) {
-        let Some(caches) = self.serving.caches.get() else { return };
+        let Some(caches) = self.engine.serving.caches.get() else { return };
         // Names first: the kernel takes their directory's lock, and so waits for listings that are on their way into its cache.
         let node = |slot: &Slot| NodeId(slot.0);
         let dead = stale.dead.iter();
@@ -363,6 +377,6 @@ impl Engine {
         let names = stale.names.iter().map(|(parent, name)| Forget::Entry { parent: node(parent), name: name.as_bytes().to_vec() });
         let nodes = stale.nodes.iter().map(|slot| Forget::Data(node(slot)));
         caches.forget(dead.chain(names).chain(nodes).collect());
-        self.snapdir.root_changed(Slot::ROOT);
+        self.engine.snapdir.root_changed(Slot::ROOT);
     }
 }

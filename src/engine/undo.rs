@@ -3,20 +3,21 @@
 //! What is what: [`crate::history::operations`]; why so: docs/adr/0013-undo.md. Each step is done whole or not at all, also over `kill -9`; several are
 //! done one after the other, and end where one cannot be done.
 
+mod answers;
+
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-
+pub use self::answers::{OperationInfo, OperationKind, TagsChanged, UndoOptions, UndoWalk, Undone, UndoneStep};
 use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::error;
 use super::requester::Requester;
-use super::restore::Asked;
+use super::restore::{Asked, Restorer};
 use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
 use crate::store::operation::{Deed, Operation, Retagged};
-use crate::store::record::{Actor, Kept, Reason, Trigger};
+use crate::store::record::{Kept, Reason, Trigger};
 use crate::sys::Errno;
 use crate::sys::lock::MutexGuard;
 
@@ -25,148 +26,6 @@ const OPERATIONS_MAX: usize = 10_000;
 
 /// Operations that are read at once.
 const READ_AT_ONCE: usize = 256;
-
-/// What kind of operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OperationKind {
-    /// A checkpoint was made.
-    Checkpoint,
-    /// The tree, or paths of it, became what they were.
-    Restore,
-    /// A checkpoint was deleted, or its making undone.
-    Delete,
-    /// A deleted checkpoint was brought back.
-    Revive,
-    /// Tags came and went.
-    Tag,
-    /// A checkpoint was pinned.
-    Pin,
-    /// A checkpoint was unpinned.
-    Unpin,
-}
-
-/// How the tags of a checkpoint changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TagsChanged {
-    /// Whose.
-    pub checkpoint: CheckpointId,
-    /// Tags that it lost.
-    pub lost: Vec<String>,
-    /// Tags that it got.
-    pub got: Vec<String>,
-}
-
-/// An operation, as `ops --json` prints it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OperationInfo {
-    /// Its number.
-    pub number: u64,
-    /// When: RFC 3339, UTC.
-    pub at: String,
-    /// Who asked for it.
-    pub by: Actor,
-    /// What it was.
-    pub what: OperationKind,
-    /// The checkpoint that it was about; of a restore: what was restored.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<CheckpointId>,
-    /// Of a restore: the checkpoint of what was there before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guard: Option<CheckpointId>,
-    /// Of a restore: only these paths.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub paths: Vec<TreePath>,
-    /// Of a deletion: it was for good.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub freed: bool,
-    /// Tags that came and went.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tags: Vec<TagsChanged>,
-    /// Of a pin: why.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// The operation that it undid, if it was the undoing of one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub undoes: Option<u64>,
-    /// The operation that undid it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub undone_by: Option<u64>,
-    /// It was not undone, or was done again.
-    pub in_effect: bool,
-    /// Why it cannot be undone, if it is in effect and cannot.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub obstacle: Option<String>,
-}
-
-/// Which way to walk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum UndoWalk {
-    /// Undo the newest so many.
-    Undo(usize),
-    /// Do again the last so many that were undone.
-    Redo(usize),
-    /// Back to how everything was right after this operation; 0: before the first.
-    To(u64),
-}
-
-/// What is to be undone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UndoOptions {
-    /// Which way, and how far.
-    pub walk: UndoWalk,
-    /// Leave out what cannot be undone.
-    #[serde(default)]
-    pub skip: bool,
-    /// With [`UndoWalk::Undo`]: hide checkpoints that somebody asked for too, and walk although the tripwire has caught something since.
-    #[serde(default)]
-    pub force: bool,
-    /// Only tell what would be done.
-    #[serde(default)]
-    pub dry_run: bool,
-}
-
-/// One operation that was undone, or left out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UndoneStep {
-    /// Which, as it was before.
-    pub operation: OperationInfo,
-    /// What it stands for, if it was the undoing or redoing of another.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub original: Option<OperationInfo>,
-    /// The operation that undid it; `None` in a dry run, and if it was left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by_operation: Option<u64>,
-    /// Of a restore: the checkpoint of what was there before this.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guard: Option<CheckpointId>,
-    /// Of a restore: how many paths this changed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub changes: Option<u64>,
-    /// Of a restore: paths that were changed while nothing was mounted; nobody knows what they were, and they stay as they are.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unknown: Vec<TreePath>,
-    /// Why it was left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub skipped: Option<String>,
-}
-
-/// What was undone.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Undone {
-    /// In this order.
-    pub steps: Vec<UndoneStep>,
-    /// How the tree became what it was right after the operation that was named, if it was not so already and that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tree: Option<Restored>,
-    /// Why the rest was not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stopped: Option<VerbError>,
-    /// It was only asked what would be done.
-    #[serde(default)]
-    pub dry_run: bool,
-}
 
 fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
     let Operation { number, at_ns, by, undoes, deed } = &told.operation;
@@ -270,7 +129,7 @@ impl Engine {
             return Ok(None);
         }
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run, times: None };
-        self.restore_to(requester, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
+        Restorer::new(self).restore_to(requester, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
     }
 
     /// The mark of the tripwire that was made since the last operation: what was removed then is what somebody wants back.
@@ -357,11 +216,11 @@ impl Engine {
                 self.live.timeline().operations.operate(by, undoes, Deed::Revived { id: *id }, records).map_err(failed)
             }
             Deed::Restored { guard, paths, only, .. } => {
-                let unknown = self.unknown_in(*guard).map_err(failed)?;
+                let unknown = Restorer::new(self).unknown_in(*guard).map_err(failed)?;
                 let asked = Asked { requester, undoes, started: Instant::now(), unknown, times: Times::or_default(None, !paths.is_empty() || *only) };
                 let restored = match only {
-                    true => self.restore_names(asked, *guard, paths, one_at_a_time)?,
-                    false => self.restore_now(asked, *guard, paths, one_at_a_time)?,
+                    true => Restorer::new(self).restore_names(asked, *guard, paths, one_at_a_time)?,
+                    false => Restorer::new(self).restore_now(asked, *guard, paths, one_at_a_time)?,
                 };
                 step.guard = restored.guard;
                 step.changes = Some(restored.changes.len() as u64);

@@ -181,7 +181,11 @@ impl Verb for ShowCheckpoint {
         let id = engine.states.checkpoint_id(&self.state)?;
         let checkpoint =
             engine.live.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
-        Ok(CheckpointInfo { open_at_cut: engine.checkpoints.open_at(id)?, dropped: engine.dropped_info(id)?, ..CheckpointInfo::new(&checkpoint) })
+        Ok(CheckpointInfo {
+            open_at_cut: engine.checkpoints.open_at(id)?,
+            dropped: super::restore::Restorer::new(engine).dropped_info(id)?,
+            ..CheckpointInfo::new(&checkpoint)
+        })
     }
 
     fn read(self, store: &Offline) -> VerbResult<CheckpointInfo> {
@@ -323,7 +327,7 @@ impl Verb for RestoreOptions {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Restored> {
-        engine.restore_with_hooks(requester, &self)
+        super::restore::Restorer::new(engine).restore_with_hooks(requester, &self)
     }
 }
 
@@ -455,7 +459,7 @@ impl Verb for ExportAsk {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<ExportPart> {
         let mut files = Vec::new();
-        let part = engine.export_part(&self, &mut files)?;
+        let part = super::export::Exporter::new(engine).part(&self, &mut files)?;
         if let ExportAsk::Begin { .. } = self {
             requester.begins_export(part.run);
         }
@@ -473,7 +477,7 @@ impl Verb for ImportAsk {
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<ImportPart> {
         let mut files = Vec::new();
-        let part = engine.import_part(requester.by(), &self, &mut files)?;
+        let part = super::import::Importer::new(engine).part(requester.by(), &self, &mut files)?;
         requester.give(files);
         Ok(part)
     }

@@ -1,7 +1,7 @@
-//! What must be done to a copy of one checkpoint to make it one of another: a walk along the names that were recorded between the two.
+//! What must be done to a copy of one checkpoint to make it one of another: a [walk](crate::tree::states) along the names that were recorded between the two.
 //!
 //! What was recorded is enough: it is a superset of what differs, and nothing is compared. A file whose content was not recorded keeps what it has and
-//! gets its attributes only.
+//! gets its attributes only. Whoever has the copy knows paths and no inodes, so what has moved goes here and comes there.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,9 +11,12 @@ use crate::history::diff::join;
 use crate::history::present::Trail;
 use crate::history::touched::Touched;
 use crate::history::view::View;
-use crate::store::ids::{Name, Slot};
-use crate::store::record::Child;
+use crate::store::ids::Slot;
+use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
+use crate::tree;
+use crate::tree::plan::{Change, Content, DirPlan, NamePlan};
+use crate::tree::states::States;
 
 /// What is to be done, and in this order.
 #[derive(Default)]
@@ -28,85 +31,113 @@ pub(super) struct Plan {
     pub(super) refused: Vec<(Vec<u8>, Errno)>,
 }
 
-pub(super) struct Planner<'a> {
-    pub(super) from: View<'a>,
-    pub(super) to: View<'a>,
-    pub(super) touched: &'a Touched,
+/// Two checkpoints, and what was recorded between them.
+pub(super) struct Between<'a> {
+    from: View<'a>,
+    to: View<'a>,
+    touched: &'a Touched,
+    plan: tree::plan::Plan,
+    passed: HashSet<Slot>,
+    /// Directories in which something goes that cannot be told.
+    worked_in: HashSet<Slot>,
+    told: Plan,
 }
 
-/// A directory that both states have.
-struct Both {
-    path: Vec<u8>,
-    from: Arc<Trail>,
-    to: Arc<Trail>,
-}
+impl<'a> Between<'a> {
+    pub(super) fn new(from: View<'a>, to: View<'a>, touched: &'a Touched) -> Between<'a> {
+        let passed = HashSet::from([Slot::ROOT]);
+        Between { from, to, touched, plan: tree::plan::Plan::default(), passed, worked_in: HashSet::new(), told: Plan::default() }
+    }
 
-impl Planner<'_> {
     /// The plan.
     ///
     /// # Errors
     /// EIO if a record cannot be read.
-    pub(super) fn plan(&self) -> SysResult<Plan> {
-        let mut plan = Plan::default();
-        let mut open = vec![Both { path: Vec::new(), from: Trail::root(), to: Trail::root() }];
-        let mut passed = HashSet::new();
-        while let Some(both) = open.pop() {
-            if !passed.insert(both.to.slot) {
-                plan.refused.push((both.path, Errno::EIO));
-                continue;
-            }
-            let (slot, before) = (both.to.slot, (plan.works.len(), plan.removed.len()));
-            for name in self.touched.names.get(&slot).into_iter().flatten() {
-                self.name(&both, name, &mut plan, &mut open);
-            }
-            // What is done in a directory changes its times, also where its own entry did not change.
-            let worked_in = before != (plan.works.len(), plan.removed.len());
-            if worked_in || self.touched.dirs.contains(&slot) || self.touched.nodes.contains(&slot) {
-                let attributes = Work::one(both.path, Child { slot, kind: Kind::Dir }, both.to, How::Kept);
-                plan.works.insert(before.0, attributes);
-            }
+    pub(super) fn plan(mut self) -> SysResult<Plan> {
+        self.all()?;
+        for dir in &self.plan.dirs {
+            add_dir(&self.plan, dir, self.worked_in.contains(&dir.want.slot), &mut self.told);
         }
-        plan.kept = kept(&plan.works);
-        Ok(plan)
+        self.told.kept = kept(&self.told.works);
+        Ok(self.told)
+    }
+}
+
+/// A directory that both states have.
+fn add_dir(plan: &tree::plan::Plan, dir: &DirPlan, worked_in: bool, told: &mut Plan) {
+    let (path, before) = (dir.want.path(), (told.works.len(), told.removed.len()));
+    for planned in &dir.names {
+        let (Some(change), path) = (plan.change(planned), join(&path, &planned.name)) else { continue };
+        if matches!(change, Change::Goes(_) | Change::Exchanged(..)) {
+            told.removed.push(path.clone());
+        }
+        let how = match change {
+            Change::Goes(_) | Change::Stays(Content::Same) => continue,
+            Change::Stays(Content::Attributes) => How::Kept,
+            _ => How::Whole,
+        };
+        let Some((child, trail)) = &planned.want else { continue };
+        let trail = Arc::clone(trail);
+        told.works.push(if child.kind == Kind::Dir { Work::List { path, trail } } else { Work::one(path, *child, trail, how) });
+    }
+    // What is done in a directory changes its times, also where its own entry did not change.
+    if dir.with_attrs || worked_in || before != (told.works.len(), told.removed.len()) {
+        let child = Child { slot: dir.want.slot, kind: Kind::Dir };
+        told.works.insert(before.0, Work::one(path, child, Arc::clone(&dir.want), How::Kept));
+    }
+}
+
+impl States for Between<'_> {
+    fn plan(&mut self) -> &mut tree::plan::Plan {
+        &mut self.plan
     }
 
-    /// One name of a directory that both states have.
-    fn name(&self, both: &Both, name: &Name, plan: &mut Plan, open: &mut Vec<Both>) {
-        let path = join(&both.path, name);
-        let new = match self.to.step(&both.to, name) {
-            Ok(new) => new,
-            Err(errno) => return plan.refused.push((path, errno)),
-        };
-        // What it was cannot be told: then whatever is there goes.
-        let (was, unknown) = match self.from.step(&both.from, name) {
-            Ok(was) => (was, false),
-            Err(_) => (None, true),
-        };
-        let Some((child, trail)) = new else {
-            if was.is_some() || unknown {
-                plan.removed.push(path);
-            }
-            return;
-        };
-        if unknown {
-            plan.removed.push(path.clone());
-        }
-        let same = was.as_ref().is_some_and(|(old, _)| *old == child);
-        match was {
-            Some((_, old)) if same && child.kind == Kind::Dir => open.push(Both { path, from: old, to: trail }),
-            _ if same && !self.touched.nodes.contains(&child.slot) => {}
-            _ if same && child.kind == Kind::File && !self.touched.data.contains(&child.slot) => {
-                plan.works.push(Work::one(path, child, trail, How::Kept))
-            }
-            Some((old, _)) if old.kind != Kind::Dir && child.kind != Kind::Dir => plan.works.push(Work::one(path, child, trail, How::Whole)),
-            None if child.kind != Kind::Dir => plan.works.push(Work::one(path, child, trail, How::Whole)),
-            was => {
-                if was.is_some() {
-                    plan.removed.push(path.clone());
+    fn names(&mut self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<Vec<NamePlan>> {
+        let (touched, dir, mut names) = (self.touched, want.path(), Vec::new());
+        for name in touched.names.get(&want.slot).into_iter().flatten() {
+            let new = match self.to.step(want, name) {
+                Ok(new) => new,
+                Err(errno) => {
+                    self.told.refused.push((join(&dir, name), errno));
+                    continue;
                 }
-                plan.works.push(if child.kind == Kind::Dir { Work::List { path, trail } } else { Work::one(path, child, trail, How::Whole) });
-            }
+            };
+            // What it was cannot be told: then whatever is there goes.
+            let have = live.map_or(Ok(None), |live| self.from.child(live, name)).unwrap_or_else(|_| {
+                self.told.removed.push(join(&dir, name));
+                self.worked_in.insert(want.slot);
+                None
+            });
+            names.push(NamePlan { name: name.clone(), want: new, have });
         }
+        Ok(names)
+    }
+
+    /// Only what is where it was is there: the copy is one of paths.
+    fn find(&mut self, _child: Child, want: &Arc<Trail>, here: bool) -> SysResult<Option<Place>> {
+        let place = want.up.as_ref().filter(|_| here).map(|up| Place { parent: up.slot, name: want.name.clone() });
+        Ok(place)
+    }
+
+    /// What comes is told whole, and is not looked at before.
+    fn enters(&mut self, want: &Arc<Trail>, alive: bool) -> SysResult<bool> {
+        if alive && !self.passed.insert(want.slot) {
+            self.told.refused.push((want.path(), Errno::EIO));
+            return Ok(false);
+        }
+        Ok(alive)
+    }
+
+    fn content(&mut self, child: Child, _want: &Arc<Trail>, _alive: bool) -> SysResult<Content> {
+        Ok(match child.kind {
+            _ if !self.touched.nodes.contains(&child.slot) => Content::Same,
+            Kind::File if !self.touched.data.contains(&child.slot) => Content::Attributes,
+            _ => Content::New,
+        })
+    }
+
+    fn with_attrs(&mut self, want: &Arc<Trail>) -> SysResult<bool> {
+        Ok(self.touched.dirs.contains(&want.slot) || self.touched.nodes.contains(&want.slot))
     }
 }
 

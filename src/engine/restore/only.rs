@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use super::super::Engine;
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
 use super::super::api::{Restored, Times, TreePath, VerbResult};
 use super::super::attribution::Selector;
@@ -11,7 +10,7 @@ use super::plan::{Plan, Which};
 use super::prepare::{Choice, Prepared};
 use super::spared::Spared;
 use super::stage::Stage;
-use super::{Asked, took};
+use super::{Asked, Restorer, took};
 use crate::live::Freeze;
 use crate::store::ids::CheckpointId;
 use crate::store::record::Reason;
@@ -28,7 +27,7 @@ struct Frozen<'a> {
     one_at_a_time: MutexGuard<'a, ()>,
 }
 
-impl Engine {
+impl Restorer<'_> {
     /// Restores what the selected processes changed since a checkpoint. What was chosen is in the journal before anything changes, so that a restore that
     /// is cut short is finished with the same names.
     pub(in crate::engine) fn restore_selected(
@@ -39,8 +38,8 @@ impl Engine {
         who: &Selector,
     ) -> VerbResult<RestoredOnly> {
         let started = Instant::now();
-        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
-        let unknown: Vec<TreePath> = self.states.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
+        let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
+        let unknown: Vec<TreePath> = self.engine.states.changed_unserved(target).map_err(failed)?.iter().map(|change| change.path.clone()).collect();
         let done = |guard, changes, shared, spared: Spared| {
             let dropped = spared.told();
             let restored = Restored {
@@ -56,15 +55,15 @@ impl Engine {
             RestoredOnly { restored, shared }
         };
         if options.dry_run {
-            self.checkpoints.settle();
-            let touched = self.states.touched(target, None).map_err(failed)?;
-            let chosen = self.states.selection(target, &touched, options, who)?;
+            self.engine.checkpoints.settle();
+            let touched = self.engine.states.touched(target, None).map_err(failed)?;
+            let chosen = self.engine.states.selection(target, &touched, options, who)?;
             let spared = self.spared(target, Which::Only(&chosen.paths)).map_err(failed)?;
             return Ok(done(None, spared.filter(chosen.changes), chosen.shared, spared));
         }
-        let one_at_a_time = self.checkpoints.wait_turn(requester)?;
-        let _index_later = self.live.timeline().indexer.hold();
-        let mut stage = Stage::new(self, requester);
+        let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
+        let _index_later = self.engine.live.timeline().indexer.hold();
+        let mut stage = Stage::new(self.engine, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::By(options, who), Times::or_default(options.times, true), &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
         if chosen.paths.is_empty() {
@@ -86,8 +85,8 @@ impl Engine {
         one_at_a_time: MutexGuard<'_, ()>,
     ) -> VerbResult<Restored> {
         let Asked { requester, undoes, started, unknown, times } = asked;
-        let _index_later = self.live.timeline().indexer.hold();
-        let mut stage = Stage::new(self, requester);
+        let _index_later = self.engine.live.timeline().indexer.hold();
+        let mut stage = Stage::new(self.engine, requester);
         let (prepared, freeze, flushed) = self.prepared(target, Choice::Names(names), times, &mut stage)?;
         let Prepared { plan, changes, spared, chosen, .. } = prepared;
         let frozen = Frozen { requester, undoes, stage, freeze, flushed, one_at_a_time };
@@ -106,17 +105,17 @@ impl Engine {
 
     /// Restores what was chosen: these paths. The journal is told of `names`.
     fn restore_chosen(&self, frozen: Frozen<'_>, note: &str, plan: &Plan, (paths, names): (&[Vec<u8>], &[Vec<u8>])) -> VerbResult<CheckpointId> {
-        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
+        let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         let Frozen { requester, undoes, stage, freeze, flushed, one_at_a_time } = frozen;
         requester.still_wants()?;
         let by = requester.by();
         let (guard, opened) =
-            self.checkpoints.close_epoch(Some(by), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
-        let tree = self.live.locks.tree.write();
+            self.engine.checkpoints.close_epoch(Some(by), note, Vec::new(), Reason::Guard { restored: plan.target }, flushed).map_err(failed)?;
+        let tree = self.engine.live.locks.tree.write();
         let applied = self.carry_out(Some((by, undoes)), (plan, stage), guard.id, Which::Only(paths), names);
         drop(tree);
         drop(freeze);
-        self.checkpoints.tell_open(guard.id, opened);
+        self.engine.checkpoints.tell_open(guard.id, opened);
         drop(one_at_a_time);
         self.told_after(plan, guard.id, applied)?;
         Ok(guard.id)

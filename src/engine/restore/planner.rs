@@ -6,18 +6,20 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
-use super::plan::{Content, DirPlan, NamePlan, Plan, Which, has_attrs};
+use super::plan::{Plan, Which};
 use super::spared::Spared;
 use crate::history::diff::join;
 use crate::history::present::{Present, Trail};
-use crate::history::same::same_content;
 use crate::history::state::State;
 use crate::history::touched::Touched;
-use crate::history::view::{Source, View};
+use crate::history::view::View;
 use crate::live::At;
 use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
+use crate::tree;
+use crate::tree::plan::{Content, DirPlan, NamePlan};
+use crate::tree::states::States;
 
 /// What a plan is made from.
 #[derive(Clone, Copy)]
@@ -41,33 +43,30 @@ impl<'a> Ground<'a> {
     }
 }
 
-struct Planner<'a> {
-    engine: &'a Engine,
-    view: View<'a>,
-    now: View<'a>,
-    touched: &'a Touched,
-    paths: &'a [Vec<u8>],
+pub(super) struct Planner<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) view: View<'a>,
+    pub(super) now: View<'a>,
+    pub(super) touched: &'a Touched,
+    pub(super) paths: &'a [Vec<u8>],
     /// Where the paths are in the live tree.
-    roots: HashSet<Place>,
+    pub(super) roots: HashSet<Place>,
     /// The paths alone are restored, not what is below them.
-    exact: bool,
+    pub(super) exact: bool,
     /// Directories of the live tree, and whether they are inside of what is restored.
-    inside: RefCell<HashMap<Slot, bool>>,
+    pub(super) inside: RefCell<HashMap<Slot, bool>>,
     /// What stays as it is, and where that is in the live tree.
-    spared: Spared,
-    spared_places: HashSet<Place>,
+    pub(super) spared: Spared,
+    pub(super) spared_places: HashSet<Place>,
     /// What stays, and is in a directory that does not: the directory of the plan that it comes to, its name there, and what it is.
     rescued: Vec<(usize, Name, Child, Arc<Trail>)>,
     /// Directories of the checkpoint that are wanted.
     passed: HashSet<Slot>,
-    plan: Plan,
+    pub(super) plan: Plan,
 }
 
 /// Where a directory is now, if it is in the live tree, and where it was.
 type Ways = (Option<Arc<Trail>>, Arc<Trail>);
-
-/// What is wanted at a name, and whether that leads to it now.
-type WantedStep = (Child, Arc<Trail>, bool);
 
 /// What is still to be planned.
 enum Step<'p> {
@@ -89,11 +88,7 @@ impl Plan {
         let plan = Plan {
             target,
             whole: paths.is_empty() && !exact && spared.is_empty(),
-            dirs: Vec::new(),
-            contents: HashMap::new(),
-            several: HashSet::new(),
-            alive_dirs: HashSet::new(),
-            found: HashMap::new(),
+            tree: tree::plan::Plan::default(),
             times,
             unknown: BTreeSet::new(),
             lost: HashSet::new(),
@@ -123,9 +118,7 @@ impl Plan {
             plan,
         };
         if paths.is_empty() && !exact {
-            planner.plan.alive_dirs.insert(Slot::ROOT);
-            let wanted = planner.dir(Trail::root(), Some(Trail::root()))?;
-            planner.all_wanted(wanted)?;
+            planner.all()?;
         }
         let mut split: Vec<Vec<Name>> = paths.iter().map(|path| path.split(|byte| *byte == b'/').map(Name::new).collect()).collect();
         split.sort();
@@ -138,7 +131,7 @@ impl Plan {
         planner.take_rescued();
         let mut plan = planner.plan;
         let lost = std::mem::take(&mut plan.lost);
-        for dir in &mut plan.dirs {
+        for dir in &mut plan.tree.dirs {
             dir.names.retain(|name| name.want.as_ref().is_none_or(|(child, _)| child.kind == Kind::Dir || !lost.contains(&child.slot)));
         }
         Ok(plan)
@@ -153,6 +146,109 @@ fn live_place(now: &View<'_>, path: &[u8]) -> SysResult<Option<Place>> {
     Ok(found.map(|(child, _)| Place { parent: child.slot, name: Name::new(name) }))
 }
 
+impl States for Planner<'_> {
+    fn plan(&mut self) -> &mut tree::plan::Plan {
+        &mut self.plan.tree
+    }
+
+    fn names(&mut self, want: &Arc<Trail>, live: Option<&Arc<Trail>>) -> SysResult<Vec<NamePlan>> {
+        let mut names: BTreeSet<Name> = match live {
+            Some(_) => self.touched.names.get(&want.slot).cloned().unwrap_or_default(),
+            None => {
+                let known = self.view.list_known(want)?;
+                self.plan.unknown.extend(known.unknown.iter().map(|name| join(&want.path(), name)).chain(known.partial.then(|| want.path())));
+                known.names.into_iter().map(|(name, _)| name).collect()
+            }
+        };
+        if !self.spared.is_empty() {
+            let path = want.path();
+            let spared: Vec<Name> = names.iter().filter(|name| self.spared.has(&join(&path, name))).cloned().collect();
+            for name in spared {
+                self.rescue(&join(&path, &name), &name, live)?;
+                names.remove(&name);
+            }
+        }
+        let mut plans = Vec::with_capacity(names.len());
+        let steps = self.view.steps_told(want, &names);
+        for (name, (now, wanted)) in names.into_iter().zip(steps) {
+            let wanted = match wanted {
+                // Changed while nobody served the tree, or damaged: it stays as it is.
+                Err(Errno::EIO) => {
+                    self.plan.unknown.insert(join(&want.path(), &name));
+                    continue;
+                }
+                wanted => wanted?,
+            };
+            let have = match live {
+                Some(_) if now => wanted.as_ref().map(|(child, _)| *child),
+                Some(live) => self.now.child(live, &name)?,
+                None => None,
+            };
+            if wanted.is_some() || have.is_some() {
+                plans.push(NamePlan { name, want: wanted, have });
+            }
+        }
+        Ok(plans)
+    }
+
+    fn find(&mut self, child: Child, trail: &Arc<Trail>, here: bool) -> SysResult<Option<Place>> {
+        let whole = self.paths.is_empty() && !self.exact;
+        if let Some(up) = trail.up.as_ref().filter(|_| whole && here && self.spared.is_empty() && !self.engine.live.nodes.is_dead(child.slot)) {
+            return Ok(Some(Place { parent: up.slot, name: trail.name.clone() }));
+        }
+        let found = if whole {
+            match self.engine.live.inodes.locate(At::from(trail), child.kind) {
+                Err(Errno::ESTALE) => None,
+                place => Some(place?),
+            }
+        } else {
+            self.names_inside(child, trail)?.pop()
+        };
+        let found = match found {
+            None if child.kind != Kind::Dir && !self.exact => self.name_outside(child, trail)?,
+            found => found,
+        };
+        // It stays there, and another one comes here.
+        match found {
+            Some(place) if self.is_spared(&place)? => Ok(None),
+            found => Ok(found),
+        }
+    }
+
+    fn enters(&mut self, want: &Arc<Trail>, _alive: bool) -> SysResult<bool> {
+        if self.passed.insert(want.slot) { Ok(true) } else { Err(Errno::EIO) }
+    }
+
+    /// One of which it cannot be told what it was stays as it is; if it is gone it does not come back.
+    fn content(&mut self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
+        let content = self.content_known(child, trail, alive).and_then(|content| {
+            if matches!(content, Content::New | Content::InPlace) {
+                self.can_be_told(child, trail)?;
+            }
+            Ok(content)
+        });
+        if content != Err(Errno::EIO) {
+            return content;
+        }
+        self.plan.unknown.insert(trail.path());
+        if !alive {
+            self.plan.lost.insert(child.slot);
+        }
+        Ok(Content::Same)
+    }
+
+    /// Whether it can be told what a directory was; else it stays as it is, or as it is made.
+    fn with_attrs(&mut self, want: &Arc<Trail>) -> SysResult<bool> {
+        match self.view.attr(want).and_then(|_| self.view.xattrs(want)) {
+            Err(Errno::EIO) => {
+                self.plan.unknown.insert(want.path());
+                Ok(false)
+            }
+            told => told.map(|_| true),
+        }
+    }
+}
+
 impl Planner<'_> {
     /// What is at and below the given paths, split into names and sorted. Depth first, without recursion: a tree can be deeper than the stack.
     fn paths(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
@@ -160,7 +256,7 @@ impl Planner<'_> {
         while let Some(step) = open.pop() {
             match step {
                 Step::Way(live, then, paths) => open.extend(self.some(live, then, &paths)?.into_iter().rev()),
-                Step::Wanted(child, trail) => self.all_wanted(vec![(child, trail, false)])?,
+                Step::Wanted(child, trail) => self.below(vec![(child, trail, false)])?,
             }
         }
         Ok(())
@@ -192,15 +288,15 @@ impl Planner<'_> {
             below.push(Step::Way(have, want, group.iter().filter_map(|path| path.get(1..)).collect()));
         }
         // Parents come before children. One that is there keeps its attributes: it was not asked for.
-        let with_attrs = live.is_none() && self.can_apply_attrs(&want)?;
-        self.plan.dirs.push(DirPlan { want, with_attrs, live, names });
+        let with_attrs = live.is_none() && self.with_attrs(&want)?;
+        self.plan.tree.dirs.push(DirPlan { want, with_attrs, live, names });
         Ok(below)
     }
 
     /// The given paths alone, split into names and sorted. A directory is gone to as it was, which may be somewhere else now, and where it was not as it is.
     fn only(&mut self, paths: Vec<&[Name]>) -> SysResult<()> {
         let mut open = vec![(Some(Trail::root()), Some(Trail::root()), false, paths)];
-        self.plan.alive_dirs.insert(Slot::ROOT);
+        self.plan.tree.alive_dirs.insert(Slot::ROOT);
         while let Some((live, then, with_attrs, paths)) = open.pop() {
             let Some(want) = then.clone().or_else(|| live.clone()) else { continue };
             let (mut names, mut below) = (Vec::new(), Vec::new());
@@ -220,7 +316,7 @@ impl Planner<'_> {
                 }
                 below.push((chosen, have, wanted, rest));
             }
-            self.plan.dirs.push(DirPlan { want, with_attrs, live, names });
+            self.plan.tree.dirs.push(DirPlan { want, with_attrs, live, names });
             for (chosen, have, wanted, rest) in below.into_iter().rev() {
                 let have = have.filter(|(child, _)| child.kind == Kind::Dir).map(|(_, trail)| trail);
                 match wanted {
@@ -241,64 +337,9 @@ impl Planner<'_> {
 
     /// Plans what a chosen path led to; of a directory gives where it is now, and was.
     fn chosen(&mut self, child: Child, trail: Arc<Trail>) -> SysResult<Option<Ways>> {
-        let alive = self.is_alive(child, &trail, false)?;
-        if child.kind == Kind::Dir {
-            if alive {
-                self.plan.alive_dirs.insert(child.slot);
-            }
-            return Ok(Some((alive.then(|| Arc::clone(&trail)), trail)));
-        }
-        if self.plan.contents.contains_key(&child.slot) {
-            self.plan.several.insert(child.slot);
-        } else {
-            let content = self.content(child, &trail, alive)?;
-            self.plan.contents.insert(child.slot, content);
-        }
-        Ok(None)
-    }
-
-    /// A directory of the checkpoint, and whether it is in the live tree; gives what is wanted in it.
-    fn dir(&mut self, want: Arc<Trail>, live: Option<Arc<Trail>>) -> SysResult<Vec<WantedStep>> {
-        let mut names: BTreeSet<Name> = match &live {
-            Some(_) => self.touched.names.get(&want.slot).cloned().unwrap_or_default(),
-            None => {
-                let known = self.view.list_known(&want)?;
-                self.plan.unknown.extend(known.unknown.iter().map(|name| join(&want.path(), name)).chain(known.partial.then(|| want.path())));
-                known.names.into_iter().map(|(name, _)| name).collect()
-            }
-        };
-        if !self.spared.is_empty() {
-            let path = want.path();
-            let spared: Vec<Name> = names.iter().filter(|name| self.spared.has(&join(&path, name))).cloned().collect();
-            for name in spared {
-                self.rescue(&join(&path, &name), &name, live.as_ref())?;
-                names.remove(&name);
-            }
-        }
-        let mut plans = Vec::with_capacity(names.len());
-        let steps = self.view.steps_told(&want, &names);
-        for (name, (now, wanted)) in names.into_iter().zip(steps) {
-            let wanted = match wanted {
-                // Changed while nobody served the tree, or damaged: it stays as it is.
-                Err(Errno::EIO) => {
-                    self.plan.unknown.insert(join(&want.path(), &name));
-                    continue;
-                }
-                wanted => wanted?,
-            };
-            let have = match &live {
-                Some(_) if now => wanted.as_ref().map(|(child, _)| *child),
-                Some(live) => self.now.child(live, &name)?,
-                None => None,
-            };
-            if wanted.is_some() || have.is_some() {
-                plans.push(NamePlan { name, want: wanted, have });
-            }
-        }
-        let next = plans.iter().filter_map(|plan| plan.want.clone().map(|(child, trail)| (child, trail, plan.have == Some(child)))).collect();
-        let with_attrs = self.can_apply_attrs(&want)?;
-        self.plan.dirs.push(DirPlan { want, live, names: plans, with_attrs });
-        Ok(next)
+        let is_dir = self.inode(child, &trail, false)?;
+        let alive = self.plan.tree.alive_dirs.contains(&child.slot);
+        Ok(is_dir.then(|| (alive.then(|| Arc::clone(&trail)), trail)))
     }
 
     /// What is at a path that stays, and would go with the directory that it is in: it comes to the directory that is planned next, unless that has
@@ -308,244 +349,21 @@ impl Planner<'_> {
             return Ok(());
         }
         let found = self.now.walk(path)?;
-        self.rescued.extend(found.map(|(child, trail)| (self.plan.dirs.len(), name.clone(), child, trail)));
+        self.rescued.extend(found.map(|(child, trail)| (self.plan.tree.dirs.len(), name.clone(), child, trail)));
         Ok(())
     }
 
     /// Plans what is rescued, but for what is wanted elsewhere.
     fn take_rescued(&mut self) {
         for (dir, name, child, trail) in std::mem::take(&mut self.rescued) {
-            let wanted = self.plan.alive_dirs.contains(&child.slot) || self.plan.contents.contains_key(&child.slot);
-            let Some(dir) = self.plan.dirs.get_mut(dir).filter(|_| !wanted) else { continue };
+            let wanted = self.plan.tree.alive_dirs.contains(&child.slot) || self.plan.tree.contents.contains_key(&child.slot);
+            let Some(dir) = self.plan.tree.dirs.get_mut(dir).filter(|_| !wanted) else { continue };
             if child.kind == Kind::Dir {
-                self.plan.alive_dirs.insert(child.slot);
+                self.plan.tree.alive_dirs.insert(child.slot);
             } else {
-                self.plan.contents.insert(child.slot, Content::Same);
+                self.plan.tree.contents.insert(child.slot, Content::Same);
             }
             dir.names.push(NamePlan { name, want: Some((child, trail)), have: None });
         }
-    }
-
-    /// A place of the live tree is in what stays as it is.
-    fn is_spared(&self, place: &Place) -> SysResult<bool> {
-        let mut at = place.clone();
-        while !self.spared_places.is_empty() {
-            if self.spared_places.contains(&at) {
-                return Ok(true);
-            }
-            if matches!(at.parent, Slot::ROOT | Slot::STAGING) {
-                break;
-            }
-            at = match self.engine.live.inodes.locate(At::from(at.parent), Kind::Dir) {
-                Err(Errno::ESTALE) => break,
-                up => up?,
-            };
-        }
-        Ok(false)
-    }
-
-    /// Everything that is wanted, in order, with everything below it.
-    fn all_wanted(&mut self, wanted: Vec<WantedStep>) -> SysResult<()> {
-        let mut open = wanted;
-        open.reverse();
-        while let Some((child, trail, here)) = open.pop() {
-            // Forged, a directory can be in many places.
-            if child.kind == Kind::Dir && !self.passed.insert(child.slot) {
-                return Err(Errno::EIO);
-            }
-            let alive = self.is_alive(child, &trail, here)?;
-            if child.kind == Kind::Dir {
-                if alive {
-                    self.plan.alive_dirs.insert(child.slot);
-                }
-                let below = self.dir(Arc::clone(&trail), alive.then_some(trail))?;
-                open.extend(below.into_iter().rev());
-            } else if self.plan.contents.contains_key(&child.slot) {
-                self.plan.several.insert(child.slot);
-            } else {
-                let content = self.content(child, &trail, alive)?;
-                self.plan.contents.insert(child.slot, content);
-                if content == Content::New {
-                    // What is made again is not looked for.
-                    self.plan.found.remove(&child.slot);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The inode is still in the live tree, where the restore may take it from. `here`: it was just seen where it was.
-    fn is_alive(&mut self, child: Child, trail: &Arc<Trail>, here: bool) -> SysResult<bool> {
-        let whole = self.paths.is_empty() && !self.exact;
-        if let Some(up) = trail.up.as_ref().filter(|_| whole && here && self.spared.is_empty() && !self.engine.live.nodes.is_dead(child.slot)) {
-            self.plan.found.insert(child.slot, Place { parent: up.slot, name: trail.name.clone() });
-            return Ok(true);
-        }
-        let found = if whole {
-            match self.engine.live.inodes.locate(At::from(trail), child.kind) {
-                Err(Errno::ESTALE) => None,
-                place => Some(place?),
-            }
-        } else {
-            self.names_inside(child, trail)?.pop()
-        };
-        let found = match found {
-            None if child.kind != Kind::Dir && !self.exact => self.name_outside(child, trail)?,
-            found => found,
-        };
-        // It stays there, and another one comes here.
-        let found = match found {
-            Some(place) if self.is_spared(&place)? => None,
-            found => found,
-        };
-        let alive = found.is_some();
-        self.plan.found.extend(found.map(|place| (child.slot, place)));
-        Ok(alive)
-    }
-
-    /// Where a file has a name that is not to be restored, and that it had at the checkpoint: they were one file, and will be again. A name that it got
-    /// since is none: what is written there would be seen here.
-    fn name_outside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Option<Place>> {
-        // What cannot be told of the file stops nothing: it is made anew then.
-        if self.view.attr(trail).map_or(true, |attr| attr.stat.nlink < 2) {
-            return Ok(None);
-        }
-        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
-            let Some(dir) = self.engine.live.inodes.path_of(place.parent) else { continue };
-            let then = self.view.walk(&join(&dir, &place.name)).unwrap_or(None);
-            if then.is_some_and(|(then, _)| then.slot == child.slot) {
-                return Ok(Some(place));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The places where the live inode is that are to be restored.
-    fn names_inside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<Vec<Place>> {
-        let mut inside = Vec::new();
-        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
-            if self.is_below_paths(&place)? {
-                inside.push(place);
-            }
-        }
-        Ok(inside)
-    }
-
-    /// The live inode has, or may have, names that are not to be restored: what is done to it would be seen there.
-    fn has_names_outside(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
-        if self.paths.is_empty() && self.spared_places.is_empty() {
-            return Ok(false);
-        }
-        let mut inside = 0;
-        for place in self.engine.live.inodes.locate_all(At::from(trail), child.kind)? {
-            let restored = self.paths.is_empty() || self.is_below_paths(&place)?;
-            inside += u64::from(restored && !self.is_spared(&place)?);
-        }
-        Ok(u64::from(self.engine.live.inodes.stat(At::from(trail))?.nlink) > inside)
-    }
-
-    /// A place of the live tree is at or below one of the paths. What was found out about a directory is remembered: a deep tree would be climbed
-    /// for each of its directories.
-    fn is_below_paths(&self, place: &Place) -> SysResult<bool> {
-        if self.exact {
-            return Ok(self.roots.contains(place));
-        }
-        let (mut at, mut climbed) = (place.clone(), Vec::new());
-        let below = loop {
-            if self.roots.contains(&at) {
-                break true;
-            }
-            if at.parent == Slot::ROOT {
-                break false;
-            }
-            if let Some(known) = self.inside.borrow().get(&at.parent) {
-                break *known;
-            }
-            climbed.push(at.parent);
-            at = match self.engine.live.inodes.locate(At::from(at.parent), Kind::Dir) {
-                Err(Errno::ESTALE) => break false,
-                up => up?,
-            };
-        };
-        self.inside.borrow_mut().extend(climbed.into_iter().map(|slot| (slot, below)));
-        Ok(below)
-    }
-
-    /// What is to be done for an inode. One of which it cannot be told what it was stays as it is; if it is gone it does not come back.
-    fn content(&mut self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
-        let content = self.content_known(child, trail, alive).and_then(|content| {
-            if matches!(content, Content::New | Content::InPlace) {
-                self.can_be_told(child, trail)?;
-            }
-            Ok(content)
-        });
-        if content != Err(Errno::EIO) {
-            return content;
-        }
-        self.plan.unknown.insert(trail.path());
-        if !alive {
-            self.plan.lost.insert(child.slot);
-        }
-        Ok(Content::Same)
-    }
-
-    /// Whether it can be told what a directory was; else it stays as it is, or as it is made.
-    fn can_apply_attrs(&mut self, want: &Arc<Trail>) -> SysResult<bool> {
-        match self.view.attr(want).and_then(|_| self.view.xattrs(want)) {
-            Err(Errno::EIO) => {
-                self.plan.unknown.insert(want.path());
-                Ok(false)
-            }
-            told => told.map(|_| true),
-        }
-    }
-
-    /// Everything of an inode can be read, content included.
-    fn can_be_told(&self, child: Child, trail: &Arc<Trail>) -> SysResult<()> {
-        self.view.attr(trail)?;
-        if child.kind == Kind::File {
-            self.view.check_open(trail)?;
-        }
-        self.view.xattrs(trail).map(drop)
-    }
-
-    fn content_known(&self, child: Child, trail: &Arc<Trail>, alive: bool) -> SysResult<Content> {
-        if !alive {
-            return Ok(Content::New);
-        }
-        if !self.touched.nodes.contains(&child.slot) {
-            return Ok(Content::Same);
-        }
-        self.view.attr(trail)?;
-        if child.kind == Kind::File && self.has_other_data(child, trail)? {
-            let in_place = self.view.attr(trail)?.stat.nlink > 1 && !self.has_names_outside(child, trail)? && !self.would_empower(trail)?;
-            return Ok(if in_place { Content::InPlace } else { Content::New });
-        }
-        if has_attrs((&self.view, trail), (&self.now, trail), self.plan.times)? {
-            return Ok(Content::Same);
-        }
-        let anew = self.has_names_outside(child, trail)? || (child.kind == Kind::File && self.would_empower(trail)?);
-        Ok(if anew { Content::New } else { Content::Attributes })
-    }
-
-    /// The file is to get set-id bits or capabilities back while somebody can write to it, who could put there what is then run with them.
-    fn would_empower(&self, trail: &Arc<Trail>) -> SysResult<bool> {
-        let set_id = self.view.attr(trail)?.stat.mode & 0o6000 != 0;
-        let powerful = set_id || self.view.xattrs(trail)?.iter().any(|(name, _)| name == b"security.capability");
-        Ok(powerful && self.engine.live.inodes.may_be_written(At::from(trail)))
-    }
-
-    /// The live file has other content than it had. That its content was recorded does not say so: a file that is open for writing is captured
-    /// before anything is written to it, and what was written may have been what was there.
-    fn has_other_data(&self, child: Child, trail: &Arc<Trail>) -> SysResult<bool> {
-        if !self.touched.data.contains(&child.slot) || self.view.source(child.slot)? == Source::Live {
-            return Ok(false);
-        }
-        let (then, now) = (self.view.attr(trail)?, self.now.attr(trail)?);
-        let times_differ = self.plan.times == Times::Kept && then.stat.mtime != now.stat.mtime;
-        if then.stat.size != now.stat.size || times_differ {
-            return Ok(true);
-        }
-        Ok(!same_content((&self.view, trail), (&self.now, trail))?)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::super::Engine;
 use super::super::api::attribution::OnlyBy;
 use super::super::api::{Change, Times, VerbResult};
 use super::super::attribution::{Selection, Selector};
+use super::Restorer;
 use super::glance::Glance;
 use super::plan::{Plan, Which};
 use super::planner::Ground;
@@ -53,22 +53,22 @@ const BOTH_FROM: usize = 256;
 /// Of so many the memory that it took to compare them is given back before more is taken.
 const RELEASED_FROM: usize = 4096;
 
-impl Engine {
+impl<'a> Restorer<'a> {
     /// Freezes the tree with all prepared that can be prepared before. What was planned is as it was then if nothing has changed since; else it is planned
     /// again, at last in the freeze. What was made for it stays.
-    pub(super) fn prepared<'a>(
-        &'a self,
+    pub(super) fn prepared(
+        self,
         target: CheckpointId,
         choice: Choice<'_>,
         times: Times,
         stage: &mut Stage<'_>,
     ) -> VerbResult<(Prepared, Freeze<'a>, bool)> {
-        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
+        let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
         for _ in 0..PLANNED_MAX {
             stage.still_wanted()?;
             let seen = self.look_around().map_err(failed)?;
             // What fails here may fail because something changes meanwhile.
-            let Ok(prepared) = self.prepare(target, choice, times, |slot| self.live.busy.await_free(slot)) else { break };
+            let Ok(prepared) = self.prepare(target, choice, times, |slot| self.engine.live.busy.await_free(slot)) else { break };
             if prepared.touched.len() > RELEASED_FROM {
                 // What was compared is many small pieces, of several threads, which each allocator's arena would keep to itself.
                 sys::release_memory();
@@ -77,7 +77,7 @@ impl Engine {
                 break;
             }
             stage.still_wanted()?;
-            let (freeze, flushed) = self.checkpoints.freeze().map_err(failed)?;
+            let (freeze, flushed) = self.engine.checkpoints.freeze().map_err(failed)?;
             if self.is_as_seen(&seen, &prepared.touched) {
                 self.clear_way(&prepared.plan).map_err(failed)?;
                 stage.fill(&prepared.plan, true).map_err(failed)?;
@@ -88,8 +88,8 @@ impl Engine {
                 stage.clear();
             }
         }
-        let (freeze, flushed) = self.checkpoints.freeze().map_err(failed)?;
-        let prepared = self.prepare(target, choice, times, |slot| self.live.busy.probe_frozen(slot))?;
+        let (freeze, flushed) = self.engine.checkpoints.freeze().map_err(failed)?;
+        let prepared = self.prepare(target, choice, times, |slot| self.engine.live.busy.probe_frozen(slot))?;
         self.clear_way(&prepared.plan).map_err(failed)?;
         stage.still_wanted()?;
         stage.fill(&prepared.plan, true).map_err(failed)?;
@@ -98,18 +98,20 @@ impl Engine {
 
     /// Compares the tree with a checkpoint. The contents of files are compared, so none may be kept locked by some process: `await_free` sees to it.
     fn prepare(&self, target: CheckpointId, choice: Choice<'_>, times: Times, await_free: impl Fn(Slot) -> SysResult<()>) -> VerbResult<Prepared> {
-        let failed = |errno| self.checkpoints.failed("the restore failed", errno);
-        let touched = self.states.touched(target, None).map_err(failed)?;
+        let failed = |errno| self.engine.checkpoints.failed("the restore failed", errno);
+        let touched = self.engine.states.touched(target, None).map_err(failed)?;
         touched.data.iter().try_for_each(|slot| await_free(*slot)).map_err(failed)?;
         let (mut chosen, which) = match choice {
             Choice::Below(paths) => (Selection::default(), Some(Which::Below(paths))),
-            Choice::By(options, who) => (self.states.selection(target, &touched, options, who)?, None),
-            Choice::Names(names) => (Selection { names: names.to_vec(), ..self.states.selection_of(target, &touched, names).map_err(failed)? }, None),
+            Choice::By(options, who) => (self.engine.states.selection(target, &touched, options, who)?, None),
+            Choice::Names(names) => {
+                (Selection { names: names.to_vec(), ..self.engine.states.selection_of(target, &touched, names).map_err(failed)? }, None)
+            }
         };
         let which = which.unwrap_or(Which::Only(&chosen.paths));
         let spared = self.spared(target, which).map_err(failed)?;
-        let glance = Glance::new(&self.live);
-        let ground = Ground { engine: self, present: &glance, target, touched: &touched, spared: &spared, times };
+        let glance = Glance::new(&self.engine.live);
+        let ground = Ground { engine: self.engine, present: &glance, target, touched: &touched, spared: &spared, times };
         if matches!(which, Which::Below([])) {
             glance.look_ahead(&touched);
         }
@@ -127,28 +129,32 @@ impl Engine {
 
     /// What is as it is for as long as nothing changes.
     fn look_around(&self) -> SysResult<Seen> {
-        self.live.hot.await_closes();
-        self.checkpoints.settle();
-        self.live.hot.preflush();
+        self.engine.live.hot.await_closes();
+        self.engine.checkpoints.settle();
+        self.engine.live.hot.preflush();
         // Whatever has begun to change something has ended then.
-        let _freeze = self.live.busy.freeze()?;
+        let _freeze = self.engine.live.busy.freeze()?;
         self.seen()
     }
 
     fn seen(&self) -> SysResult<Seen> {
-        Ok(Seen { changes: self.live.locks.changes(), recordings: self.live.timeline().epochs.recordings(), hot: self.live.hot.state()? })
+        Ok(Seen {
+            changes: self.engine.live.locks.changes(),
+            recordings: self.engine.live.timeline().epochs.recordings(),
+            hot: self.engine.live.hot.state()?,
+        })
     }
 
     /// In the freeze: nothing has changed since. Of files that may be mapped and written to it cannot be told what was stored when.
     fn is_as_seen(&self, seen: &Seen, touched: &HashSet<Slot>) -> bool {
-        self.seen().is_ok_and(|now| now == *seen) && !self.live.hot.mapped().iter().any(|slot| touched.contains(slot))
+        self.seen().is_ok_and(|now| now == *seen) && !self.engine.live.hot.mapped().iter().any(|slot| touched.contains(slot))
     }
 
     /// Looks whether some process is in the way of a plan, so that it fails before it has done anything.
     fn clear_way(&self, plan: &Plan) -> SysResult<()> {
-        plan.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
+        plan.tree.dirs.iter().flat_map(|dir| &dir.names).try_for_each(|name| {
             let mut slots = name.have.iter().map(|have| have.slot).chain(name.want.iter().map(|(child, _)| child.slot));
-            slots.try_for_each(|slot| self.live.busy.probe_frozen(slot))
+            slots.try_for_each(|slot| self.engine.live.busy.probe_frozen(slot))
         })
     }
 }

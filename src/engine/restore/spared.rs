@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::super::Engine;
 use super::super::api::{Change, ChangeKind, DroppedInfo, TreePath, VerbResult};
 use super::super::error;
 use super::super::tiers::Matcher;
+use super::Restorer;
 use super::plan::Which;
 use crate::history::state::State;
 use crate::history::view::Source;
@@ -79,18 +79,18 @@ impl Spared {
     }
 }
 
-impl Engine {
+impl Restorer<'_> {
     /// The paths whose content was dropped from a checkpoint.
     pub(in crate::engine) fn dropped_paths(&self, id: CheckpointId) -> SysResult<Vec<DroppedPath>> {
         let mut found = Vec::new();
         let mut matchers: HashMap<Vec<String>, Option<Matcher>> = HashMap::new();
-        let view = self.states.view(State::At(id));
-        for (list, dropped) in self.live.timeline().dropped.at(id)? {
+        let view = self.engine.states.view(State::At(id));
+        for (list, dropped) in self.engine.live.timeline().dropped.at(id)? {
             let slot = dropped.object.slot;
             if view.source(slot)? != Source::Object(dropped.object) {
                 continue;
             }
-            let Some(at) = self.live.timeline().lookup.path_at(slot, id)? else { continue };
+            let Some(at) = self.engine.live.timeline().lookup.path_at(slot, id)? else { continue };
             let matcher = matchers.entry(list.paths.clone()).or_insert_with_key(|paths| Matcher::new(paths).ok());
             let unit = matcher.as_ref().and_then(|matcher| matcher.unit(&at.path)).unwrap_or(&at.path).to_vec();
             // A checkpoint may be older than the file, and not show it at all.
@@ -105,7 +105,7 @@ impl Engine {
     /// What tiers have dropped of a checkpoint; `None`: nothing.
     pub(in crate::engine) fn dropped_info(&self, id: CheckpointId) -> VerbResult<Option<Box<DroppedInfo>>> {
         let failed = |errno| error::failed("what was dropped cannot be read", errno);
-        if !self.live.timeline().dropped.shows(id) {
+        if !self.engine.live.timeline().dropped.shows(id) {
             return Ok(None);
         }
         let found = self.dropped_paths(id).map_err(failed)?;
@@ -116,7 +116,7 @@ impl Engine {
 
     /// What a restore leaves as it is.
     pub(super) fn spared(&self, id: CheckpointId, which: Which<'_>) -> SysResult<Spared> {
-        if !self.live.timeline().dropped.shows(id) {
+        if !self.engine.live.timeline().dropped.shows(id) {
             return Ok(Spared::default());
         }
         let mut spared = BTreeSet::new();

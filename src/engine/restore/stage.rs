@@ -11,7 +11,7 @@ use super::super::Engine;
 use super::super::api::Times;
 use super::super::api::VerbResult;
 use super::super::requester::Requester;
-use super::plan::{Content, Plan};
+use super::plan::Plan;
 use super::threads;
 use crate::history::present::Trail;
 use crate::history::state::State;
@@ -20,6 +20,7 @@ use crate::live::{STAGED_PREFIX, Staged, Wanted};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;
 use crate::sys::{Errno, Kind, SysResult};
+use crate::tree::plan::Content;
 
 /// Inodes that are made before it is asked whether somebody wants them still.
 const AT_ONCE: usize = 1024;
@@ -49,8 +50,8 @@ impl<'a> Stage<'a> {
     /// Makes what a plan needs and is not there; ends early, with less, when nobody wants it any more. `frozen`: nothing changes meanwhile.
     pub(super) fn fill(&mut self, plan: &Plan, frozen: bool) -> SysResult<()> {
         let mut known: HashSet<Slot> = self.made.keys().copied().collect();
-        let wanted = plan.wanted().map(|(_, _, child, trail, _)| (child, trail));
-        let new = wanted.filter(|(child, _)| child.kind != Kind::Dir && matches!(plan.contents.get(&child.slot), Some(Content::New) | None));
+        let wanted = plan.tree.wanted().map(|(_, _, child, trail, _)| (child, trail));
+        let new = wanted.filter(|(child, _)| child.kind != Kind::Dir && matches!(plan.tree.contents.get(&child.slot), Some(Content::New) | None));
         let jobs: Vec<Job<'_>> = new.filter(|(child, _)| known.insert(child.slot)).collect();
         for jobs in jobs.chunks(AT_ONCE) {
             if self.still_wanted().is_err() {

@@ -1,0 +1,107 @@
+//! What is to be done to make one tree another, wherever they are: found out from two states of it, and carried out on whatever can rename and link.
+//!
+//! A plan is names and inodes. Of each directory in which something differs it has the names, with what they lead to and are to lead to; of each inode that is
+//! wanted, what becomes of it. So a move is an inode that is wanted at another name than it has, and a hard link is one that is wanted at two: neither
+//! is found by comparing paths, and what was renamed on one side and written to on the other is told by two parts of a plan that do not meet.
+//!
+//! - [`Tree`]: one state of a tree.
+//! - [`states::States`]: two of them, with what is known of where they differ; walks along that, and makes a [`plan::Plan`].
+//! - [`pair::plan`]: of any two trees, with nothing known, or with what was recorded between them.
+//! - [`apply::apply`]: carries a plan out on a [`apply::Sink`].
+//!
+//! Nothing here makes a system call ([ADR 29](../../docs/adr/0029-one-plan.md)).
+
+pub mod apply;
+#[cfg(test)]
+mod memory;
+pub mod pair;
+pub mod plan;
+pub mod states;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::history::present::Trail;
+use crate::history::same::same_content;
+use crate::history::view::View;
+use crate::store::ids::Name;
+use crate::store::record::{AttrState, Child};
+use crate::sys::{SysResult, Xattrs};
+
+/// One state of a tree. Inodes of two states with one number are one inode.
+pub trait Tree {
+    /// What a name in a directory leads to.
+    ///
+    /// # Errors
+    /// Those of reading the directory.
+    fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>>;
+
+    /// Every name of a directory.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>>;
+
+    /// Attributes.
+    ///
+    /// # Errors
+    /// Those of reading them.
+    fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState>;
+
+    /// Extended attributes, sorted by name.
+    ///
+    /// # Errors
+    /// Those of reading them.
+    fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs>;
+
+    /// A file holds the same bytes as a file of another state.
+    ///
+    /// # Errors
+    /// Those of reading both.
+    fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool>;
+
+    /// The inode that a name leads to, with the way to it.
+    ///
+    /// # Errors
+    /// As [`Tree::child`].
+    fn step(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<(Child, Arc<Trail>)>> {
+        Ok(self.child(dir, name)?.map(|child| (child, dir.step(name, child.slot))))
+    }
+}
+
+impl Tree for View<'_> {
+    fn child(&self, dir: &Arc<Trail>, name: &Name) -> SysResult<Option<Child>> {
+        View::child(self, dir, name)
+    }
+
+    fn list(&self, dir: &Arc<Trail>) -> SysResult<Vec<(Name, Child)>> {
+        View::list(self, dir)
+    }
+
+    fn attr(&self, node: &Arc<Trail>) -> SysResult<AttrState> {
+        View::attr(self, node)
+    }
+
+    fn xattrs(&self, node: &Arc<Trail>) -> SysResult<Xattrs> {
+        View::xattrs(self, node)
+    }
+
+    fn same_content(&self, file: &Arc<Trail>, other: &Self, there: &Arc<Trail>) -> SysResult<bool> {
+        same_content((self, file), (other, there))
+    }
+}
+
+/// An inode has the attributes and extended attributes that it had, or another one. `times`: the time of change of content too.
+///
+/// # Errors
+/// Those of reading them; EIO: the inode of a symbolic link leads elsewhere, which none does.
+pub fn has_attrs<T: Tree>((before, old): (&T, &Arc<Trail>), (after, new): (&T, &Arc<Trail>), times: bool) -> SysResult<bool> {
+    let (then, now) = (before.attr(old)?, after.attr(new)?);
+    if then.target != now.target {
+        return Err(crate::sys::Errno::EIO);
+    }
+    let (a, b) = (&then.stat, &now.stat);
+    let same = a.mode == b.mode && a.uid == b.uid && a.gid == b.gid && (!times || a.mtime == b.mtime);
+    Ok(same && before.xattrs(old)? == after.xattrs(new)?)
+}
