@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Engine;
-use super::api::attribution::{ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, RestoredOnly, SharedPath};
+use super::api::attribution::{ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, SharedPath};
 use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
 use super::checkpoint::Opened;
 use super::compare::change;
 use super::error;
-use super::requester::Requester;
 use crate::history::diff::{Comparison, Difference, Differs};
 use crate::history::present::Trail;
 use crate::history::state::State;
@@ -44,7 +43,7 @@ pub(super) enum Selector {
 
 impl Selector {
     /// A number is a process, what begins with `/` a control group, anything else a name; `pid:`, `session:`, `cgroup:` and `name:` say so.
-    fn parse(text: &str) -> Option<Selector> {
+    pub(super) fn parse(text: &str) -> Option<Selector> {
         let number = |text: &str| text.parse::<u32>().ok().filter(|number| *number > 0);
         let pid = |text: &str| match text.split_once('@') {
             Some((pid, start)) => Some(Selector::Started(number(pid)?, start.parse().ok()?)),
@@ -197,19 +196,6 @@ impl Engine {
         listed.changes.sort_by(|a, b| a.change.path.cmp(&b.change.path));
         Ok(listed)
     }
-
-    pub(super) fn restore_only(&self, requester: &Requester, options: &OnlyBy) -> VerbResult<RestoredOnly> {
-        let target = match &options.to {
-            Some(to) => self.states.whole_id(to)?,
-            None => self.live.timeline().base().ok_or_else(no_checkpoint)?,
-        };
-        let selector = Selector::parse(&options.who).ok_or_else(|| VerbError {
-            code: "bad-process".into(),
-            message: format!("{:?} names no process", options.who),
-            hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
-        })?;
-        super::restore::Restorer::new(self).restore_selected(requester, target, options, &selector)
-    }
 }
 
 impl Checkpoints {
@@ -260,7 +246,7 @@ impl Selection {
     }
 }
 
-fn no_checkpoint() -> VerbError {
+pub(super) fn no_checkpoint() -> VerbError {
     VerbError { code: "unknown-checkpoint".into(), message: "there is no checkpoint yet".into(), hint: Some("make one: ckptfs checkpoint".into()) }
 }
 

@@ -16,7 +16,8 @@ use super::api::{
 };
 use super::check::{CheckOptions, StoreCheck};
 use super::export::parts::ExportAsk;
-use super::verb::{Request, Requester};
+use super::requester::Requester;
+use super::verbs::Request;
 use super::{Config, Engine};
 use crate::history::present::Trail;
 use crate::history::state::State;

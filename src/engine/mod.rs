@@ -29,6 +29,7 @@ pub mod import;
 mod keeper;
 mod listing;
 pub mod offline;
+mod opening;
 mod past;
 mod pin;
 mod quiesce;
@@ -55,15 +56,12 @@ pub mod verb;
 pub mod verbs;
 pub mod word;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use api::{VerbError, VerbResult};
-use durable::sync_checkpoints;
 use request::Caches;
 
-use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 pub use crate::live::{HashMode, Keep};
 use absence::Absences;
@@ -72,7 +70,6 @@ use check::Verifier;
 use checkpoint::Checkpoints;
 use compare::States;
 pub use config::{Config, IoChoice};
-use config::{Served, probe_reflink, probe_times};
 use control::Snapdir;
 use dedup::Dedup;
 use files::Views;
@@ -80,14 +77,8 @@ use find::Search;
 use gc::Collector;
 use serving::Serving;
 
-use crate::store::layout::STAGING_NAME;
-use crate::store::record::{Comparing, Record};
-use crate::store::{Opened, Store, StoreError};
-use crate::sys::lock::{Mutex, Rank};
-use crate::sys::{self, Errno};
-
-/// What somebody should know who mounts after that.
-const TORN: &str = "the journal's end was torn, as a power cut tears it; what had not been synced may be lost";
+use crate::sys::Errno;
+use crate::sys::lock::Mutex;
 
 /// A served tree. See the module.
 pub struct Engine {
@@ -106,7 +97,7 @@ pub struct Engine {
     announcer: Arc<announce::Announcer>,
     succession: Option<succession::Succession>,
     /// What the kernel must forget because a restore was finished before this worker served anything.
-    stale: Mutex<Option<restore::Stale>>,
+    stale: Mutex<Option<restore::stale::Stale>>,
     /// Held by the one request of the kernel that makes a checkpoint: a second would take the last thread that can serve what the first waits for.
     asked_by_kernel: Mutex<quota::Pace>,
     keeper: Arc<keeper::Keeper>,
@@ -118,139 +109,6 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens (or makes) the store of a directory, finishes what a killed daemon left, and is ready to serve. The cost depends on what changed since
-    /// the last checkpoint, not on the tree.
-    ///
-    /// # Errors
-    /// In words for a person: the store is in use, of a newer format, damaged; the filesystem is full or read-only; passthrough cannot be had.
-    pub fn open(config: Config) -> VerbResult<Arc<Engine>> {
-        let engine = Engine::open_unmounted(config)?;
-        engine.start_threads().map_err(|error| error::failed("the store cannot be used", error.into()))?;
-        Ok(engine)
-    }
-
-    /// As [`Engine::open`], to change the history and serve nothing: nothing is done unasked.
-    ///
-    /// # Errors
-    /// As [`Engine::open`].
-    pub fn open_unmounted(config: Config) -> VerbResult<Arc<Engine>> {
-        let (store, opened) = Store::open(&config.root, true).map_err(|error| store_error(&error, &config.backing))?;
-        let (store, root) = (Arc::new(store), config.root.try_clone());
-        let engine = Engine::open_store(config, &store, opened);
-        if let (Err(_), Ok(root)) = (&engine, root) {
-            store.layout.unmake(&root);
-        }
-        engine
-    }
-
-    /// What was mounted for the first time could not be: its store goes, for nothing is in it.
-    pub fn unmake(&self) {
-        self.live.timeline().store().layout.unmake(self.live.root());
-    }
-
-    fn open_store(mut config: Config, store: &Arc<Store>, opened: Opened) -> VerbResult<Arc<Engine>> {
-        let succession = config.succession.take();
-        let failed = error::unusable;
-        let (timeline, aftermath) = Timeline::open(Arc::clone(store)).map_err(|error| store_error(&error, &config.backing))?;
-        let timeline = Arc::new(timeline);
-        let (reflink, exact_times) = (probe_reflink(store).map_err(failed)?, probe_times(store).map_err(failed)?);
-        let served = Served::new(&config, reflink, exact_times)?;
-        let staging = staging(store).map_err(failed)?;
-        let live = Arc::new(Live::new(Arc::new(config.root), staging, Arc::clone(&timeline), reflink).map_err(failed)?);
-        let warnings = if opened.torn { vec![TORN.to_owned()] } else { Vec::new() };
-        let store_dir = store.layout.dir().try_clone_to_owned().map_err(|error| failed(error.into()))?;
-        let announcer = Arc::new(announce::Announcer::new(Arc::clone(&live), succession.as_ref().map(|after| Arc::clone(&after.ledger))));
-        let serving = Arc::new(Serving {
-            config: served,
-            store_dir,
-            caches: OnceLock::new(),
-            counts: Arc::default(),
-            store_file: settings::StoreFile::default(),
-            warnings: Mutex::new(warnings),
-        });
-        let states = Arc::new(States::new(Arc::clone(&live)));
-        let views = Arc::new(Views::new(Arc::clone(&live), Arc::clone(&states)));
-        let snapdir = Arc::new(Snapdir::new(Arc::clone(&live), Arc::clone(&serving), Arc::clone(&views)));
-        let hooks = config.hooks.map(hooks::Hooks::new);
-        let checkpoints = Arc::new(Checkpoints::new(Arc::clone(&live), Arc::clone(&serving), Arc::clone(&states), Arc::clone(&snapdir), hooks));
-        let took_over = succession.as_ref().is_some_and(|succession| succession.orphans.is_some());
-        let engine = Arc::new(Engine {
-            absences: Absences::new(Arc::clone(&checkpoints), took_over),
-            automatic: Arc::new(Automatic::new(Arc::clone(&checkpoints))),
-            collector: Arc::new(Collector::new(Arc::clone(&checkpoints))),
-            search: Search::new(Arc::clone(&checkpoints)),
-            verifier: Verifier::new(Arc::clone(&live), Arc::clone(&states)),
-            dedup: Dedup::new(Arc::clone(&checkpoints)),
-            live,
-            serving,
-            states,
-            views,
-            snapdir,
-            checkpoints,
-            announcer,
-            succession,
-            stale: Mutex::default(),
-            asked_by_kernel: Mutex::ranked(Rank::Asked, quota::Pace::default()),
-            keeper: Arc::default(),
-            exports: export::Exports::default(),
-            started: jiff::Timestamp::now().to_string(),
-            syncer: Arc::default(),
-            had_below: AtomicBool::new(true),
-        });
-        engine.hand_over();
-        engine.take_up(&aftermath).map_err(failed)?;
-        Ok(engine)
-    }
-
-    /// Finishes what a daemon that was killed has left, and takes note of what was changed while there was none.
-    fn take_up(&self, aftermath: &Aftermath) -> crate::sys::SysResult<()> {
-        if aftermath.unclean {
-            self.live.recovery.verify_moved(&aftermath.moved)?;
-        }
-        let comparison = self.absences.comparison(aftermath);
-        self.begin_service(aftermath, comparison.as_ref().map(|(_, comparing)| *comparing))?;
-        self.checkpoints.name_incomplete()?;
-        if aftermath.unclean {
-            self.live.recovery.recover(aftermath)?;
-        }
-        let held = self.live.timeline().store().layout.noted_held() == Some(self.live.timeline().epochs.epoch());
-        let watch = || if aftermath.unclean || held { self.live.recovery.watch_mapped(aftermath.unclean && self.took_over()) } else { Ok(()) };
-        match comparison {
-            Some((baseline, comparing)) => self.absences.take_in_absence(&baseline, comparing, held, watch)?,
-            None => {
-                watch()?;
-                self.absences.record_unseen(Ok(()))?;
-                self.absences.keep_untold(aftermath, held);
-            }
-        }
-        match restore::Restorer::new(self).finish_restore(aftermath) {
-            Ok(stale) => *self.stale.lock() = stale,
-            Err(errno) => {
-                tracing::error!(%errno, "a restore that was interrupted cannot be finished; its guard checkpoint has what was there before");
-            }
-        }
-        self.adopt_tree()
-    }
-
-    /// Starts the threads that see to the store while it is served.
-    fn start_threads(self: &Arc<Engine>) -> std::io::Result<()> {
-        self.live.timeline().indexer.start()?;
-        self.syncer.start(&self.live)?;
-        self.live.sealer.start(self.serving.config.seal)?;
-        auto::Auto::start(&self.automatic)?;
-        self.keeper.start(&self.collector)
-    }
-
-    /// Tells the engine that it is mounted, and how to make the kernel forget. Before this it cannot.
-    pub fn set_caches(&self, caches: Arc<dyn Caches>) {
-        self.announcer.mounted(&self.serving.config.mount, Arc::clone(&caches));
-        let _ = self.serving.caches.set(caches);
-        let stale = self.stale.lock().take();
-        if let (Some(stale), true) = (stale, self.took_over()) {
-            restore::Restorer::new(self).forget_stale(&stale);
-        }
-    }
-
     /// Lets go of the mount, which is about to be unmounted: what is being announced to watchers is cut short.
     pub fn hush(&self) {
         self.announcer.hush();
@@ -306,131 +164,6 @@ impl Engine {
     pub fn root_fd(&self) -> BorrowedFd<'_> {
         self.live.root().as_fd()
     }
-
-    /// Ends in an orderly way: nothing is asked any more. The journal and the index are on disk when it returns.
-    pub fn close(&self) {
-        self.automatic.auto.stop();
-        self.keeper.stop();
-        self.syncer.stop();
-        self.live.sealer.stop();
-        self.live.cuts.drop_prepared();
-        let end = sys::now();
-        if let Err(errno) = self.live.timeline().journal.append(&[Record::Unmounted { at_ns: end.nanoseconds() }]) {
-            tracing::warn!(%errno, "the end of service was not recorded");
-        }
-        if self.live.settling.outlived() {
-            tracing::info!("the mount ends, and somebody can still write to files of it");
-            if let Err(error) = self.live.timeline().store().layout.note_held(self.live.timeline().epochs.epoch()) {
-                tracing::warn!(%error, "that could not be noted: checkpoints after the next mount may show later content");
-            }
-        }
-        if self.live.timeline().catalogue.unsynced().next().is_some()
-            && let Err(errno) = sync_checkpoints(&self.live)
-        {
-            tracing::warn!(%errno, "the tree was not synced; if the power is cut now, the newest checkpoints will not be whole");
-        }
-        self.live.timeline().indexer.stop();
-        // Over the directory itself a mount leaves nobody a way there who was not there before.
-        let alone = self.serving.config.mount == self.serving.config.backing && !self.had_below.load(Ordering::Relaxed);
-        match self.live.baselines.write(self.absences.keeps_content(), alone, self.serving.config.auto.absence) {
-            Ok(files) => {
-                if files > 0 {
-                    tracing::info!(files, "the content of files is not kept: what is changed while nothing is mounted is lost to older checkpoints");
-                }
-                if let Err(error) = self.live.timeline().store().layout.note_unkept(files) {
-                    tracing::debug!(%error, "that is not told to who unmounts");
-                }
-            }
-            Err(errno) => {
-                tracing::warn!(%errno, "there is no baseline: of what is changed while nothing is mounted, names and attributes will not be known");
-            }
-        }
-        // Whoever changes the tree once we are gone shall be seen to have done so after us.
-        sys::wait_for_tick(end);
-    }
-
-    /// Records that the tree is served from now on, since when it was not, and that it is being compared. Whatever is changed after is changed by us.
-    fn begin_service(&self, aftermath: &Aftermath, comparing: Option<Comparing>) -> crate::sys::SysResult<()> {
-        let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
-            (Some(at_ns), _) => Some(at_ns),
-            // The mount was there all the time, and whoever wanted to change something waited.
-            (None, true) if self.took_over() => None,
-            // A killed daemon lived at least until it last wrote to the journal (of which a power cut may have left more than of the note when), and until
-            // the last change of what has a record: most changes need no new one.
-            (None, true) => {
-                let changed_ns = self.live.recovery.last_recorded_change().map(sys::Time::nanoseconds);
-                Some(self.journal_written_ns()?).max(changed_ns).max(aftermath.recorded_ns)
-            }
-            (None, false) => None,
-        };
-        let begin = sys::now();
-        if stopped_ns.is_some() {
-            // What we change from now on (a recovery does so at once) must not bear an earlier time.
-            sys::wait_for_tick(begin);
-        }
-        let at_ns = begin.nanoseconds();
-        // In this order: after a power cut the second may be missing.
-        let compares = comparing.is_some() || aftermath.comparing.is_some();
-        let records: Vec<Record> =
-            compares.then_some(Record::Comparing(comparing)).into_iter().chain([Record::Mounted { at_ns, stopped_ns }]).collect();
-        match self.live.timeline().journal.append(&records) {
-            // Nothing that needs a record can be done either, until these are there; but what frees space can.
-            Err(errno) if errno.is_no_room() => records.into_iter().for_each(|record| self.live.timeline().journal.tell(record)),
-            done => done?,
-        }
-        self.live.timeline().absences.begin_service(at_ns, stopped_ns);
-        Ok(())
-    }
-
-    /// When the last daemon last wrote to the journal.
-    fn journal_written_ns(&self) -> crate::sys::SysResult<i64> {
-        let store = self.live.timeline().store();
-        if let Some(written_ns) = store.journal.tail_written_ns() {
-            return Ok(written_ns);
-        }
-        let (journal, mut last) = (store.layout.journal_dir(), i64::MIN);
-        for entry in sys::list_dir(journal)? {
-            let stat = sys::stat_at(journal, &entry.name)?;
-            // When something was packed says nothing: an offline `gc` does it too.
-            if stat.kind != sys::Kind::Dir {
-                last = last.max(stat.mtime.nanoseconds());
-            }
-        }
-        Ok(last)
-    }
-}
-
-/// The directory in which a restore prepares what it puts into the tree.
-fn staging(store: &Store) -> crate::sys::SysResult<OwnedFd> {
-    let tmp = store.layout.tmp_dir().map_err(|error| error.errno())?;
-    match store.reserve.with_last_room(|| sys::mkdir_at(tmp, STAGING_NAME, 0o700), |errno| *errno) {
-        Ok(()) | Err(Errno::EEXIST) => sys::open_dir_at(tmp, STAGING_NAME),
-        Err(errno) => Err(errno),
-    }
-}
-
-fn store_error(error: &StoreError, backing: &std::path::Path) -> VerbError {
-    let (code, hint) = match error {
-        StoreError::Locked => (
-            "in-use",
-            "another daemon serves this directory, maybe where this process does not see the mount: `ckptfs status` tells of it, `ckptfs umount` ends it",
-        ),
-        StoreError::NewerFormat { .. } | StoreError::UnknownFeature { .. } => ("newer-format", "use the newer ckptfs that made this store"),
-        StoreError::NotAStore => ("not-a-store", "move .ckptfs away: it is not one of ours, and nothing in it was touched"),
-        _ => match error.errno() {
-            Errno::ENOSPC => ("no-space", "free some space on the filesystem"),
-            Errno::EROFS | Errno::EACCES | Errno::EPERM => ("no-permission", "the directory must be writable by whoever mounts it"),
-            Errno::EXDEV => ("other-filesystem", "the store must be on the filesystem of the directory: remove what is mounted on .ckptfs"),
-            _ => ("io", "the store may be damaged: nothing was changed"),
-        },
-    };
-    let mut message = format!("the store of {} cannot be opened: {error}", backing.display());
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        message.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    VerbError { code: code.into(), message, hint: Some(hint.into()) }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod planner;
 mod prepare;
 pub(super) mod spared;
 mod stage;
+pub(super) mod stale;
 mod threads;
 
 use std::collections::HashSet;
@@ -29,6 +30,7 @@ use self::planner::Ground;
 use self::prepare::{Choice, Prepared};
 use self::spared::is_at_or_below;
 use self::stage::Stage;
+use self::stale::{Asked, Stale};
 use super::Engine;
 use super::api::{Change, ChangeKind, RestoreOptions, Restored, Times, TreePath, VerbResult};
 use super::auto::daemon;
@@ -38,50 +40,15 @@ use super::request::{NodeId, Stale as Forget};
 use super::requester::Requester;
 use crate::history::state::State;
 use crate::history::timeline::Aftermath;
-use crate::store::ids::{CheckpointId, Name, Slot};
+use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Actor, Reason, Record};
 use crate::sys::lock::MutexGuard;
 use crate::sys::{Errno, Kind, SysResult};
-
-/// What the kernel must forget after a restore.
-#[derive(Debug, Default)]
-pub(super) struct Stale {
-    pub(super) names: Vec<(Slot, Name)>,
-    pub(super) nodes: Vec<Slot>,
-    /// Names that led to an inode that the kernel knows and that is in the tree no longer, children before parents.
-    pub(super) dead: Vec<(Slot, Name, Slot)>,
-    /// Directories that got back attributes other than times.
-    pub(super) attrs_changed: Vec<Slot>,
-}
-
-impl Stale {
-    /// Leaves out what is told of twice: whoever forgets a name with its dead inode has forgotten the name.
-    fn without_twice(mut self) -> Stale {
-        let dead: HashSet<(Slot, &Name)> = self.dead.iter().map(|(dir, name, _)| (*dir, name)).collect();
-        self.names.retain(|(dir, name)| !dead.contains(&(*dir, name)));
-        let dead: HashSet<Slot> = self.dead.iter().map(|(_, _, slot)| *slot).collect();
-        let mut told = HashSet::new();
-        self.nodes.retain(|slot| !dead.contains(slot) && told.insert(*slot));
-        self
-    }
-}
 
 /// Makes the live tree of an engine, or paths of it, what it was.
 #[derive(Clone, Copy)]
 pub(super) struct Restorer<'a> {
     engine: &'a Engine,
-}
-
-/// Who asked for a restore, and why.
-pub(super) struct Asked<'a> {
-    pub(super) requester: &'a Requester,
-    /// The operation that it undoes.
-    pub(super) undoes: Option<u64>,
-    pub(super) started: Instant,
-    /// Paths that are not known as they were.
-    pub(super) unknown: Vec<TreePath>,
-    /// Files get the times that they had.
-    pub(super) times: Times,
 }
 
 fn took(started: Instant) -> u64 {

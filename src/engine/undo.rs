@@ -12,7 +12,8 @@ use super::Engine;
 use super::api::{RestoreOptions, Restored, StateName, Times, TreePath, VerbError, VerbResult};
 use super::error;
 use super::requester::Requester;
-use super::restore::{Asked, Restorer};
+use super::restore::Restorer;
+use super::restore::stale::Asked;
 use crate::history::operations::{Told, Walk};
 use crate::store::ids::CheckpointId;
 use crate::store::journal::codec::TAGS_MAX;
@@ -23,9 +24,6 @@ use crate::sys::lock::MutexGuard;
 
 /// Operations that one answer tells at most.
 const OPERATIONS_MAX: usize = 10_000;
-
-/// Operations that are read at once.
-const READ_AT_ONCE: usize = 256;
 
 fn info(told: &Told, obstacle: Option<String>) -> OperationInfo {
     let Operation { number, at_ns, by, undoes, deed } = &told.operation;
@@ -77,9 +75,19 @@ fn tags_without(kept: &Kept, change: &Retagged) -> Vec<String> {
     tags
 }
 
-impl Engine {
+/// Undoes operations of the history of an engine.
+#[derive(Clone, Copy)]
+pub(super) struct Undoer<'a> {
+    engine: &'a Engine,
+}
+
+impl<'a> Undoer<'a> {
+    pub(super) fn new(engine: &'a Engine) -> Undoer<'a> {
+        Undoer { engine }
+    }
+
     pub(super) fn operation_infos(&self, before: Option<u64>, limit: usize) -> VerbResult<Vec<OperationInfo>> {
-        let told = self.live.timeline().operations.operations(before, limit.min(OPERATIONS_MAX));
+        let told = self.engine.live.timeline().operations.operations(before, limit.min(OPERATIONS_MAX));
         let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
         let one = |told: &Told| info(told, self.obstacle(&told.operation).filter(|_| told.in_effect).map(|why| why.message));
         Ok(told.iter().map(one).collect())
@@ -113,7 +121,7 @@ impl Engine {
         if let (UndoWalk::To(number), None) = (options.walk, &undone.stopped) {
             undone.tree = self.tree_of(requester, number, options.dry_run)?;
         }
-        self.snapdir.snapdir_changed();
+        self.engine.snapdir.snapdir_changed();
         Ok(undone)
     }
 
@@ -125,25 +133,26 @@ impl Engine {
             Some(Deed::Restored { target, paths, .. }) if paths.is_empty() => target,
             _ => return Ok(None),
         };
-        if !self.live.timeline().catalogue.has_checkpoint(id) {
+        if !self.engine.live.timeline().catalogue.has_checkpoint(id) {
             return Ok(None);
         }
         let options = RestoreOptions { to: StateName(id.to_string()), paths: Vec::new(), dry_run, times: None };
-        Restorer::new(self).restore_to(requester, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
+        Restorer::new(self.engine).restore_to(requester, &options).map(|restored| Some(restored).filter(|restored| !restored.changes.is_empty()))
     }
 
     /// The mark of the tripwire that was made since the last operation: what was removed then is what somebody wants back.
     fn mark_since(&self) -> VerbResult<Option<CheckpointId>> {
         let is_mark = |kept: &Kept| matches!(kept.reason, Reason::Auto { trigger: Trigger::Tripwire });
-        let Some(mark) = self.live.timeline().catalogue.newest(1, is_mark).pop() else { return Ok(None) };
-        let last = self.live.timeline().operations.walk(Walk::Undo(1)).pop().max(self.live.timeline().operations.walk(Walk::Redo(1)).pop());
+        let Some(mark) = self.engine.live.timeline().catalogue.newest(1, is_mark).pop() else { return Ok(None) };
+        let last =
+            self.engine.live.timeline().operations.walk(Walk::Undo(1)).pop().max(self.engine.live.timeline().operations.walk(Walk::Redo(1)).pop());
         let last = last.map(|number| self.one_operation(number)).transpose()?.flatten();
         Ok(last.is_none_or(|last| last.operation.at_ns < mark.created_ns).then_some(mark.id))
     }
 
     /// The operations to look at, in this order, and how many of them are to be undone.
     fn walked(&self, options: &UndoOptions) -> VerbResult<(Vec<u64>, usize)> {
-        let timeline = self.live.timeline();
+        let timeline = self.engine.live.timeline();
         let all = match options.walk {
             UndoWalk::Undo(_) => timeline.operations.walk(Walk::Undo(usize::MAX)),
             UndoWalk::Redo(_) => timeline.operations.walk(Walk::Redo(usize::MAX)),
@@ -160,10 +169,11 @@ impl Engine {
 
     /// Undoes an operation, or tells what that would do.
     fn undo_one(&self, requester: &Requester, number: u64, options: &UndoOptions) -> VerbResult<UndoneStep> {
-        let one_at_a_time = self.checkpoints.wait_turn(requester)?;
+        let one_at_a_time = self.engine.checkpoints.wait_turn(requester)?;
         let told = self.one_operation(number)?.ok_or_else(|| error::no_operation(number))?;
         let obstacle = self.obstacle(&told.operation);
-        let original = self.one_operation(self.live.timeline().operations.original(number))?.filter(|original| original.operation.number != number);
+        let original =
+            self.one_operation(self.engine.live.timeline().operations.original(number))?.filter(|original| original.operation.number != number);
         let original = original.map(|original| info(&original, None));
         let operation = info(&told, None);
         let mut step = UndoneStep { operation, original, by_operation: None, guard: None, changes: None, unknown: Vec::new(), skipped: None };
@@ -192,13 +202,13 @@ impl Engine {
             return Ok(step);
         }
         self.invert(requester, &told.operation, &mut step, one_at_a_time)?;
-        step.by_operation = self.live.timeline().operations.undone_by(number);
+        step.by_operation = self.engine.live.timeline().operations.undone_by(number);
         Ok(step)
     }
 
     /// One operation.
     fn one_operation(&self, number: u64) -> VerbResult<Option<Told>> {
-        let told = self.live.timeline().operations.operations(Some(number.saturating_add(1)), 1);
+        let told = self.engine.live.timeline().operations.operations(Some(number.saturating_add(1)), 1);
         let told = told.map_err(|errno| error::failed("the journal cannot be read; `ckptfs verify` says more", errno))?;
         Ok(told.into_iter().find(|told| told.operation.number == number))
     }
@@ -207,20 +217,20 @@ impl Engine {
     fn invert(&self, requester: &Requester, operation: &Operation, step: &mut UndoneStep, one_at_a_time: MutexGuard<'_, ()>) -> VerbResult<()> {
         let (by, undoes) = (requester.by(), Some(operation.number));
         let failed = |errno| error::failed(&format!("operation {} was not undone", operation.number), errno);
-        let kept = |id| self.live.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT).map_err(failed);
+        let kept = |id| self.engine.live.timeline().catalogue.checkpoint(id).ok_or(Errno::ENOENT).map_err(failed);
         match &operation.deed {
-            Deed::Made { id } | Deed::Revived { id } => self.checkpoints.hide_checkpoint(by, undoes, *id).map(drop),
+            Deed::Made { id } | Deed::Revived { id } => self.engine.checkpoints.hide_checkpoint(by, undoes, *id).map(drop),
             Deed::Deleted { id, .. } => {
-                let hidden = self.live.timeline().catalogue.hidden_checkpoint(*id).ok_or(Errno::ENOENT).map_err(failed)?;
-                let records = self.live.timeline().operations.reviving(&hidden);
-                self.live.timeline().operations.operate(by, undoes, Deed::Revived { id: *id }, records).map_err(failed)
+                let hidden = self.engine.live.timeline().catalogue.hidden_checkpoint(*id).ok_or(Errno::ENOENT).map_err(failed)?;
+                let records = self.engine.live.timeline().operations.reviving(&hidden);
+                self.engine.live.timeline().operations.operate(by, undoes, Deed::Revived { id: *id }, records).map_err(failed)
             }
             Deed::Restored { guard, paths, only, .. } => {
-                let unknown = Restorer::new(self).unknown_in(*guard).map_err(failed)?;
+                let unknown = Restorer::new(self.engine).unknown_in(*guard).map_err(failed)?;
                 let asked = Asked { requester, undoes, started: Instant::now(), unknown, times: Times::or_default(None, !paths.is_empty() || *only) };
                 let restored = match only {
-                    true => Restorer::new(self).restore_names(asked, *guard, paths, one_at_a_time)?,
-                    false => Restorer::new(self).restore_now(asked, *guard, paths, one_at_a_time)?,
+                    true => Restorer::new(self.engine).restore_names(asked, *guard, paths, one_at_a_time)?,
+                    false => Restorer::new(self.engine).restore_now(asked, *guard, paths, one_at_a_time)?,
                 };
                 step.guard = restored.guard;
                 step.changes = Some(restored.changes.len() as u64);
@@ -232,21 +242,21 @@ impl Engine {
                 for change in changes {
                     given.push((change.id, tags_without(&kept(change.id)?, change)));
                 }
-                self.checkpoints.set_tags(by, undoes, given).map_err(failed)
+                self.engine.checkpoints.set_tags(by, undoes, given).map_err(failed)
             }
-            Deed::Pinned { id, before, .. } => self.checkpoints.set_pin(by, undoes, &kept(*id)?, before.clone()).map_err(failed),
+            Deed::Pinned { id, before, .. } => self.engine.checkpoints.set_pin(by, undoes, &kept(*id)?, before.clone()).map_err(failed),
         }
     }
 
     /// Why an operation cannot be undone now, if so.
     fn obstacle(&self, operation: &Operation) -> Option<VerbError> {
         match &operation.deed {
-            Deed::Made { id } | Deed::Revived { id } => match self.live.timeline().catalogue.checkpoint(*id) {
+            Deed::Made { id } | Deed::Revived { id } => match self.engine.live.timeline().catalogue.checkpoint(*id) {
                 Some(kept) => kept.pinned.map(|reason| error::pinned(*id, &reason)),
                 None => self.missing(*id),
             },
             Deed::Deleted { id, freed: true } => Some(error::freed(*id)),
-            Deed::Deleted { id, freed: false } => self.live.timeline().catalogue.hidden_checkpoint(*id).is_none().then(|| error::freed(*id)),
+            Deed::Deleted { id, freed: false } => self.engine.live.timeline().catalogue.hidden_checkpoint(*id).is_none().then(|| error::freed(*id)),
             Deed::Restored { guard, paths, only, .. } => self.missing(*guard).or_else(|| (*only && paths.is_empty()).then(error::too_many_names)),
             Deed::Pinned { id, .. } => self.missing(*id),
             Deed::Tagged { changes } => changes.iter().find_map(|change| self.missing(change.id)).or_else(|| self.untaggable(changes)),
@@ -255,21 +265,21 @@ impl Engine {
 
     /// What to say of a checkpoint if it is not kept.
     fn missing(&self, id: CheckpointId) -> Option<VerbError> {
-        if self.live.timeline().catalogue.has_checkpoint(id) {
+        if self.engine.live.timeline().catalogue.has_checkpoint(id) {
             return None;
         }
-        Some(if self.live.timeline().catalogue.hidden_checkpoint(id).is_some() { error::hidden(id) } else { error::freed(id) })
+        Some(if self.engine.live.timeline().catalogue.hidden_checkpoint(id).is_some() { error::hidden(id) } else { error::freed(id) })
     }
 
     /// Why the tags of checkpoints cannot be what they were.
     fn untaggable(&self, changes: &[Retagged]) -> Option<VerbError> {
         for change in changes {
             let gives_back = |tag: &String, id: CheckpointId| changes.iter().any(|other| other.id == id && other.got.contains(tag));
-            let taken = |tag: &String| self.live.timeline().catalogue.tagged(tag).filter(|id| *id != change.id && !gives_back(tag, *id));
+            let taken = |tag: &String| self.engine.live.timeline().catalogue.tagged(tag).filter(|id| *id != change.id && !gives_back(tag, *id));
             if let Some((tag, id)) = change.lost.iter().find_map(|tag| Some((tag, taken(tag)?))) {
                 return Some(error::tag_taken(tag, id));
             }
-            let count = self.live.timeline().catalogue.checkpoint(change.id).map_or(0, |kept| tags_without(&kept, change).len());
+            let count = self.engine.live.timeline().catalogue.checkpoint(change.id).map_or(0, |kept| tags_without(&kept, change).len());
             if count > TAGS_MAX {
                 return Some(error::too_many_tags(count));
             }
@@ -279,7 +289,7 @@ impl Engine {
 
     /// The checkpoint that is meant, also one that is hidden, by its number.
     pub(super) fn stored_id(&self, state: &StateName) -> VerbResult<CheckpointId> {
-        let hidden = state.0.parse().ok().map(CheckpointId).filter(|id| self.live.timeline().catalogue.hidden_checkpoint(*id).is_some());
-        hidden.map_or_else(|| self.states.whole_id(state), Ok)
+        let hidden = state.0.parse().ok().map(CheckpointId).filter(|id| self.engine.live.timeline().catalogue.hidden_checkpoint(*id).is_some());
+        hidden.map_or_else(|| self.engine.states.whole_id(state), Ok)
     }
 }

@@ -1,5 +1,7 @@
 //! The list of the verbs, the requests of the small ones, and what each does. Those that take more have a module of their own.
 
+use super::restore::Restorer;
+use super::undo::Undoer;
 use super::unmount::Unmount;
 use super::verb::Answer;
 use serde::{Deserialize, Serialize};
@@ -183,7 +185,7 @@ impl Verb for ShowCheckpoint {
             engine.live.timeline().catalogue.checkpoint(id).ok_or_else(|| error::unknown_state(&self.state.0, &engine.states.state_names()))?;
         Ok(CheckpointInfo {
             open_at_cut: engine.checkpoints.open_at(id)?,
-            dropped: super::restore::Restorer::new(engine).dropped_info(id)?,
+            dropped: Restorer::new(engine).dropped_info(id)?,
             ..CheckpointInfo::new(&checkpoint)
         })
     }
@@ -315,7 +317,7 @@ impl Verb for OnlyBy {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<RestoredOnly> {
-        engine.restore_only(requester, &self)
+        Restorer::new(engine).restore_only(requester, &self)
     }
 }
 
@@ -327,7 +329,7 @@ impl Verb for RestoreOptions {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Restored> {
-        super::restore::Restorer::new(engine).restore_with_hooks(requester, &self)
+        Restorer::new(engine).restore_with_hooks(requester, &self)
     }
 }
 
@@ -347,7 +349,7 @@ impl Verb for Delete {
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<CheckpointInfo> {
         let Delete { state, now } = self;
         let deleted = match now {
-            true => engine.checkpoints.free_checkpoint(requester.by(), engine.stored_id(&state)?)?,
+            true => engine.checkpoints.free_checkpoint(requester.by(), Undoer::new(engine).stored_id(&state)?)?,
             false => engine.checkpoints.delete_checkpoint(requester.by(), engine.states.whole_id(&state)?)?,
         };
         engine.snapdir.snapdir_changed();
@@ -370,7 +372,7 @@ impl Verb for ListOperations {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Vec<OperationInfo>> {
-        engine.operation_infos(self.before, self.limit)
+        Undoer::new(engine).operation_infos(self.before, self.limit)
     }
 }
 
@@ -382,7 +384,7 @@ impl Verb for UndoOptions {
     }
 
     fn run(self, engine: &Engine, requester: &Requester) -> VerbResult<Undone> {
-        engine.undo_operations(requester, &self)
+        Undoer::new(engine).undo_operations(requester, &self)
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::super::Engine;
 use super::super::api::Times;
-use super::Stale;
 use super::plan::Plan;
 use super::stage::Stage;
+use super::stale::Stale;
 use crate::history::present::Trail;
 use crate::history::state::State;
 use crate::history::view::View;

@@ -1,9 +1,10 @@
 //! Taking back what one process changed: a restore of chosen names alone.
 
+use super::super::attribution::no_checkpoint;
 use std::time::Instant;
 
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
-use super::super::api::{Restored, Times, TreePath, VerbResult};
+use super::super::api::{Restored, Times, TreePath, VerbError, VerbResult};
 use super::super::attribution::Selector;
 use super::super::requester::Requester;
 use super::plan::{Plan, Which};
@@ -28,6 +29,19 @@ struct Frozen<'a> {
 }
 
 impl Restorer<'_> {
+    pub(in crate::engine) fn restore_only(&self, requester: &Requester, options: &OnlyBy) -> VerbResult<RestoredOnly> {
+        let target = match &options.to {
+            Some(to) => self.engine.states.whole_id(to)?,
+            None => self.engine.live.timeline().base().ok_or_else(no_checkpoint)?,
+        };
+        let selector = Selector::parse(&options.who).ok_or_else(|| VerbError {
+            code: "bad-process".into(),
+            message: format!("{:?} names no process", options.who),
+            hint: Some("give a process id, the path of a control group (/...), or a name: ckptfs status --by process".into()),
+        })?;
+        self.restore_selected(requester, target, options, &selector)
+    }
+
     /// Restores what the selected processes changed since a checkpoint. What was chosen is in the journal before anything changes, so that a restore that
     /// is cut short is finished with the same names.
     pub(in crate::engine) fn restore_selected(
