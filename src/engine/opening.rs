@@ -26,7 +26,7 @@ use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
 
 use crate::store::layout::STAGING_NAME;
-use crate::store::record::{Comparing, Record};
+use crate::store::record::Record;
 use crate::store::{Opened, Store, StoreError};
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
@@ -125,7 +125,7 @@ impl Engine {
             self.live.recovery.verify_moved(&aftermath.moved)?;
         }
         let comparison = self.absences.comparison(aftermath);
-        self.begin_service(aftermath, comparison.as_ref().map(|(_, comparing)| *comparing))?;
+        self.absences.begin_service(aftermath, comparison.as_ref().map(|(_, comparing)| *comparing))?;
         self.checkpoints.name_incomplete()?;
         if aftermath.unclean {
             self.live.recovery.recover(aftermath)?;
@@ -208,56 +208,6 @@ impl Engine {
         }
         // Whoever changes the tree once we are gone shall be seen to have done so after us.
         sys::wait_for_tick(end);
-    }
-
-    /// Records that the tree is served from now on, since when it was not, and that it is being compared. Whatever is changed after is changed by us.
-    fn begin_service(&self, aftermath: &Aftermath, comparing: Option<Comparing>) -> crate::sys::SysResult<()> {
-        let stopped_ns = match (aftermath.stopped_ns, aftermath.unclean) {
-            (Some(at_ns), _) => Some(at_ns),
-            // The mount was there all the time, and whoever wanted to change something waited.
-            (None, true) if self.took_over() => None,
-            // A killed daemon lived at least until it last wrote to the journal (of which a power cut may have left more than of the note when), and until
-            // the last change of what has a record: most changes need no new one.
-            (None, true) => {
-                let changed_ns = self.live.recovery.last_recorded_change().map(sys::Time::nanoseconds);
-                Some(self.journal_written_ns()?).max(changed_ns).max(aftermath.recorded_ns)
-            }
-            (None, false) => None,
-        };
-        let begin = sys::now();
-        if stopped_ns.is_some() {
-            // What we change from now on (a recovery does so at once) must not bear an earlier time.
-            sys::wait_for_tick(begin);
-        }
-        let at_ns = begin.nanoseconds();
-        // In this order: after a power cut the second may be missing.
-        let compares = comparing.is_some() || aftermath.comparing.is_some();
-        let records: Vec<Record> =
-            compares.then_some(Record::Comparing(comparing)).into_iter().chain([Record::Mounted { at_ns, stopped_ns }]).collect();
-        match self.live.timeline().journal.append(&records) {
-            // Nothing that needs a record can be done either, until these are there; but what frees space can.
-            Err(errno) if errno.is_no_room() => records.into_iter().for_each(|record| self.live.timeline().journal.tell(record)),
-            done => done?,
-        }
-        self.live.timeline().absences.begin_service(at_ns, stopped_ns);
-        Ok(())
-    }
-
-    /// When the last daemon last wrote to the journal.
-    fn journal_written_ns(&self) -> crate::sys::SysResult<i64> {
-        let store = self.live.timeline().store();
-        if let Some(written_ns) = store.journal.tail_written_ns() {
-            return Ok(written_ns);
-        }
-        let (journal, mut last) = (store.layout.journal_dir(), i64::MIN);
-        for entry in sys::list_dir(journal)? {
-            let stat = sys::stat_at(journal, &entry.name)?;
-            // When something was packed says nothing: an offline `gc` does it too.
-            if stat.kind != sys::Kind::Dir {
-                last = last.max(stat.mtime.nanoseconds());
-            }
-        }
-        Ok(last)
     }
 }
 

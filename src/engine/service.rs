@@ -4,6 +4,7 @@ use super::control::is_reserved;
 use super::control::{SNAPDIR_NAME, STORE_NAME};
 use super::listing::BATCH;
 use super::request::FOR_EVER;
+use crate::live::Live;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +68,10 @@ fn set_time(time: NewTime) -> SetTime {
     }
 }
 
+fn has_content(live: &Live, slot: Slot) -> bool {
+    live.inodes.stat(slot).is_ok_and(|stat| stat.size > 0)
+}
+
 impl Engine {
     fn node(&self, node: NodeId) -> SysResult<Node> {
         if node.0 & PAST != 0 {
@@ -112,19 +117,6 @@ impl Engine {
 
     fn live_attr(&self, slot: Slot, stat: Stat) -> Attr {
         Attr { stat: Stat { ino: slot.0, ..stat }, ttl: self.live_ttl(slot, &stat) }
-    }
-
-    /// Attributes are other than the kernel may think: it forgets them, which waits for nothing. A write has cleared set-id bits, which it leaves to us
-    /// (`HANDLE_KILLPRIV_V2`): after a write it asks for times and size anew, and for the mode only if something else made it. Or a new file may be
-    /// mapped, and stores change its times.
-    fn attributes_changed(&self, node: NodeId) {
-        if let Some(caches) = self.serving.caches.get() {
-            caches.forget_attributes(node);
-        }
-    }
-
-    fn has_content(&self, slot: Slot) -> bool {
-        self.live.inodes.stat(slot).is_ok_and(|stat| stat.size > 0)
     }
 
     /// Names of a live directory, and of `.snapshots` after those of the root, if it is to be seen.
@@ -283,9 +275,9 @@ impl Service for Engine {
         let file = handle.as_ref().filter(|handle| handle.flags.write).map(|handle| &*handle.file);
         let empties = change.size == Some(0);
         let act = || self.live.attrs.set_attr(slot, file, &change);
-        let stat = if empties { self.automatic.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
+        let stat = if empties { self.automatic.destroying(caller, || has_content(&self.live, slot), act, |_| Some(slot)) } else { act() };
         // One that fails may have changed something, and the kernel goes on believing what it knew.
-        let stat = stat.inspect_err(|_| self.attributes_changed(node))?;
+        let stat = stat.inspect_err(|_| self.serving.attributes_changed(node))?;
         self.snapdir.root_changed(slot);
         Ok(self.live_attr(slot, stat))
     }
@@ -414,10 +406,11 @@ impl Service for Engine {
             Node::Live(slot) => {
                 let _acting = (flags.write || flags.truncate).then(|| self.live.writers.acting_for(caller.pid, caller.uid));
                 let act = || self.live.files.open(slot, flags);
-                let opened = if flags.truncate { self.automatic.destroying(caller, || self.has_content(slot), act, |_| Some(slot)) } else { act() };
+                let opened =
+                    if flags.truncate { self.automatic.destroying(caller, || has_content(&self.live, slot), act, |_| Some(slot)) } else { act() };
                 let (id, handle) = opened?;
                 if flags.truncate && handle.may_be_set_id() {
-                    self.attributes_changed(node);
+                    self.serving.attributes_changed(node);
                 }
                 Ok(self.opened(id, &handle))
             }
@@ -451,7 +444,7 @@ impl Service for Engine {
         if let Ok(Node::Live(slot)) = self.node(node)
             && self.live.hot.changes_unseen(slot)
         {
-            self.attributes_changed(node);
+            self.serving.attributes_changed(node);
         }
     }
 
@@ -472,7 +465,7 @@ impl Service for Engine {
         let _acting = asker.map(|_| self.live.writers.acting_for(caller.pid, caller.uid));
         let (written, may_be_set_id) = self.live.files.write(HandleId(fh.0), offset, data, asker)?;
         if may_be_set_id {
-            self.attributes_changed(node);
+            self.serving.attributes_changed(node);
         }
         Ok(written)
     }
@@ -607,7 +600,7 @@ impl Service for Engine {
         let Open::Live(handle) = self.views.open_file(fh)? else { return Err(Errno::EROFS) };
         self.live.files.change_content(&handle, Some(caller.asker()), |file| sys::fallocate(file, mode, offset, length))?;
         if handle.may_be_set_id() {
-            self.attributes_changed(node);
+            self.serving.attributes_changed(node);
         }
         Ok(())
     }
@@ -621,7 +614,7 @@ impl Service for Engine {
         let Open::Live(target) = self.views.open_file(to.1)? else { return Err(Errno::EROFS) };
         let copied = self.views.copy_range(caller.asker(), (from.1, from.2), (&target, to.2), length)?;
         if target.may_be_set_id() {
-            self.attributes_changed(to.0);
+            self.serving.attributes_changed(to.0);
         }
         Ok(copied)
     }

@@ -1,6 +1,7 @@
 //! What every part of the engine needs besides the live tree: how it is served, the store's directory and settings, the kernel's caches, and what somebody
 //! should know.
 
+use super::request::NodeId;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
@@ -32,5 +33,14 @@ impl Serving {
     /// What the store's configuration file says now.
     pub(super) fn settings(&self) -> Settings {
         self.store_file.look(&self.store_dir).0
+    }
+
+    /// Attributes are other than the kernel may think: it forgets them, which waits for nothing. A write has cleared set-id bits, which it leaves to us
+    /// (`HANDLE_KILLPRIV_V2`): after a write it asks for times and size anew, and for the mode only if something else made it. Or a new file may be
+    /// mapped, and stores change its times.
+    pub(super) fn attributes_changed(&self, node: NodeId) {
+        if let Some(caches) = self.caches.get() {
+            caches.forget_attributes(node);
+        }
     }
 }

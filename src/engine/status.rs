@@ -10,75 +10,9 @@ use crate::live::HashMode;
 use crate::sys;
 
 impl Engine {
-    pub(super) fn status(&self) -> VerbResult<Status> {
-        let failed = |errno| {
-            let failed = error::failed("the tree cannot be compared", errno);
-            let warnings = self.warnings();
-            if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
-        };
-        self.checkpoints.settle();
-        let (latest, base) = (self.live.timeline().catalogue.latest(), self.live.timeline().base());
-        let dirty = match base {
-            Some(id) => self.states.compare_all(State::At(id), State::Live).map_err(failed)?,
-            None => Vec::new(),
-        };
-        let mut warnings = self.warnings();
-        if let Some(id) = base {
-            let unserved = self.states.changed_unserved(id).map_err(failed)?;
-            if !unserved.is_empty() {
-                warnings.push(format!(
-                    "{} paths were changed while nothing was mounted, or past the mount: checkpoints before that cannot show them",
-                    unserved.len()
-                ));
-            }
-        }
-        let (io, writes) = self.io();
-        Ok(Status {
-            mount: self.serving.config.mount.clone(),
-            backing: self.serving.config.backing.clone(),
-            store: self.serving.config.backing.join(".ckptfs"),
-            filesystem: self.serving.config.filesystem.to_owned(),
-            capture: if self.live.reflink() { "reflink" } else { "copy" }.to_owned(),
-            io: io.to_owned(),
-            writes: writes.to_owned(),
-            daemon: self.daemon_info(),
-            epoch: self.live.timeline().epochs.epoch().0,
-            latest,
-            base,
-            checkpoints: self.live.timeline().catalogue.checkpoint_count() as u64,
-            dirty,
-            shared: {
-                let (files, bytes) = self.live.sharing.counts().get();
-                super::dedup::Count { files, bytes }
-            },
-            absence: self.absences.absence(),
-            warnings,
-            had_below: self.had_below.load(Ordering::Relaxed),
-        })
-    }
-
-    pub(super) fn stats(&self) -> VerbResult<Stats> {
-        let memory = sys::own_memory().map_err(|errno| error::failed("the daemon's memory cannot be asked for", errno))?;
-        let (io, writes) = self.io();
-        Ok(Stats {
-            mount: self.serving.config.mount.clone(),
-            daemon: self.daemon_info(),
-            io: io.to_owned(),
-            writes: writes.to_owned(),
-            requests: self.serving.counts.by_kind(),
-            rss_bytes: memory.rss_bytes,
-            threads: memory.threads,
-            open_files: (self.live.handles.count() + self.views.past.open_handles()) as u64,
-            inodes: self.live.nodes.count() as u64,
-            past_inodes: self.views.past.known() as u64,
-            announcing: self.announcer.is_at_work(),
-            sealer: self.sealer_info(),
-        })
-    }
-
     /// Who does reads, and who does writes: `passthrough` or `daemon`.
     pub fn io(&self) -> (&'static str, &'static str) {
-        (self.io_name(), if self.serving.config.strict_writes { "daemon" } else { self.io_name() })
+        (io_name(self), if self.serving.config.strict_writes { "daemon" } else { io_name(self) })
     }
 
     /// What somebody should know.
@@ -112,30 +46,96 @@ impl Engine {
         }
         warnings
     }
+}
 
-    fn daemon_info(&self) -> DaemonInfo {
-        let after = self.succession.as_ref();
-        DaemonInfo {
-            pid: std::process::id(),
-            started: self.started.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            holder: after.filter(|after| after.is_held()).map(|after| after.holder),
-            takeovers: after.map_or(0, |after| after.takeovers),
-            taken_over: after.and_then(|after| after.taken_over.clone()),
+pub(super) fn status(engine: &Engine) -> VerbResult<Status> {
+    let failed = |errno| {
+        let failed = error::failed("the tree cannot be compared", errno);
+        let warnings = engine.warnings();
+        if warnings.is_empty() { failed } else { VerbError { hint: Some(warnings.join("; ")), ..failed } }
+    };
+    engine.checkpoints.settle();
+    let (latest, base) = (engine.live.timeline().catalogue.latest(), engine.live.timeline().base());
+    let dirty = match base {
+        Some(id) => engine.states.compare_all(State::At(id), State::Live).map_err(failed)?,
+        None => Vec::new(),
+    };
+    let mut warnings = engine.warnings();
+    if let Some(id) = base {
+        let unserved = engine.states.changed_unserved(id).map_err(failed)?;
+        if !unserved.is_empty() {
+            warnings.push(format!(
+                "{} paths were changed while nothing was mounted, or past the mount: checkpoints before that cannot show them",
+                unserved.len()
+            ));
         }
     }
+    let (io, writes) = engine.io();
+    Ok(Status {
+        mount: engine.serving.config.mount.clone(),
+        backing: engine.serving.config.backing.clone(),
+        store: engine.serving.config.backing.join(".ckptfs"),
+        filesystem: engine.serving.config.filesystem.to_owned(),
+        capture: if engine.live.reflink() { "reflink" } else { "copy" }.to_owned(),
+        io: io.to_owned(),
+        writes: writes.to_owned(),
+        daemon: daemon_info(engine),
+        epoch: engine.live.timeline().epochs.epoch().0,
+        latest,
+        base,
+        checkpoints: engine.live.timeline().catalogue.checkpoint_count() as u64,
+        dirty,
+        shared: {
+            let (files, bytes) = engine.live.sharing.counts().get();
+            super::dedup::Count { files, bytes }
+        },
+        absence: engine.absences.absence(),
+        warnings,
+        had_below: engine.had_below.load(Ordering::Relaxed),
+    })
+}
 
-    fn sealer_info(&self) -> SealerInfo {
-        let stats = self.live.sealer.stats();
-        let mode = match self.serving.config.seal {
-            HashMode::Off => "off",
-            HashMode::Hash => "hash",
-            HashMode::Full => "full",
-        };
-        SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes, read: stats.read }
-    }
+pub(super) fn stats(engine: &Engine) -> VerbResult<Stats> {
+    let memory = sys::own_memory().map_err(|errno| error::failed("the daemon's memory cannot be asked for", errno))?;
+    let (io, writes) = engine.io();
+    Ok(Stats {
+        mount: engine.serving.config.mount.clone(),
+        daemon: daemon_info(engine),
+        io: io.to_owned(),
+        writes: writes.to_owned(),
+        requests: engine.serving.counts.by_kind(),
+        rss_bytes: memory.rss_bytes,
+        threads: memory.threads,
+        open_files: (engine.live.handles.count() + engine.views.past.open_handles()) as u64,
+        inodes: engine.live.nodes.count() as u64,
+        past_inodes: engine.views.past.known() as u64,
+        announcing: engine.announcer.is_at_work(),
+        sealer: sealer_info(engine),
+    })
+}
 
-    fn io_name(&self) -> &'static str {
-        if self.live.passthrough.is_on() { "passthrough" } else { "daemon" }
+fn daemon_info(engine: &Engine) -> DaemonInfo {
+    let after = engine.succession.as_ref();
+    DaemonInfo {
+        pid: std::process::id(),
+        started: engine.started.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        holder: after.filter(|after| after.is_held()).map(|after| after.holder),
+        takeovers: after.map_or(0, |after| after.takeovers),
+        taken_over: after.and_then(|after| after.taken_over.clone()),
     }
+}
+
+fn sealer_info(engine: &Engine) -> SealerInfo {
+    let stats = engine.live.sealer.stats();
+    let mode = match engine.serving.config.seal {
+        HashMode::Off => "off",
+        HashMode::Hash => "hash",
+        HashMode::Full => "full",
+    };
+    SealerInfo { mode: mode.to_owned(), caught_up: stats.caught_up, objects: stats.objects, bytes: stats.bytes, read: stats.read }
+}
+
+fn io_name(engine: &Engine) -> &'static str {
+    if engine.live.passthrough.is_on() { "passthrough" } else { "daemon" }
 }

@@ -134,7 +134,7 @@ impl Verb for GetStatus {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Status> {
-        engine.status()
+        super::status::status(engine)
     }
 }
 
@@ -147,7 +147,7 @@ impl Verb for GetStats {
     const ONLY_ASKS: bool = true;
 
     fn run(self, engine: &Engine, _: &Requester) -> VerbResult<Stats> {
-        engine.stats()
+        super::status::stats(engine)
     }
 }
 
