@@ -12,10 +12,9 @@ use super::output::Role;
 use super::{Context, Verb, launch};
 use crate::engine::api::VerbResult;
 use crate::engine::settings::{self, Value as Setting};
-use crate::volumes::name::Named;
 use crate::volumes::options::{OPTIONS, OnRemove};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
-use crate::volumes::{Own, Pool, name, own_id, protocol};
+use crate::volumes::{Own, Pool, name, protocol};
 
 /// Where volumes are unless told otherwise.
 pub const ROOT: &str = "/var/lib/ckptfs/volumes";
@@ -176,7 +175,7 @@ fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
     };
     let pool = args.pool.open(root)?.with_on_remove(on_remove);
     let socket = std::path::absolute(&args.socket).map_err(|cause| io_error(args.socket.display(), cause))?;
-    let shown = pool.root().display().to_string();
+    let shown = pool.registry().root().display().to_string();
     let out = &context.out;
     serve(pool, &socket, |warnings| {
         warnings.iter().for_each(|warning| out.warn(warning));
@@ -188,8 +187,8 @@ fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
 fn list(pool: &Pool, context: &mut Context) -> Outcome {
     let out = &mut context.out;
     let mut all = Vec::new();
-    for record in pool.list()? {
-        let point = pool.mountpoint(&record)?;
+    for record in pool.registry().list()? {
+        let point = pool.registry().mountpoint(&record)?;
         let parent = record.parent.as_ref().map(|parent| format!("{}@{}", parent.volume, parent.checkpoint));
         if out.json {
             let point = point.as_ref().map(|point| point.to_string_lossy().into_owned());
@@ -208,7 +207,7 @@ fn list(pool: &Pool, context: &mut Context) -> Outcome {
 
 fn list_trash(pool: &Pool, context: &mut Context) -> Outcome {
     let out = &mut context.out;
-    let all = pool.thrown()?;
+    let all = pool.trash().list()?;
     if out.json {
         let all: Vec<_> = all.iter().map(|thrown| json!({"name": thrown.name, "volume": thrown.volume})).collect();
         return Ok(out.json(&all)?);
@@ -217,7 +216,7 @@ fn list_trash(pool: &Pool, context: &mut Context) -> Outcome {
 }
 
 fn recover(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
-    let name = pool.recover(text)?;
+    let name = pool.trash().recover(text)?;
     if context.out.json {
         return Ok(context.out.json(&json!({"recovered": name}))?);
     }
@@ -225,7 +224,7 @@ fn recover(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
 }
 
 fn purge(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
-    pool.purge(text)?;
+    pool.trash().purge(text)?;
     if context.out.json {
         return Ok(context.out.json(&json!({"purged": text}))?);
     }
@@ -249,8 +248,8 @@ fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) ->
 }
 
 fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Context) -> Outcome {
-    let record = pool.get(name)?;
-    let checkpoints = pool.checkpoints(&record).map_or(0, |list| list.len());
+    let record = pool.registry().get(name)?;
+    let checkpoints = pool.registry().history(&record).and_then(|history| history.checkpoints()).map_or(0, |list| list.len());
     let out = &mut context.out;
     let trash = pool.keeps(&record)?;
     let how = if trash { "set aside in the trash" } else { "deleted" };
@@ -282,7 +281,7 @@ fn confirmed(question: &str) -> bool {
 }
 
 fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
-    let value = protocol::inspect(pool, text)?;
+    let value = protocol::inspect(pool.registry(), text)?;
     if context.out.json {
         return Ok(context.out.json(&value)?);
     }
@@ -302,16 +301,11 @@ pub fn with(text: &str, context: &mut Context, verb: impl FnOnce(&mut Context) -
         return Err(hinted("not-found", format!("there are no volumes in {}", root.display()), format!("{ROOT_VARIABLE} names another pool")).into());
     }
     let pool = pool(&root)?;
-    pool.get(&named.volume)?;
-    used(&pool, &named, context, verb)
-}
-
-fn used(pool: &Pool, named: &Named, context: &mut Context, verb: impl FnOnce(&mut Context) -> Outcome) -> Outcome {
-    let id = own_id(&named.volume);
-    context.dir = Some(pool.mount(named, &id)?);
-    let done = verb(context);
-    pool.unmount(named, &id)?;
-    done
+    pool.registry().get(&named.volume)?;
+    pool.mounts().during(&named.volume, &named.volume, |point| {
+        context.dir = Some(point);
+        verb(context)
+    })
 }
 
 /// Every option, for `--help`.

@@ -19,25 +19,36 @@
 //! **Locking.** One flock(2) for each volume, taken by whoever changes something of it, and never two at a time but for a volume that is made from another:
 //! then first the new one's, whose name nobody else can have got yet. No locks in memory.
 
+mod asker;
 pub mod bind;
-pub mod claims;
+mod claims;
+mod dirs;
 mod error;
 pub mod facts;
+mod files;
+mod fill;
+mod history;
 pub mod http;
 mod image;
+mod mounts;
 pub mod name;
 pub mod options;
 mod own;
 mod pool;
 pub mod protocol;
 mod record;
+mod registry;
 pub mod serve;
 mod sizes;
 mod sweep;
 mod trash;
-mod uses;
 
+pub use asker::Asker;
+pub use facts::Place;
+pub use history::VolumeHistory;
+pub use mounts::Mounts;
 pub use own::Own;
-pub use pool::{Place, Pool, own_id};
-pub use record::{Parent, Record};
-pub use uses::Asker;
+pub use pool::Pool;
+pub use record::{Claim, Parent, Record, Snapshot};
+pub use registry::Registry;
+pub use trash::{Thrown, Trash};

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use super::asker::Asker;
 use super::error::{error, failed, hinted};
 use super::pool::Pool;
-use super::uses::Asker;
 use super::{facts, http, image, protocol};
 use crate::engine::api::VerbResult;
 use crate::sys;
@@ -142,10 +142,10 @@ pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResul
 /// # Errors
 /// `in-use`: there is another.
 pub fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
-    let path = pool.root().join("driver.lock");
+    let path = pool.registry().root().join("driver.lock");
     let lock = fs::File::create(&path).map_err(|cause| failed(&path, cause))?;
     if !sys::flock_exclusive(&lock).map_err(|cause| failed(&path, cause))? {
-        return Err(hinted("in-use", format!("another driver serves the pool {}", pool.root().display()), "end that one first"));
+        return Err(hinted("in-use", format!("another driver serves the pool {}", pool.registry().root().display()), "end that one first"));
     }
     Ok(lock)
 }
