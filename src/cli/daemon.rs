@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use super::error::{Outcome, hinted, io_error, plain};
 use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
-use super::mount::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
-use super::{holder, holders, log_to_stderr, mount, mounts};
+use super::serving::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
+use super::{holder, holders, log_to_stderr, mounts, serving};
 use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::*;
 use crate::engine::request::Service;
@@ -259,9 +259,9 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         suid: args.serving.suid(),
         exec: args.serving.exec(),
         xattrs: match args.serving.xattrs.unwrap_or_default() {
-            mount::Xattrs::All => Xattrs::All,
-            mount::Xattrs::User => Xattrs::User,
-            mount::Xattrs::Off => Xattrs::Off,
+            serving::Xattrs::All => Xattrs::All,
+            serving::Xattrs::User => Xattrs::User,
+            serving::Xattrs::Off => Xattrs::Off,
         },
         readers: args.serving.readers.map_or_else(readers, usize::from),
     }

@@ -53,6 +53,7 @@ mod rename;
 mod restore;
 mod run;
 mod run_at;
+mod serving;
 mod show;
 mod size;
 mod stat;

@@ -3,18 +3,21 @@
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::error::{Failure, Outcome, error, hinted, io_error};
-use super::output::Role;
-use super::{Context, Verb, launch};
+use super::launch::Starter;
+use super::output::{Color, Out, Role};
+use super::{Context, Verb, fork, locate, mount, umount};
 use crate::engine::api::VerbResult;
 use crate::engine::settings::{self, Value as Setting};
-use crate::volumes::options::{OPTIONS, OnRemove};
+use crate::store::ids::CheckpointId;
+use crate::volumes::options::{OPTIONS, OnRemove, Options};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
-use crate::volumes::{Own, Pool, name, protocol};
+use crate::volumes::{Place, Pool, Verbs, name, protocol};
 
 /// Where volumes are unless told otherwise.
 pub const ROOT: &str = "/var/lib/ckptfs/volumes";
@@ -115,7 +118,7 @@ impl PoolArgs {
             let file = std::path::absolute(file).map_err(|cause| io_error(file.display(), cause))?;
             mount_image(&PoolImage { file, bytes: self.pool_size }, root)?;
         }
-        Pool::open(root, self.mounts.as_deref(), own())
+        Pool::open(root, self.mounts.as_deref(), Arc::new(Lent))
     }
 }
 
@@ -159,13 +162,33 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-fn own() -> Own {
-    Own::new(launch::program())
+/// What the verbs do, for volumes. What they would say is nobody's to hear.
+#[derive(Debug)]
+struct Lent;
+
+impl Verbs for Lent {
+    fn mount(&self, place: &Place, options: &Options) -> VerbResult<()> {
+        let prepared = mount::prepare(mount::Args::of_volume(place, options)?, Path::new("/"))?;
+        mount::start(&prepared, Starter::Driver).map(drop)
+    }
+
+    fn unmount(&self, point: &Path) -> VerbResult<()> {
+        umount::unmount(point)
+    }
+
+    fn fork(&self, point: &Path, checkpoint: CheckpointId, dir: &Path) -> VerbResult<()> {
+        let quiet = Out::new(true, Color::Never);
+        let (_, copied) = fork::fork(locate::served(Some(point))?, &checkpoint.to_string(), dir, false, &quiet)?;
+        match copied.report(&quiet, "try again once the cause is gone") {
+            Err(Failure::Verb(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The pool, which a driver or `create` has made before.
 fn pool(root: &Path) -> VerbResult<Pool> {
-    Pool::open(root, None, own())
+    Pool::open(root, None, Arc::new(Lent))
 }
 
 fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {

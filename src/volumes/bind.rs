@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::error::{error, failed};
 use super::facts::{self, Place};
 use super::files::make_dir;
-use super::own::tool;
+use super::tool::tool;
 use crate::engine::api::VerbResult;
 use crate::sys::{self, Errno};
 

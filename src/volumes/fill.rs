@@ -57,7 +57,7 @@ impl Mounts {
                 Some(state) => history.checkpoint(state)?.id,
                 None => history.make(&format!("volume {child} begins here"))?,
             };
-            self.own.verb_in(&point, &["fork", &state.to_string(), &dir.to_string_lossy()])?;
+            self.verbs.fork(&point, state, dir)?;
             Ok(Parent { volume: volume.to_owned(), checkpoint: state.0 })
         })
     }

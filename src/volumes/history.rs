@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use super::error::{error, failed, hinted};
 use super::facts::Place;
 use super::record::Record;
-use crate::control::{Client, History, Store};
+use crate::control::{Client, History, STORE_NAME, Store};
 use crate::engine::api::{CheckpointInfo, CheckpointOptions, ListCheckpoints, PinCheckpoint, ShowCheckpoint, StateName, VerbResult};
 use crate::engine::offline::Offline;
+use crate::engine::settings::{self, STORE_FILE};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 
@@ -82,6 +83,20 @@ impl VolumeHistory {
         if let Err(error) = self.make(note) {
             tracing::warn!(name = self.name, note, error = error.message, "no checkpoint was made");
         }
+    }
+
+    /// Sets keys of the configuration of a volume that is mounted.
+    pub(super) fn configure(&self, keys: &[(&'static str, String)]) -> VerbResult<()> {
+        let Some(store) = self.store() else { return self.serving().map(drop) };
+        let file = self.place.backing.join(STORE_NAME).join(STORE_FILE);
+        let bad = |why: String| error("bad-config", format!("{}: {why}", file.display()));
+        for (key, value) in keys {
+            let key = settings::find(key).ok_or_else(|| error("unknown-key", format!("there is no key {key:?}")))?;
+            let value = settings::parse_value(key, value).map_err(bad)?;
+            let text = settings::store_with(store.dir(), key, Some(&value)).map_err(|cause| bad(cause.to_string()))?;
+            sys::replace_file(store.dir(), STORE_FILE, text.as_bytes()).map_err(|cause| failed(&file, cause))?;
+        }
+        Ok(())
     }
 
     /// Pins the checkpoints that uses look at, so that no rule of retention takes them, and unpins those that none looks at any more. The pin of somebody

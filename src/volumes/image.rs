@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::error::failed;
 use super::facts;
 use super::files::sync_parent;
-use super::own::tool;
+use super::tool::tool;
 use crate::engine::api::VerbResult;
 
 /// How often a loop device is asked for, and how long after each other.

@@ -1,8 +1,8 @@
 //! Volumes are mounted while somebody uses them, and unmounted when nobody does.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::asker::Asker;
@@ -12,15 +12,15 @@ use super::files::make_dir;
 use super::image;
 use super::name::Named;
 use super::options::Options;
-use super::own::Own;
 use super::record::{MountId, Record, boot};
 use super::registry::Registry;
+use super::verbs::Verbs;
 use crate::engine::api::{Unmount, VerbError, VerbResult};
 
 /// How long a daemon may take to put its store in order.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a verb that a killed driver has left may take, and how often to see.
+/// How long a daemon that a killed driver has left may take to serve, and how often to see.
 const STARTING_PATIENCE: Duration = Duration::from_secs(3);
 const STARTING_PAUSE: Duration = Duration::from_millis(20);
 
@@ -31,7 +31,7 @@ const OWN_ID: &str = "verb-";
 #[derive(Clone, Debug)]
 pub struct Mounts {
     pub(super) registry: Registry,
-    pub(super) own: Own,
+    pub(super) verbs: Arc<dyn Verbs>,
 }
 
 /// Where a volume is really mounted.
@@ -46,8 +46,8 @@ pub(super) struct Shown {
 }
 
 impl Mounts {
-    pub(super) fn new(registry: Registry, own: Own) -> Mounts {
-        Mounts { registry, own }
+    pub(super) fn new(registry: Registry, verbs: Arc<dyn Verbs>) -> Mounts {
+        Mounts { registry, verbs }
     }
 
     /// Begins to use a volume, or a past state of it: it is mounted when this returns. `id` is what the use is called; who is known by `by` and killed cannot
@@ -147,9 +147,7 @@ impl Mounts {
             self.start(&place, &options)?;
         }
         if record.mounted && !record.configured {
-            for (key, value) in &options.keep {
-                self.own.verb_in(&place.point, &["config", "set", key, value])?;
-            }
+            self.registry.history(record)?.configure(&options.keep)?;
             record.configured = true;
             self.registry.save(record)?;
         }
@@ -159,18 +157,18 @@ impl Mounts {
         Ok(place.point)
     }
 
-    /// Starts what serves a volume. A driver that was killed may have left a verb that is still about to do the same: then that one's mount is as good.
+    /// Starts what serves a volume. A driver that was killed may have left a daemon that is still about to do the same: then that one's mount is as good.
     fn start(&self, place: &Place, options: &Options) -> VerbResult<()> {
         let started = Instant::now();
         loop {
-            match self.own.verb(&mount_arguments(place, options)) {
+            match self.verbs.mount(place, options) {
                 Err(error) if ["in-use", "already-mounted"].contains(&error.code.as_str()) && started.elapsed() < STARTING_PATIENCE => {
                     std::thread::sleep(STARTING_PAUSE);
                     if facts::serves(&facts::table()?, &place.point) {
                         return Ok(());
                     }
                 }
-                done => return done.map(drop),
+                done => return done,
             }
         }
     }
@@ -227,7 +225,7 @@ impl Mounts {
                 Err(why) => return Err(why),
             }
         }
-        self.own.verb(&["umount".as_ref(), place.point.as_os_str()]).map(drop)
+        self.verbs.unmount(&place.point)
     }
 
     /// Unmounts a volume that is to be removed.
@@ -305,15 +303,4 @@ fn is_ours(record: &Record, options: &Options) -> bool {
 /// Whether a mount of ours is at its place, that we have made.
 fn is_ours_at(record: &Record, options: &Options, place: &Place) -> VerbResult<bool> {
     Ok(is_ours(record, options) && facts::ours(&facts::table()?, &place.point).is_some())
-}
-
-fn mount_arguments(place: &Place, options: &Options) -> Vec<OsString> {
-    // Whoever is in the containers of one volume is one party, whatever users they run as.
-    let mut arguments: Vec<OsString> = vec!["mount".into(), "--allow-other".into(), "--others-io=kernel".into()];
-    arguments.extend(options.snapdir.map(|snapdir| format!("--snapdir={snapdir}").into()));
-    arguments.extend(options.auto.every.map(|every| format!("--auto-every={}ms", every.as_millis()).into()));
-    arguments.extend(options.readonly.then(|| "-oro".into()));
-    arguments.extend(["--".into(), place.backing.clone().into()]);
-    arguments.extend((place.point != place.backing).then(|| place.point.clone().into()));
-    arguments
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::dirs::Dirs;
 use super::error::{error, failed, hinted};
@@ -10,10 +11,10 @@ use super::files::{remove_file, remove_tree};
 use super::mounts::Mounts;
 use super::name;
 use super::options::{OnRemove, Options};
-use super::own::Own;
 use super::record::Record;
 use super::registry::{Registry, no_such};
 use super::trash::Trash;
+use super::verbs::Verbs;
 use crate::engine::api::VerbResult;
 use crate::engine::word::word;
 
@@ -30,9 +31,9 @@ impl Pool {
     ///
     /// # Errors
     /// Those of making directories.
-    pub fn open(root: &Path, mounts: Option<&Path>, own: Own) -> VerbResult<Pool> {
+    pub fn open(root: &Path, mounts: Option<&Path>, verbs: Arc<dyn Verbs>) -> VerbResult<Pool> {
         let registry = Registry::new(Dirs::open(root, mounts)?);
-        Ok(Pool { mounts: Mounts::new(registry.clone(), own), registry, on_remove: OnRemove::Delete })
+        Ok(Pool { mounts: Mounts::new(registry.clone(), verbs), registry, on_remove: OnRemove::Delete })
     }
 
     /// As it is, but with what removal does where a volume does not say.
