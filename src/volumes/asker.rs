@@ -1,6 +1,6 @@
 //! Who asks for the use of a volume.
 
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub struct Asker {
 
 impl Asker {
     /// Who is at the other end of a connection; `None` where its process has no number here, as in another namespace of processes.
-    pub fn of(stream: &UnixStream) -> Option<Asker> {
+    pub fn of(stream: impl AsFd) -> Option<Asker> {
         let (_, _, pid) = sys::peer_cred(stream).ok()?;
         Some(Asker { pid, started: sys::process_starttime(pid).ok()? })
     }
