@@ -242,11 +242,7 @@ fn get(key: &Key, context: &mut Context) -> Outcome {
     let out = &mut context.out;
     match set {
         Some(set) if out.json => Ok(out.json(&set.value)?),
-        Some(set) => {
-            let text = set.value.to_string();
-            let text = out.text(&text).into_owned();
-            Ok(out.line(&text)?)
-        }
+        Some(set) => Ok(out.text_line(&set.value.to_string())?),
         None => {
             out.talk(&format!("{} is not set", key.name));
             Err(Failure::No)
@@ -295,8 +291,7 @@ fn check(context: &mut Context) -> Outcome {
     } else {
         for error in &wrong {
             let text = format!("{}{}", error.message, error.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default());
-            let text = out.text(&text).into_owned();
-            out.line(&text)?;
+            out.text_line(&text)?;
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(Failure::No) }

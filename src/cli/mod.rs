@@ -50,6 +50,7 @@ mod pin;
 mod progress;
 mod redo;
 mod rename;
+mod replaced;
 mod restore;
 mod run;
 mod run_at;

@@ -1,7 +1,6 @@
 //! `ckptfs volumes`, and `--volume` of every other verb.
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,9 +10,8 @@ use serde_json::json;
 use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::launch::Starter;
 use super::output::{Color, Out, Role};
-use super::{Context, Verb, fork, locate, mount, umount};
+use super::{Context, Verb, fork, locate, mount, size, umount};
 use crate::engine::api::VerbResult;
-use crate::engine::settings::{self, Value as Setting};
 use crate::store::ids::CheckpointId;
 use crate::volumes::options::{OPTIONS, OnRemove, Options};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
@@ -107,7 +105,7 @@ pub struct PoolArgs {
     #[arg(long, value_name = "FILE")]
     pool_image: Option<PathBuf>,
     /// How large to make that file, if it is not there; it takes the space that is used
-    #[arg(long, value_name = "SIZE", value_parser = size, requires = "pool_image")]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "pool_image")]
     pool_size: Option<u64>,
 }
 
@@ -129,14 +127,6 @@ enum Removal {
     Trash,
     /// It is gone
     Delete,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    let key = settings::find("retention.max-size").ok_or_else(String::new)?;
-    match settings::parse_value(key, text)? {
-        Setting::Number(bytes) => Ok(bytes),
-        _ => Err("a size such as 10G is needed".to_owned()),
-    }
 }
 
 /// Whether this is the driver, which has a log to write.
@@ -231,28 +221,18 @@ fn list(pool: &Pool, context: &mut Context) -> Outcome {
 fn list_trash(pool: &Pool, context: &mut Context) -> Outcome {
     let out = &mut context.out;
     let all = pool.trash().list()?;
-    if out.json {
-        let all: Vec<_> = all.iter().map(|thrown| json!({"name": thrown.name, "volume": thrown.volume})).collect();
-        return Ok(out.json(&all)?);
-    }
-    all.iter().try_for_each(|thrown| out.line(&thrown.name)).map_err(Failure::Output)
+    let told: Vec<_> = all.iter().map(|thrown| json!({"name": thrown.name, "volume": thrown.volume})).collect();
+    out.answer(&told, |out| all.iter().try_for_each(|thrown| out.line(&thrown.name)))
 }
 
 fn recover(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     let name = pool.trash().recover(text)?;
-    if context.out.json {
-        return Ok(context.out.json(&json!({"recovered": name}))?);
-    }
-    Ok(context.out.line(&name)?)
+    context.out.answer(&json!({"recovered": name}), |out| out.line(&name))
 }
 
 fn purge(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     pool.trash().purge(text)?;
-    if context.out.json {
-        return Ok(context.out.json(&json!({"purged": text}))?);
-    }
-    context.out.talk(&format!("{text} is deleted"));
-    Ok(())
+    context.out.answer(&json!({"purged": text}), |out| Ok(out.talk(&format!("{text} is deleted"))))
 }
 
 fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) -> Outcome {
@@ -264,10 +244,7 @@ fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) ->
         }
     }
     let record = pool.create(name, &given)?;
-    if context.out.json {
-        return Ok(context.out.json(&json!({"created": record.name}))?);
-    }
-    Ok(context.out.line(&record.name)?)
+    context.out.answer(&json!({"created": record.name}), |out| out.line(&record.name))
 }
 
 fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Context) -> Outcome {
@@ -276,40 +253,21 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
     let out = &mut context.out;
     let trash = pool.keeps(&record)?;
     let how = if trash { "set aside in the trash" } else { "deleted" };
+    let told = json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": dry_run});
     if dry_run {
-        if out.json {
-            return Ok(out.json(&json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": true}))?);
-        }
-        return Ok(out.line(&format!("volume {name} with {checkpoints} checkpoints would be {how}"))?);
+        return out.answer(&told, |out| out.line(&format!("volume {name} with {checkpoints} checkpoints would be {how}")));
     }
-    let ask = !yes && io::stdin().is_terminal() && io::stderr().is_terminal();
-    if ask && !confirmed(&format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on? [y/N] ")) {
-        return Err(Failure::No);
-    }
+    out.go_on(yes, &format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on?"), "nothing was removed")?;
     if let Some(gone) = pool.remove(name)? {
         std::fs::remove_dir_all(&gone).map_err(|cause| io_error(gone.display(), cause))?;
     }
-    if out.json {
-        return Ok(out.json(&json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": false}))?);
-    }
-    out.talk(&format!("volume {name} is {how}"));
-    Ok(())
-}
-
-fn confirmed(question: &str) -> bool {
-    let mut answer = String::new();
-    // Whoever cannot be asked, or does not answer, has not agreed.
-    let asked = io::stderr().write_all(question.as_bytes()).and_then(|()| io::stdin().read_line(&mut answer));
-    asked.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+    out.answer(&told, |out| Ok(out.talk(&format!("volume {name} is {how}"))))
 }
 
 fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     let value = protocol::inspect(pool.registry(), text)?;
-    if context.out.json {
-        return Ok(context.out.json(&value)?);
-    }
     let text = serde_json::to_string_pretty(&value).map_err(|cause| error("internal", cause.to_string()))?;
-    Ok(context.out.line(&text)?)
+    context.out.answer(&value, |out| out.line(&text))
 }
 
 /// Lets a verb act on a volume; one that is not mounted is for so long.
