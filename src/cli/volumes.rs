@@ -232,7 +232,8 @@ fn recover(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
 
 fn purge(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
     pool.trash().purge(text)?;
-    context.out.answer(&json!({"purged": text}), |out| Ok(out.talk(&format!("{text} is deleted"))))
+    context.out.talk(&format!("{text} is deleted"));
+    context.out.answer(&json!({"purged": text}), |_| Ok(()))
 }
 
 fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) -> Outcome {
@@ -261,7 +262,8 @@ fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Conte
     if let Some(gone) = pool.remove(name)? {
         std::fs::remove_dir_all(&gone).map_err(|cause| io_error(gone.display(), cause))?;
     }
-    out.answer(&told, |out| Ok(out.talk(&format!("volume {name} is {how}"))))
+    out.talk(&format!("volume {name} is {how}"));
+    out.answer(&told, |_| Ok(()))
 }
 
 fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
