@@ -73,6 +73,9 @@ pub struct Args {
     /// It was started by a holder, which is at the other end of stdin.
     #[arg(long)]
     pub worker: bool,
+    /// It stays although whoever started it is gone before it serves: the next driver finds it.
+    #[arg(long)]
+    pub stays: bool,
 }
 
 impl Args {
@@ -85,6 +88,7 @@ impl Args {
         arguments.extend(self.foreground.then(|| "--foreground".into()));
         arguments.extend(self.no_holder.then(|| "--no-holder".into()));
         arguments.extend(self.worker.then(|| "--worker".into()));
+        arguments.extend(self.stays.then(|| "--stays".into()));
         arguments
     }
 }
@@ -381,8 +385,8 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
         host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
     }
     let ready = Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), absence, warnings, below };
-    tell_on(&mut pipe, &Handshake::Ready(ready))?;
-    Ok(())
+    let told = tell_on(&mut pipe, &Handshake::Ready(ready));
+    if args.stays { Ok(()) } else { told }
 }
 
 /// Waits for the end, and makes it come after a signal.

@@ -76,7 +76,8 @@ impl Starter {
 }
 
 /// Starts the daemon with `arguments`, and waits until it serves. No time limit: an index may have to be rebuilt first.
-pub fn launch(arguments: Vec<OsString>, starter: Starter) -> VerbResult<Ready> {
+pub fn launch(mut arguments: Vec<OsString>, starter: Starter) -> VerbResult<Ready> {
+    arguments.extend((starter == Starter::Driver).then(|| "--stays".into()));
     let cannot = |cause: std::io::Error| io_error("starting the daemon", cause);
     let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
     let mut child = spawn(arguments, theirs.into()).map_err(cannot)?;

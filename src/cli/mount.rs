@@ -139,7 +139,7 @@ pub fn prepare(mut args: Args, cwd: &Path) -> VerbResult<Prepared> {
     args.serving.hooks = args.serving.hooks.map(|dir| hooks_dir(&cwd.join(&dir), &[&backing, &mountpoint])).transpose()?;
     let serving = args.serving.or(&super::config::settings_of(&backing)?)?;
     let (foreground, no_holder) = (args.foreground, args.no_holder);
-    let daemon = daemon::Args { backing, mountpoint, serving, allow_other, foreground, no_holder, worker: false };
+    let daemon = daemon::Args { backing, mountpoint, serving, allow_other, foreground, no_holder, worker: false, stays: false };
     Ok(Prepared { daemon, repaired, not_served })
 }
 
