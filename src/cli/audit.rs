@@ -11,15 +11,12 @@ pub struct Args {}
 
 pub fn run(_: Args, context: &mut Context) -> Outcome {
     let events = locate::history(context.dir())?.ask(ListAudit)?;
-    let out = &mut context.out;
-    if out.json {
-        return Ok(out.json(&events)?);
-    }
-    for event in &events {
-        let line = line(out, event);
-        out.bytes(&line)?;
-    }
-    Ok(())
+    context.out.answer(&events, |out| {
+        events.iter().try_for_each(|event| {
+            let line = line(out, event);
+            out.bytes(&line)
+        })
+    })
 }
 
 fn line(out: &Out, event: &AuditEvent) -> Vec<u8> {

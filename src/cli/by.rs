@@ -26,10 +26,7 @@ pub fn label(process: &ProcessInfo) -> String {
 
 /// Prints it as it is wanted.
 pub fn tell(out: &mut Out, all: &ByProcess) -> Outcome {
-    if out.json {
-        return Ok(out.json(all)?);
-    }
-    Ok(print(out, all)?)
+    out.answer(all, |out| print(out, all))
 }
 
 /// Prints one list per process, the one with most paths first, and at the end what nobody is known to have changed. A path that several changed is in

@@ -1,8 +1,7 @@
 //! `ckptfs config`: what the configuration files say, and changing them.
 
 use std::fs;
-use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -243,11 +242,7 @@ fn get(key: &Key, context: &mut Context) -> Outcome {
     let out = &mut context.out;
     match set {
         Some(set) if out.json => Ok(out.json(&set.value)?),
-        Some(set) => {
-            let text = set.value.to_string();
-            let text = out.text(&text).into_owned();
-            Ok(out.line(&text)?)
-        }
+        Some(set) => Ok(out.text_line(&set.value.to_string())?),
         None => {
             out.talk(&format!("{} is not set", key.name));
             Err(Failure::No)
@@ -268,48 +263,21 @@ fn set(key: &Key, value: Option<&str>, user: bool, context: &mut Context) -> Out
         let dir = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(dir).map_err(|cause| io_error(dir.display(), cause))?;
         let text = read_text(&path)?.unwrap_or_default();
-        let text = changed(&text, key, value.as_ref(), Origin::User, &path)?;
+        let text = settings::text_with(&text, Origin::User, key, value.as_ref()).map_err(|error| bad(&path, &error))?;
         let fd = host::open_dir_path(dir).map_err(|cause| io_error(dir.display(), cause))?;
-        write(&fd, "config.toml", &text).map_err(|cause| io_error(path.display(), cause))?;
+        sys::replace_file(&fd, "config.toml", text.as_bytes()).map_err(|cause| io_error(path.display(), cause))?;
     } else {
-        // What is wrong with it, or with whose it is, is told first.
-        found.of_store()?;
         let Some((store, path)) = found.store else {
             return Err(hinted("not-mounted", "there is no store here", "ckptfs mount DIR makes one; --user sets it for all of yours").into());
         };
-        let text = read_text(&path)?.unwrap_or_default();
-        let text = changed(&text, key, value.as_ref(), Origin::Store, &path)?;
-        write(&store, STORE_FILE, &text).map_err(|cause| io_error(path.display(), cause))?;
+        let text = settings::store_with(&store, key, value.as_ref()).map_err(|error| bad(&path, &error))?;
+        sys::replace_file(&store, STORE_FILE, text.as_bytes()).map_err(|cause| io_error(path.display(), cause))?;
     }
     match value {
         Some(value) => context.out.talk(&format!("{} = {}", key.name, written(key, &value))),
         None => context.out.talk(&format!("{} is not set any more", key.name)),
     }
     Ok(())
-}
-
-/// The text with the key set; it must be one that is read again.
-fn changed(text: &str, key: &Key, value: Option<&Value>, origin: Origin, path: &Path) -> VerbResult<String> {
-    parse(text, origin).map_err(|error| bad(path, &error))?;
-    let text = settings::set(text, key, value).map_err(|error| bad(path, &error))?;
-    parse(&text, origin).map_err(|error| bad(path, &error))?;
-    Ok(text)
-}
-
-/// Whole, in place of what was there: a reader finds the old text or the new one.
-fn write(dir: impl AsFd, name: &str, text: &str) -> std::io::Result<()> {
-    let new = format!("{name}.new-{}", std::process::id());
-    let written = (|| {
-        let mut file = sys::create_file_at(&dir, new.as_bytes(), sys::Open::READ_WRITE, 0o600)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        Ok(sys::rename_at(&dir, new.as_bytes(), &dir, name.as_bytes(), sys::RenameMode::Replace)?)
-    })();
-    if written.is_err() {
-        // It stays where even that fails, and does nothing there.
-        let _ = sys::unlink_at(&dir, new.as_bytes());
-    }
-    written
 }
 
 fn check(context: &mut Context) -> Outcome {
@@ -323,8 +291,7 @@ fn check(context: &mut Context) -> Outcome {
     } else {
         for error in &wrong {
             let text = format!("{}{}", error.message, error.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default());
-            let text = out.text(&text).into_owned();
-            out.line(&text)?;
+            out.text_line(&text)?;
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(Failure::No) }

@@ -41,7 +41,7 @@ fn node(text: &str) -> Result<String, String> {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let pool = args.pool.open(&args.root)?;
     let config = Config { socket: args.endpoint, node: args.node_id };
-    let (root, out) = (pool.root().to_owned(), &context.out);
+    let (root, out) = (pool.registry().root().to_owned(), &context.out);
     let lacks = facts::lacks(&root);
     serve(pool, &config, || {
         lacks.iter().for_each(|warning| out.warn(warning));

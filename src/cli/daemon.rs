@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use super::error::{Outcome, hinted, io_error, plain};
 use super::holders::{HeldFile, Holder, Tree};
 use super::launch::{Handshake, Ready, tell, tell_on};
-use super::mount::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
-use super::{holder, holders, log_to_stderr, mount, mounts};
+use super::serving::{Io, OthersIo, Seal, Serving, Snapdir, Writes};
+use super::{holder, holders, log_to_stderr, mounts, serving};
 use crate::control::{Answers, SOCKET_NAME, serve};
 use crate::engine::api::*;
 use crate::engine::request::Service;
@@ -73,6 +73,9 @@ pub struct Args {
     /// It was started by a holder, which is at the other end of stdin.
     #[arg(long)]
     pub worker: bool,
+    /// It stays although whoever started it is gone before it serves: the next driver finds it.
+    #[arg(long)]
+    pub stays: bool,
 }
 
 impl Args {
@@ -85,6 +88,7 @@ impl Args {
         arguments.extend(self.foreground.then(|| "--foreground".into()));
         arguments.extend(self.no_holder.then(|| "--no-holder".into()));
         arguments.extend(self.worker.then(|| "--worker".into()));
+        arguments.extend(self.stays.then(|| "--stays".into()));
         arguments
     }
 }
@@ -259,9 +263,9 @@ fn mount_config(args: &Args, engine: &Engine) -> MountConfig {
         suid: args.serving.suid(),
         exec: args.serving.exec(),
         xattrs: match args.serving.xattrs.unwrap_or_default() {
-            mount::Xattrs::All => Xattrs::All,
-            mount::Xattrs::User => Xattrs::User,
-            mount::Xattrs::Off => Xattrs::Off,
+            serving::Xattrs::All => Xattrs::All,
+            serving::Xattrs::User => Xattrs::User,
+            serving::Xattrs::Off => Xattrs::Off,
         },
         readers: args.serving.readers.map_or_else(readers, usize::from),
     }
@@ -381,8 +385,8 @@ fn announce(args: &Args, engine: &Engine, resumed: bool, below: Vec<Holder>) -> 
         host::redirect_stdio(number, to).map_err(|cause| cannot(cause.into()))?;
     }
     let ready = Ready { pid: std::process::id(), io: io.to_owned(), writes: writes.to_owned(), absence, warnings, below };
-    tell_on(&mut pipe, &Handshake::Ready(ready))?;
-    Ok(())
+    let told = tell_on(&mut pipe, &Handshake::Ready(ready));
+    if args.stays { Ok(()) } else { told }
 }
 
 /// Waits for the end, and makes it come after a signal.

@@ -1,10 +1,8 @@
 //! `ckptfs delete`.
 
-use std::io::{self, BufRead, IsTerminal, Write};
-
 use serde::Serialize;
 
-use super::error::{Failure, Outcome};
+use super::error::Outcome;
 use super::freeing::freeing;
 use super::locate::whole;
 use super::{Context, changes, time};
@@ -47,11 +45,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if args.dry_run {
         return print(&checkpoint, true, &format!("would delete {what}"), context);
     }
-    let ask = args.now && !args.yes && io::stdin().is_terminal() && io::stderr().is_terminal();
-    if ask && !confirmed(&context.out.talk_text(&format!("Delete {what}?")))? {
-        context.out.talk("nothing was deleted");
-        return Err(Failure::No);
-    }
+    context.out.go_on(args.yes || !args.now, &format!("Delete {what}?"), "nothing was deleted")?;
     // By number: a tag or `latest` may mean another checkpoint by now.
     let state = StateName(checkpoint.id.to_string());
     let deleted = history.ask(Delete { state, now: args.now })?;
@@ -65,22 +59,10 @@ fn deleted_already(history: &mut History, id: &str) -> VerbResult<Option<Checkpo
 }
 
 fn print(checkpoint: &CheckpointInfo, dry_run: bool, text: &str, context: &mut Context) -> Outcome {
-    let out = &mut context.out;
-    if out.json {
-        return Ok(out.json(&Deleted { deleted: checkpoint, dry_run })?);
-    }
-    let text = out.text(text).into_owned();
-    Ok(out.line(&text)?)
+    context.out.answer(&Deleted { deleted: checkpoint, dry_run }, |out| out.text_line(text))
 }
 
 fn describe(checkpoint: &CheckpointInfo) -> String {
     let tags = if checkpoint.tags.is_empty() { String::new() } else { format!(" [{}]", checkpoint.tags.join(", ")) };
     format!("checkpoint {}{tags} of {} ({})", checkpoint.id, time::local(&checkpoint.created), changes::count(checkpoint.dirty))
-}
-
-pub fn confirmed(question: &str) -> io::Result<bool> {
-    write!(io::stderr(), "{question} [y/N] ")?;
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }

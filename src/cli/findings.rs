@@ -48,8 +48,7 @@ pub fn print(found: &Verified, deep: bool, repaired: &[String], context: &mut Co
         out.bytes(&line)?;
     }
     for done in repaired {
-        let line = out.text(done).into_owned();
-        out.line(&line)?;
+        out.text_line(done)?;
     }
     let read = if deep { format!("{bytes} bytes read") } else { "not read (--deep reads them)".to_owned() };
     let hashes = if deep && *unhashed > 0 { format!("; {unhashed} have no hash yet to be compared with") } else { String::new() };

@@ -1,6 +1,6 @@
 //! `ckptfs fork`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -8,8 +8,10 @@ use serde::Serialize;
 use super::Context;
 use super::copies::{self, Begun, Copied};
 use super::error::{Failure, Outcome, hinted, io_error};
+use super::locate::Served;
+use super::output::Out;
 use super::progress::Bar;
-use crate::engine::api::host_path;
+use crate::engine::api::{VerbError, VerbResult, host_path};
 use crate::store::ids::CheckpointId;
 use crate::sys;
 use crate::transfer::write::{Before, Writer};
@@ -52,12 +54,11 @@ struct Answer {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let served = copies::served(context)?;
     let dest = copies::destination(&served.cwd, &args.dir);
-    let taken = || hinted("not-empty", format!("{} is not empty", dest.display()), "fork to a directory that does not exist or is empty");
     sys::umask0();
     let started = Instant::now();
     if args.dry_run {
         if std::fs::read_dir(&dest).is_ok_and(|mut names| names.next().is_some()) {
-            return Err(taken().into());
+            return Err(taken(&dest).into());
         }
         let id = Begun::begin(served, &args.id, None)?.part.checkpoint;
         let out = &mut context.out;
@@ -68,32 +69,45 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         let line = format!("fork of checkpoint {id} would fill {}", dest.display());
         return Ok(out.line(&line)?);
     }
-    let dir = copies::open_destination(&dest)?;
-    if !copies::is_empty(&dest, &dir)? {
-        return Err(taken().into());
-    }
-    let begun = Begun::begin(served, &args.id, None)?;
-    let forked = begun.part.checkpoint;
-    let writer = Writer::new(dir, Before::Nothing);
-    writer.prepare().map_err(|cause| io_error(dest.display(), cause))?;
-    let bar = Bar::count(&context.out, "forking");
-    let handed = begun.hand_over(&writer, copies::threads(None), &bar);
-    bar.stop();
-    let mut refused = handed?;
-    refused.extend(writer.finish());
-    let (refused, dropped) = copies::without_dropped(refused, args.without_dropped);
-    let copied = Copied::new(&writer, &refused, dropped);
+    let (forked, copied) = fork(served, &args.id, &dest, args.without_dropped, &context.out)?;
+    let whole = copied.refused.is_empty();
     let duration_us = crate::engine::api::microseconds(started.elapsed());
-    if args.mount && refused.is_empty() {
+    if args.mount && whole {
         copies::own_verb("mount", &dest, &[])?;
     }
     let out = &mut context.out;
     if out.json {
-        out.json(&Answer { forked, dir: dest, mounted: args.mount && refused.is_empty(), dry_run: false, copied: Some(copied), duration_us })?;
-        return if refused.is_empty() { Ok(()) } else { Err(Failure::No) };
+        out.json(&Answer { forked, dir: dest, mounted: args.mount && whole, dry_run: false, copied: Some(copied), duration_us })?;
+        return if whole { Ok(()) } else { Err(Failure::No) };
     }
     let at = dest.display().to_string();
     let at = out.text(&at).into_owned();
     out.line(&format!("forked checkpoint {forked} to {at}: {}", copied.how(duration_us)))?;
     copied.report(out, "remove the directory, and run the same command again once the cause is gone")
+}
+
+/// Fills a directory with a checkpoint. What could not be copied is told in what is given.
+///
+/// # Errors
+/// `not-empty`; those of the daemon, and of the directory.
+pub fn fork(served: Served, id: &str, dest: &Path, without_dropped: bool, out: &Out) -> VerbResult<(CheckpointId, Copied)> {
+    let dir = copies::open_destination(dest)?;
+    if !copies::is_empty(dest, &dir)? {
+        return Err(taken(dest));
+    }
+    let begun = Begun::begin(served, id, None)?;
+    let forked = begun.part.checkpoint;
+    let writer = Writer::new(dir, Before::Nothing);
+    writer.prepare().map_err(|cause| io_error(dest.display(), cause))?;
+    let bar = Bar::count(out, "forking");
+    let handed = begun.hand_over(&writer, copies::threads(None), &bar);
+    bar.stop();
+    let mut refused = handed?;
+    refused.extend(writer.finish());
+    let (refused, dropped) = copies::without_dropped(refused, without_dropped);
+    Ok((forked, Copied::new(&writer, &refused, dropped)))
+}
+
+fn taken(dest: &Path) -> VerbError {
+    hinted("not-empty", format!("{} is not empty", dest.display()), "fork to a directory that does not exist or is empty")
 }

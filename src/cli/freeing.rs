@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::error::io_error;
 use super::locate::{Located, locate, not_served, start};
-use super::{config, mount};
+use super::{config, mount, serving};
 use crate::control::History;
 use crate::engine::api::VerbResult;
 use crate::engine::{Config, Engine};
@@ -30,7 +30,7 @@ fn here(root: &Path) -> VerbResult<History> {
     sys::raise_nofile();
     super::log_to_stderr(Some("error"));
     let mut config = Config::bare(sys::open_root(root).map_err(|cause| io_error(root.display(), cause))?, root.to_owned());
-    config.auto.absence = mount::parts_absences(&config::settings_of(root)?);
+    config.auto.absence = serving::parts_absences(&config::settings_of(root)?);
     let engine = Engine::open_unmounted(config)?;
     let ((uid, gid), pid) = (sys::ids(), std::process::id());
     let by = Actor { uid, gid, pid, process: sys::process_name(pid).unwrap_or_default() };

@@ -1,11 +1,8 @@
 //! `ckptfs gc`.
 
-use std::io::{self, IsTerminal};
-
-use super::delete::confirmed;
-use super::error::{Failure, Outcome, hinted};
+use super::error::{Outcome, hinted};
 use super::freeing::freeing;
-use super::output::{Out, Role};
+use super::output::{Out, Role, can_ask};
 use super::progress::Bar;
 use super::{Context, config, size};
 use crate::control::History;
@@ -54,7 +51,7 @@ pub struct Args {
 pub fn run(args: Args, context: &mut Context) -> Outcome {
     let retention = retention(&args, context)?;
     let mut history = freeing(context.dir())?;
-    let ask = !args.yes && !args.dry_run && io::stdin().is_terminal() && io::stderr().is_terminal();
+    let ask = !args.yes && can_ask();
     let plan = if args.dry_run || ask { Some(whole(&mut history, &retention, true, context)?) } else { None };
     if let Some(plan) = plan.as_ref().filter(|_| args.dry_run) {
         return print(plan, &args, context);
@@ -66,10 +63,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         }
         let of_kept = if dropped > 0 { format!(", drop the content of {dropped} versions from others") } else { String::new() };
         let what = format!("{}{of_kept}, free {}?", checkpoints("Delete", plan.gone.len()), size::human(plan.freed_bytes));
-        if !confirmed(&what)? {
-            context.out.talk("nothing was freed");
-            return Err(Failure::No);
-        }
+        context.out.go_on(false, &what, "nothing was freed")?;
     }
     let report = whole(&mut history, &retention, false, context)?;
     print(&report, &args, context)

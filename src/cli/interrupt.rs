@@ -8,9 +8,12 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::error::{Failure, Outcome, io_error};
 use super::output::Out;
+use super::progress::Spinner;
 use crate::control::Client;
 use crate::engine::api::VerbResult;
 use crate::engine::requester::CANCELLED;
+use crate::engine::verb::Verb;
+use crate::engine::verbs::Request;
 use crate::sys;
 
 /// Added to the number of a signal; the status of a program that died of one, in a shell.
@@ -43,8 +46,11 @@ impl Interrupt {
         (signal > 0).then(|| u8::try_from(SIGNAL_STATUS + signal).unwrap_or(u8::MAX))
     }
 
-    /// The daemon's answer; one that says that it gave up ends this program.
-    pub fn answer<T>(&self, answer: VerbResult<T>, out: &Out) -> Result<T, Failure> {
+    /// Asks the daemon, whose answer may take a while; one that says that it gave up ends this program.
+    pub fn ask<V: Verb + Into<Request>>(&self, client: &mut Client, asked: V, what: &'static str, out: &Out) -> Result<V::Answer, Failure> {
+        let spinner = Spinner::start(out, what);
+        let answer = client.ask(asked);
+        spinner.stop();
         match (answer, self.status()) {
             (Err(why), Some(status)) if why.code == CANCELLED => {
                 out.talk("cancelled: nothing was changed");

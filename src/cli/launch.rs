@@ -15,6 +15,7 @@ use super::holders::Holder;
 use super::output::hand_on;
 use crate::engine::api::{AbsenceInfo, VerbError, VerbResult};
 use crate::sys::host;
+use crate::volumes::tool;
 
 /// What the daemon tells its parent, as one line of JSON. Every other line is talk.
 #[derive(Debug, Serialize, Deserialize)]
@@ -48,24 +49,48 @@ pub struct Ready {
 /// What the daemon says before it serves is kept up to so many bytes.
 const TALK_BYTES_MAX: usize = 64 << 10;
 
+/// Who starts a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Starter {
+    /// A verb, which ends when the daemon serves: what the daemon says until then is said to the user.
+    Verb,
+    /// Somebody who goes on, and waits for the end of what it has started; it has a log.
+    Driver,
+}
+
+impl Starter {
+    fn hand_on(self, said: &[u8]) {
+        match self {
+            Starter::Verb => hand_on(said),
+            Starter::Driver if said.is_empty() => {}
+            Starter::Driver => tracing::debug!(said = %String::from_utf8_lossy(said), "a daemon begins"),
+        }
+    }
+
+    fn leave(self, mut child: Child) {
+        if self == Starter::Driver {
+            // Without a thread it is nobody's, until whoever started it ends.
+            drop(std::thread::Builder::new().name("daemon".into()).spawn(move || child.wait()));
+        }
+    }
+}
+
 /// Starts the daemon with `arguments`, and waits until it serves. No time limit: an index may have to be rebuilt first.
-pub fn launch(arguments: Vec<OsString>) -> VerbResult<Ready> {
+pub fn launch(mut arguments: Vec<OsString>, starter: Starter) -> VerbResult<Ready> {
+    arguments.extend((starter == Starter::Driver).then(|| "--stays".into()));
     let cannot = |cause: std::io::Error| io_error("starting the daemon", cause);
     let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
-    let child = spawn(arguments, theirs.into()).map_err(cannot)?;
-    wait(child, ours)
+    let mut child = spawn(arguments, theirs.into()).map_err(cannot)?;
+    let served = wait(&mut child, ours, starter);
+    starter.leave(child);
+    served
 }
 
 fn spawn(arguments: Vec<OsString>, pipe: OwnedFd) -> std::io::Result<Child> {
     host::close_on_exec();
-    Command::new(program())
-        .arg0("ckptfs")
-        .args(arguments)
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::from(pipe.try_clone()?))
-        .stderr(Stdio::from(pipe))
-        .spawn()
+    let mut command = Command::new(program());
+    tool::clean(&mut command);
+    command.arg0("ckptfs").args(arguments).stdout(Stdio::from(pipe.try_clone()?)).stderr(Stdio::from(pipe)).spawn()
 }
 
 /// This program, also when its file was replaced since.
@@ -76,16 +101,16 @@ pub fn program() -> PathBuf {
     }
 }
 
-fn wait(mut child: Child, pipe: UnixStream) -> VerbResult<Ready> {
+fn wait(child: &mut Child, pipe: UnixStream, starter: Starter) -> VerbResult<Ready> {
     let mut talk = Vec::new();
     for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
         match serde_json::from_slice::<Handshake>(&line) {
             Ok(Handshake::Ready(ready)) => {
-                hand_on(&talk);
+                starter.hand_on(&talk);
                 return Ok(ready);
             }
             Ok(Handshake::Error(error)) => {
-                hand_on(&talk);
+                starter.hand_on(&talk);
                 return Err(error);
             }
             Err(_) if talk.len() + line.len() < TALK_BYTES_MAX => {
@@ -95,7 +120,7 @@ fn wait(mut child: Child, pipe: UnixStream) -> VerbResult<Ready> {
             Err(_) => {}
         }
     }
-    hand_on(&talk);
+    starter.hand_on(&talk);
     let end = child.wait().map_or_else(|cause| cause.to_string(), |status| status.to_string());
     Err(hinted("daemon-lost", format!("the daemon ended before it served ({end})"), "CKPTFS_LOG=debug ckptfs mount ... says more"))
 }

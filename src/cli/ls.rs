@@ -1,6 +1,7 @@
 //! `ckptfs ls`.
 
 use std::ffi::OsString;
+use std::io;
 
 use serde::Serialize;
 
@@ -56,7 +57,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         })
         .collect::<SysResult<_>>()
         .map_err(|cause| found.failed(cause))?;
-    if out.json { Ok(out.json(&listed)?) } else { print(&listed, out) }
+    out.answer(&listed, |out| print(&listed, out))
 }
 
 fn names(found: &past::Found) -> SysResult<Vec<Vec<u8>>> {
@@ -77,7 +78,7 @@ fn below(dir: &TreePath, name: &[u8]) -> TreePath {
     TreePath(path)
 }
 
-fn print(listed: &[Listed], out: &mut Out) -> Outcome {
+fn print(listed: &[Listed], out: &mut Out) -> io::Result<()> {
     let width = listed.iter().map(|one| one.what.size.to_string().len()).max().unwrap_or(0);
     for one in listed {
         let mut line = format!("{} {:>width$} {} ", one.what.mode_text(), one.what.size, one.what.local_time()).into_bytes();

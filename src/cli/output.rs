@@ -6,6 +6,11 @@ use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::error::{Failure, Outcome};
+
+/// Labels stand before what they are of, so wide.
+const LABEL_WIDTH: usize = 8;
+
 /// When to color.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Color {
@@ -87,6 +92,35 @@ impl Out {
         self.writer.write_all(b"\n")
     }
 
+    /// Prints a line with a text of somebody else, harmless on a terminal.
+    pub fn text_line(&mut self, text: &str) -> io::Result<()> {
+        let text = self.text(text).into_owned();
+        self.line(&text)
+    }
+
+    /// Prints a label, and behind it what it is of, harmless on a terminal.
+    pub fn labelled(&mut self, label: &str, text: &str) -> io::Result<()> {
+        let line = format!("{} {}", self.paint(Role::Faint, &format!("{label:<LABEL_WIDTH$}")), self.text(text));
+        self.line(&line)
+    }
+
+    /// Prints `value` as JSON where that is wanted, and otherwise as `print` does.
+    pub fn answer<T: Serialize>(&mut self, value: &T, print: impl FnOnce(&mut Out) -> io::Result<()>) -> Outcome {
+        Ok(if self.json { self.json(value) } else { print(self) }?)
+    }
+
+    /// Asks whether to go on, where there is somebody to ask who has not said yes already.
+    ///
+    /// # Errors
+    /// The answer is no, which `otherwise` says.
+    pub fn go_on(&self, yes: bool, question: &str, otherwise: &str) -> Outcome {
+        if !yes && can_ask() && !confirmed(&self.talk_text(question))? {
+            self.talk(otherwise);
+            return Err(Failure::No);
+        }
+        Ok(())
+    }
+
     /// Prints bytes as they are.
     pub fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.writer.write_all(bytes)
@@ -146,6 +180,19 @@ impl Out {
             let _ = writeln!(io::stderr(), "{} {}", self.talk_label("Warning:"), self.talk_text(text));
         }
     }
+}
+
+/// Whether there is somebody to ask.
+pub fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks a question on the terminal.
+pub fn confirmed(question: &str) -> io::Result<bool> {
+    write!(io::stderr(), "{question} [y/N] ")?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
 /// Hands on to stderr what another process said for it, harmless on a terminal: where that went it was not known to be one.

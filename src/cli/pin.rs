@@ -23,15 +23,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Prints whether a checkpoint is pinned now.
 pub fn print(checkpoint: &CheckpointInfo, context: &mut Context) -> Outcome {
-    let out = &mut context.out;
-    if out.json {
-        return Ok(out.json(checkpoint)?);
-    }
     let now = match checkpoint.pinned.as_deref() {
         None => "is not pinned".to_owned(),
         Some("") => "is pinned".to_owned(),
         Some(reason) => format!("is pinned: {reason}"),
     };
-    let line = out.text(&format!("checkpoint {} {now}", checkpoint.id)).into_owned();
-    Ok(out.line(&line)?)
+    context.out.answer(checkpoint, |out| out.text_line(&format!("checkpoint {} {now}", checkpoint.id)))
 }

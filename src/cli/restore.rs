@@ -9,9 +9,8 @@ use super::by;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::output::Out;
-use super::progress::Spinner;
 use super::tree_path::in_tree;
-use super::{Context, changes, holders, locate, time};
+use super::{Context, changes, locate, replaced, time};
 use crate::engine::api::attribution::OnlyBy;
 use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times, TreePath, VerbResult};
 use crate::sys::Kind;
@@ -69,10 +68,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     let paths: Vec<TreePath> = args.paths.iter().map(|path| in_tree(&served.root, &served.cwd, path)).collect::<VerbResult<_>>()?;
     let options = RestoreOptions { to: StateName(args.id.unwrap_or_default()), paths, dry_run: args.dry_run, times };
     let interrupt = Interrupt::gives_up(&served.client)?;
-    let spinner = Spinner::start(&context.out, "restoring");
-    let answer = served.client.ask(options);
-    spinner.stop();
-    let restored = interrupt.answer(answer, &context.out)?;
+    let restored = interrupt.ask(&mut served.client, options, "restoring", &context.out)?;
     if context.out.json {
         context.out.json(&restored)?;
     } else {
@@ -91,7 +87,7 @@ pub fn warn_of_holders(root: &Path, restored: &Restored, out: &Out) {
     if restored.guard.is_none() || files.is_empty() {
         return;
     }
-    for holder in holders::of_replaced(root, &files) {
+    for holder in replaced::holders(root, &files) {
         out.warn(&format!("{holder} as it was before: what it writes there goes nowhere; have it open its files again"));
     }
 }
@@ -103,10 +99,7 @@ fn told(restored: &Restored) -> Outcome {
 
 fn only_by(served: &mut locate::Served, options: OnlyBy, context: &mut Context) -> Outcome {
     let interrupt = Interrupt::gives_up(&served.client)?;
-    let spinner = Spinner::start(&context.out, "restoring");
-    let answer = served.client.ask(options);
-    spinner.stop();
-    let restored = interrupt.answer(answer, &context.out)?;
+    let restored = interrupt.ask(&mut served.client, options, "restoring", &context.out)?;
     if context.out.json {
         context.out.json(&restored)?;
         warn_of_holders(&served.root, &restored.restored, &context.out);

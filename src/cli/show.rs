@@ -71,8 +71,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     if !checkpoint.note.is_empty() {
         out.line("")?;
         for line in checkpoint.note.lines() {
-            let line = format!("    {}", out.text(line));
-            out.line(&line)?;
+            out.text_line(&format!("    {line}"))?;
         }
     }
     Ok(())

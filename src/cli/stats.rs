@@ -1,9 +1,10 @@
 //! `ckptfs stats`.
 
+use std::io;
 use std::path::PathBuf;
 
 use super::error::Outcome;
-use super::output::Role;
+use super::output::Out;
 use super::{Context, locate, time};
 use crate::engine::api::{GetStats, Stats};
 
@@ -21,14 +22,10 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
         None => context.dir().map(PathBuf::from),
     };
     let stats = locate::served(dir.as_deref())?.client.ask(GetStats)?;
-    if context.out.json {
-        return Ok(context.out.json(&stats)?);
-    }
-    print(&stats, context)
+    context.out.answer(&stats, |out| print(&stats, out))
 }
 
-fn print(stats: &Stats, context: &mut Context) -> Outcome {
-    let out = &mut context.out;
+fn print(stats: &Stats, out: &mut Out) -> io::Result<()> {
     let daemon = &stats.daemon;
     let total: u64 = stats.requests.values().sum();
     let lines = [
@@ -41,8 +38,7 @@ fn print(stats: &Stats, context: &mut Context) -> Outcome {
         ("requests", total.to_string()),
     ];
     for (label, value) in lines {
-        let line = format!("{} {}", out.paint(Role::Faint, &format!("{label:<8}")), out.text(&value));
-        out.line(&line)?;
+        out.labelled(label, &value)?;
     }
     let mut asked: Vec<(&String, u64)> = stats.requests.iter().map(|(kind, &count)| (kind, count)).filter(|&(_, count)| count > 0).collect();
     asked.sort_by_key(|&(_, count)| std::cmp::Reverse(count));

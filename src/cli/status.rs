@@ -6,7 +6,6 @@ use super::by::{self, By};
 use super::changes;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
-use super::output::Role;
 use super::{Context, locate, size, time};
 use crate::engine::api::{CompareByProcess, DaemonInfo, GetStatus, Status};
 
@@ -68,15 +67,14 @@ fn print(status: &Status, context: &mut Context) -> Outcome {
         ("epoch", format!("{}, {latest}", status.epoch)),
     ];
     for (label, value) in lines {
-        let line = format!("{} {}", out.paint(Role::Faint, &format!("{label:<8}")), out.text(&value));
-        out.line(&line)?;
+        out.labelled(label, &value)?;
     }
     if status.shared.files > 0 {
         let shared = format!("{} files, {}, share what others have since the mount", status.shared.files, size::human(status.shared.bytes));
-        out.line(&format!("{} {shared}", out.paint(Role::Faint, &format!("{:<8}", "same"))))?;
+        out.labelled("same", &shared)?;
     }
     if let Some(absence) = &status.absence {
-        out.line(&format!("{} {}", out.paint(Role::Faint, &format!("{:<8}", "absence")), changes::absence(absence)))?;
+        out.labelled("absence", &changes::absence(absence))?;
     }
     match status.base {
         Some(latest) if status.dirty.is_empty() => out.line(&format!("nothing changed since checkpoint {latest}"))?,

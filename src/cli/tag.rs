@@ -29,11 +29,6 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 
 /// Prints a checkpoint and the tags that it has now.
 pub fn print(tagged: &CheckpointInfo, context: &mut Context) -> Outcome {
-    let out = &mut context.out;
-    if out.json {
-        return Ok(out.json(tagged)?);
-    }
     let tags = if tagged.tags.is_empty() { "has no tag".to_owned() } else { format!("is tagged {}", tagged.tags.join(", ")) };
-    let line = out.text(&format!("checkpoint {} {tags}", tagged.id)).into_owned();
-    Ok(out.line(&line)?)
+    context.out.answer(tagged, |out| out.text_line(&format!("checkpoint {} {tags}", tagged.id)))
 }

@@ -105,9 +105,7 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     // Our own working directory must not be what keeps the mount busy.
     let shell = std::env::current_dir();
     std::env::set_current_dir("/").map_err(|cause| super::error::io_error("/", cause))?;
-    let ended = take_away(mount, &args, context)?;
-    // Dead mounts may have been below it.
-    mounts::repair(&mount.at)?;
+    let ended = take_away(mount, args.lazy, args.keep.map(Keep::from), &|warning| context.out.warn(warning))?;
     tell(mount, &ended, context)?;
     if shell.is_ok_and(|shell| shell.starts_with(&mount.at)) {
         context.out.talk("this shell is still in what was the mount; enter the ordinary directory: cd .");
@@ -194,9 +192,25 @@ fn real(path: &Path) -> PathBuf {
     })
 }
 
-/// Unmounts.
-fn take_away(mount: &MountPoint, args: &Args, context: &Context) -> VerbResult<Ended> {
-    let (lazy, keep) = (args.lazy, args.keep.map(Keep::from));
+/// Unmounts what is mounted by ckptfs at a place.
+///
+/// # Errors
+/// In words for a person.
+pub fn unmount(at: &Path) -> VerbResult<()> {
+    let table = mounts::all()?;
+    let mount = named(&table, at, at)?;
+    check_on_top(&table, mount)?;
+    take_away(mount, false, None, &|warning| tracing::warn!("{warning}")).map(drop)
+}
+
+/// Unmounts, and takes away dead mounts that were below.
+fn take_away(mount: &MountPoint, lazy: bool, keep: Option<Keep>, warn: &dyn Fn(&str)) -> VerbResult<Ended> {
+    let ended = take_top(mount, lazy, keep, warn)?;
+    mounts::repair(&mount.at)?;
+    Ok(ended)
+}
+
+fn take_top(mount: &MountPoint, lazy: bool, keep: Option<Keep>, warn: &dyn Fn(&str)) -> VerbResult<Ended> {
     let (at, (uid, _)) = (&mount.at, sys::ids());
     if let Some(owner) = mount.owner.filter(|owner| uid != 0 && *owner != uid) {
         return Err(not_theirs(mount, owner));
@@ -225,7 +239,7 @@ fn take_away(mount: &MountPoint, args: &Args, context: &Context) -> VerbResult<E
             wait(&mut client, mount, false)
         }
         Err(error) if error.code == "protocol-version" || error.code == "protocol" => {
-            context.out.warn(&error.message);
+            warn(&error.message);
             mounts::unmount(at, lazy).map_err(|cause| busy(mount, mounts::unmount_error(at, cause)))?;
             wait(&mut client, mount, lazy)
         }

@@ -2,7 +2,6 @@
 
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
-use super::progress::Spinner;
 use super::{Context, changes, locate, ops};
 use crate::engine::api::{UndoOptions, UndoWalk, UndoneStep};
 
@@ -38,10 +37,8 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
 pub fn walk_and_tell(options: UndoOptions, done: &str, context: &mut Context) -> Outcome {
     let mut served = locate::served(context.dir())?;
     let interrupt = Interrupt::gives_up(&served.client)?;
-    let spinner = Spinner::start(&context.out, if done == "undone" { "undoing" } else { "doing again" });
-    let answer = served.client.ask(options);
-    spinner.stop();
-    let undone = interrupt.answer(answer, &context.out)?;
+    let what = if done == "undone" { "undoing" } else { "doing again" };
+    let undone = interrupt.ask(&mut served.client, options, what, &context.out)?;
     let out = &mut context.out;
     if out.json {
         out.json(&undone)?;

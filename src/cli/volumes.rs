@@ -1,21 +1,21 @@
 //! `ckptfs volumes`, and `--volume` of every other verb.
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::error::{Failure, Outcome, error, hinted, io_error};
-use super::output::Role;
-use super::{Context, Verb, launch};
+use super::launch::Starter;
+use super::output::{Color, Out, Role};
+use super::{Context, Verb, fork, locate, mount, size, umount};
 use crate::engine::api::VerbResult;
-use crate::engine::settings::{self, Value as Setting};
-use crate::volumes::name::Named;
-use crate::volumes::options::{OPTIONS, OnRemove};
+use crate::store::ids::CheckpointId;
+use crate::volumes::options::{OPTIONS, OnRemove, Options};
 use crate::volumes::serve::{PoolImage, mount_image, serve};
-use crate::volumes::{Own, Pool, name, own_id, protocol};
+use crate::volumes::{Place, Pool, Verbs, name, protocol};
 
 /// Where volumes are unless told otherwise.
 pub const ROOT: &str = "/var/lib/ckptfs/volumes";
@@ -105,7 +105,7 @@ pub struct PoolArgs {
     #[arg(long, value_name = "FILE")]
     pool_image: Option<PathBuf>,
     /// How large to make that file, if it is not there; it takes the space that is used
-    #[arg(long, value_name = "SIZE", value_parser = size, requires = "pool_image")]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, requires = "pool_image")]
     pool_size: Option<u64>,
 }
 
@@ -116,7 +116,7 @@ impl PoolArgs {
             let file = std::path::absolute(file).map_err(|cause| io_error(file.display(), cause))?;
             mount_image(&PoolImage { file, bytes: self.pool_size }, root)?;
         }
-        Pool::open(root, self.mounts.as_deref(), own())
+        Pool::open(root, self.mounts.as_deref(), Arc::new(Lent))
     }
 }
 
@@ -127,14 +127,6 @@ enum Removal {
     Trash,
     /// It is gone
     Delete,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    let key = settings::find("retention.max-size").ok_or_else(String::new)?;
-    match settings::parse_value(key, text)? {
-        Setting::Number(bytes) => Ok(bytes),
-        _ => Err("a size such as 10G is needed".to_owned()),
-    }
 }
 
 /// Whether this is the driver, which has a log to write.
@@ -160,13 +152,33 @@ pub fn run(args: Args, context: &mut Context) -> Outcome {
     }
 }
 
-fn own() -> Own {
-    Own::new(launch::program())
+/// What the verbs do, for volumes. What they would say is nobody's to hear.
+#[derive(Debug)]
+struct Lent;
+
+impl Verbs for Lent {
+    fn mount(&self, place: &Place, options: &Options) -> VerbResult<()> {
+        let prepared = mount::prepare(mount::Args::of_volume(place, options)?, Path::new("/"))?;
+        mount::start(&prepared, Starter::Driver).map(drop)
+    }
+
+    fn unmount(&self, point: &Path) -> VerbResult<()> {
+        umount::unmount(point)
+    }
+
+    fn fork(&self, point: &Path, checkpoint: CheckpointId, dir: &Path) -> VerbResult<()> {
+        let quiet = Out::new(true, Color::Never);
+        let (_, copied) = fork::fork(locate::served(Some(point))?, &checkpoint.to_string(), dir, false, &quiet)?;
+        match copied.report(&quiet, "try again once the cause is gone") {
+            Err(Failure::Verb(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The pool, which a driver or `create` has made before.
 fn pool(root: &Path) -> VerbResult<Pool> {
-    Pool::open(root, None, own())
+    Pool::open(root, None, Arc::new(Lent))
 }
 
 fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
@@ -176,7 +188,7 @@ fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
     };
     let pool = args.pool.open(root)?.with_on_remove(on_remove);
     let socket = std::path::absolute(&args.socket).map_err(|cause| io_error(args.socket.display(), cause))?;
-    let shown = pool.root().display().to_string();
+    let shown = pool.registry().root().display().to_string();
     let out = &context.out;
     serve(pool, &socket, |warnings| {
         warnings.iter().for_each(|warning| out.warn(warning));
@@ -188,8 +200,8 @@ fn driver(args: Serve, root: &Path, context: &mut Context) -> Outcome {
 fn list(pool: &Pool, context: &mut Context) -> Outcome {
     let out = &mut context.out;
     let mut all = Vec::new();
-    for record in pool.list()? {
-        let point = pool.mountpoint(&record)?;
+    for record in pool.registry().list()? {
+        let point = pool.registry().mountpoint(&record)?;
         let parent = record.parent.as_ref().map(|parent| format!("{}@{}", parent.volume, parent.checkpoint));
         if out.json {
             let point = point.as_ref().map(|point| point.to_string_lossy().into_owned());
@@ -208,29 +220,20 @@ fn list(pool: &Pool, context: &mut Context) -> Outcome {
 
 fn list_trash(pool: &Pool, context: &mut Context) -> Outcome {
     let out = &mut context.out;
-    let all = pool.thrown()?;
-    if out.json {
-        let all: Vec<_> = all.iter().map(|thrown| json!({"name": thrown.name, "volume": thrown.volume})).collect();
-        return Ok(out.json(&all)?);
-    }
-    all.iter().try_for_each(|thrown| out.line(&thrown.name)).map_err(Failure::Output)
+    let all = pool.trash().list()?;
+    let told: Vec<_> = all.iter().map(|thrown| json!({"name": thrown.name, "volume": thrown.volume})).collect();
+    out.answer(&told, |out| all.iter().try_for_each(|thrown| out.line(&thrown.name)))
 }
 
 fn recover(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
-    let name = pool.recover(text)?;
-    if context.out.json {
-        return Ok(context.out.json(&json!({"recovered": name}))?);
-    }
-    Ok(context.out.line(&name)?)
+    let name = pool.trash().recover(text)?;
+    context.out.answer(&json!({"recovered": name}), |out| out.line(&name))
 }
 
 fn purge(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
-    pool.purge(text)?;
-    if context.out.json {
-        return Ok(context.out.json(&json!({"purged": text}))?);
-    }
+    pool.trash().purge(text)?;
     context.out.talk(&format!("{text} is deleted"));
-    Ok(())
+    context.out.answer(&json!({"purged": text}), |_| Ok(()))
 }
 
 fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) -> Outcome {
@@ -242,52 +245,31 @@ fn create(pool: &Pool, name: &str, options: &[String], context: &mut Context) ->
         }
     }
     let record = pool.create(name, &given)?;
-    if context.out.json {
-        return Ok(context.out.json(&json!({"created": record.name}))?);
-    }
-    Ok(context.out.line(&record.name)?)
+    context.out.answer(&json!({"created": record.name}), |out| out.line(&record.name))
 }
 
 fn remove(pool: &Pool, name: &str, dry_run: bool, yes: bool, context: &mut Context) -> Outcome {
-    let record = pool.get(name)?;
-    let checkpoints = pool.checkpoints(&record).map_or(0, |list| list.len());
+    let record = pool.registry().get(name)?;
+    let checkpoints = pool.registry().history(&record).and_then(|history| history.checkpoints()).map_or(0, |list| list.len());
     let out = &mut context.out;
     let trash = pool.keeps(&record)?;
     let how = if trash { "set aside in the trash" } else { "deleted" };
+    let told = json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": dry_run});
     if dry_run {
-        if out.json {
-            return Ok(out.json(&json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": true}))?);
-        }
-        return Ok(out.line(&format!("volume {name} with {checkpoints} checkpoints would be {how}"))?);
+        return out.answer(&told, |out| out.line(&format!("volume {name} with {checkpoints} checkpoints would be {how}")));
     }
-    let ask = !yes && io::stdin().is_terminal() && io::stderr().is_terminal();
-    if ask && !confirmed(&format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on? [y/N] ")) {
-        return Err(Failure::No);
-    }
+    out.go_on(yes, &format!("volume {name} with {checkpoints} checkpoints is to be {how}. Go on?"), "nothing was removed")?;
     if let Some(gone) = pool.remove(name)? {
         std::fs::remove_dir_all(&gone).map_err(|cause| io_error(gone.display(), cause))?;
     }
-    if out.json {
-        return Ok(out.json(&json!({"removed": name, "checkpoints": checkpoints, "trash": trash, "dry_run": false}))?);
-    }
     out.talk(&format!("volume {name} is {how}"));
-    Ok(())
-}
-
-fn confirmed(question: &str) -> bool {
-    let mut answer = String::new();
-    // Whoever cannot be asked, or does not answer, has not agreed.
-    let asked = io::stderr().write_all(question.as_bytes()).and_then(|()| io::stdin().read_line(&mut answer));
-    asked.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+    out.answer(&told, |_| Ok(()))
 }
 
 fn inspect(pool: &Pool, text: &str, context: &mut Context) -> Outcome {
-    let value = protocol::inspect(pool, text)?;
-    if context.out.json {
-        return Ok(context.out.json(&value)?);
-    }
+    let value = protocol::inspect(pool.registry(), text)?;
     let text = serde_json::to_string_pretty(&value).map_err(|cause| error("internal", cause.to_string()))?;
-    Ok(context.out.line(&text)?)
+    context.out.answer(&value, |out| out.line(&text))
 }
 
 /// Lets a verb act on a volume; one that is not mounted is for so long.
@@ -302,16 +284,11 @@ pub fn with(text: &str, context: &mut Context, verb: impl FnOnce(&mut Context) -
         return Err(hinted("not-found", format!("there are no volumes in {}", root.display()), format!("{ROOT_VARIABLE} names another pool")).into());
     }
     let pool = pool(&root)?;
-    pool.get(&named.volume)?;
-    used(&pool, &named, context, verb)
-}
-
-fn used(pool: &Pool, named: &Named, context: &mut Context, verb: impl FnOnce(&mut Context) -> Outcome) -> Outcome {
-    let id = own_id(&named.volume);
-    context.dir = Some(pool.mount(named, &id)?);
-    let done = verb(context);
-    pool.unmount(named, &id)?;
-    done
+    pool.registry().get(&named.volume)?;
+    pool.mounts().during(&named.volume, &named.volume, |point| {
+        context.dir = Some(point);
+        verb(context)
+    })
 }
 
 /// Every option, for `--help`.

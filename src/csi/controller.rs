@@ -21,9 +21,8 @@ use super::serve::{Driver, Service};
 use super::status::{invalid, of, required};
 use super::wanted::{self, Range};
 use crate::sys::{self, host};
-use crate::volumes::Record;
-use crate::volumes::claims::{Claim, Snapshot as Kept};
 use crate::volumes::options::{Options, SIZE_BYTES_MIN};
+use crate::volumes::{Claim, Record, Snapshot as Kept};
 
 /// What is declared.
 const CAPABILITIES: [Rpc; 9] = [
@@ -146,7 +145,7 @@ impl Driver {
     }
 
     fn records(&self) -> Result<Vec<Record>, Status> {
-        self.pool.list().map_err(|error| of(&error))
+        self.pool.registry().list().map_err(|error| of(&error))
     }
 
     fn list_volumes(&self, request: &ListVolumesRequest) -> Result<ListVolumesResponse, Status> {
@@ -169,8 +168,9 @@ impl Driver {
         let possible = request.volume_capabilities.is_empty() || wanted::all_shown(&request.volume_capabilities).is_ok();
         let mut available_capacity = 0;
         if !elsewhere && possible {
-            let info =
-                host::open_dir_path(self.pool.root()).and_then(sys::statfs_fd).map_err(|cause| Status::internal(format!("the pool: {cause}")))?;
+            let info = host::open_dir_path(self.pool.registry().root())
+                .and_then(sys::statfs_fd)
+                .map_err(|cause| Status::internal(format!("the pool: {cause}")))?;
             available_capacity = signed(info.bavail.saturating_mul(info.frsize.into()));
         }
         let minimum_volume_size = request.parameters.contains_key("size").then(|| signed(SIZE_BYTES_MIN));
@@ -209,11 +209,11 @@ impl Driver {
         let Some(SnapshotId { volume, checkpoint, .. }) = names::parse_snapshot_id(id).filter(|_| self.elsewhere(id).is_none()) else {
             return Ok(None);
         };
-        let Ok(record) = self.pool.get(volume) else { return Ok(None) };
+        let Ok(record) = self.pool.registry().get(volume) else { return Ok(None) };
         if let Some(kept) = record.snapshots.iter().find(|one| one.checkpoint == checkpoint) {
             return Ok(Some((volume.to_owned(), kept.clone())));
         }
-        match self.pool.checkpoint_of(&record, &checkpoint.to_string()) {
+        match self.pool.registry().history(&record).and_then(|history| history.checkpoint(&checkpoint.to_string())) {
             Ok(found) => {
                 let bytes = record.claim.as_ref().map_or(0, |claim| claim.bytes);
                 Ok(Some((volume.to_owned(), Kept { name: found.note, checkpoint, created: found.created, bytes })))

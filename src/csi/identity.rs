@@ -32,7 +32,7 @@ impl Identity for Service {
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         self.work("Probe", |driver| {
-            let ready = driver.pool.root().join("meta").is_dir();
+            let ready = driver.pool.registry().root().join("meta").is_dir();
             if ready { Ok(ProbeResponse { ready: Some(true) }) } else { Err(Status::failed_precondition("the pool is gone")) }
         })
         .await

@@ -36,7 +36,7 @@ fn use_of(staging: &Path) -> String {
 impl Driver {
     /// A volume that there is for whoever asks.
     pub fn volume(&self, id: &str) -> Result<Record, Status> {
-        let record = self.pool.get(id).map_err(|error| match error.code.as_str() {
+        let record = self.pool.registry().get(id).map_err(|error| match error.code.as_str() {
             // What cannot be a name is none.
             "bad-name" => Status::not_found(format!("no such volume: {id:?}")),
             _ => of(&error),
@@ -45,13 +45,12 @@ impl Driver {
     }
 
     pub fn place_of(&self, record: &Record) -> Result<Place, Status> {
-        let options = record.parsed().map_err(|error| of(&error))?;
-        Ok(self.pool.place(&record.name, &options))
+        self.pool.registry().place(record).map_err(|error| of(&error))
     }
 
     /// The volume of an id, and its place, if there is one, retired or not: what has to be ended is ended.
     fn any_place(&self, id: &str) -> Result<Option<Place>, Status> {
-        match self.pool.get(id) {
+        match self.pool.registry().get(id) {
             Ok(record) => self.place_of(&record).map(Some),
             Err(error) if ["no-such-volume", "bad-name"].contains(&error.code.as_str()) => Ok(None),
             Err(error) => Err(of(&error)),
@@ -64,9 +63,9 @@ impl Driver {
         wanted::shown(request.volume_capability.as_ref())?;
         let record = self.volume(id)?;
         let (place, named) = (self.place_of(&record)?, whole(id));
-        let done = self.pool.alone(&at(&staging), || {
+        let done = self.pool.registry().alone(&at(&staging), || {
             let staging = bind::real(&staging)?;
-            self.pool.mount(&named, &use_of(&staging))?;
+            self.pool.mounts().mount(&named, &use_of(&staging), None)?;
             bind::bind(&place, &staging, record.parsed()?.readonly, &[])
         });
         done.map(|()| NodeStageVolumeResponse {}).map_err(|error| of(&error))
@@ -76,13 +75,13 @@ impl Driver {
         let id = required("volume_id", &request.volume_id)?;
         let staging = path("staging_target_path", &request.staging_target_path)?;
         let Some(place) = self.any_place(id)? else { return Ok(NodeUnstageVolumeResponse {}) };
-        let done = self.pool.alone(&at(&staging), || match bind::real(&staging) {
+        let done = self.pool.registry().alone(&at(&staging), || match bind::real(&staging) {
             // Its directory is gone.
-            Err(error) if error.code == "not-found" => self.pool.unmount(&whole(id), &use_of(&staging)),
+            Err(error) if error.code == "not-found" => self.pool.mounts().unmount(&whole(id), &use_of(&staging)),
             Err(error) => Err(error),
             Ok(staging) => {
                 bind::unbind(&place, &staging)?;
-                self.pool.unmount(&whole(id), &use_of(&staging))
+                self.pool.mounts().unmount(&whole(id), &use_of(&staging))
             }
         });
         done.map(|()| NodeUnstageVolumeResponse {}).map_err(|error| of(&error))
@@ -98,7 +97,7 @@ impl Driver {
             path("staging_target_path", &request.staging_target_path).map_err(|_| Status::failed_precondition("the volume is not staged"))?;
         let read_only = shown.read_only || request.readonly || record.parsed().map_err(|error| of(&error))?.readonly;
         // One at a time for a volume: whoever wants it alone must see the others.
-        let done = self.pool.alone(&format!("publish {id}"), || {
+        let done = self.pool.registry().alone(&format!("publish {id}"), || {
             let (staging, target) = (bind::real(&staging)?, bind::real(&target)?);
             if !matches!(bind::there(&place, &staging)?, There::Volume { .. }) {
                 return Err(refused("not-staged", format!("volume {id} is not staged at {}", staging.display())));
@@ -124,14 +123,14 @@ impl Driver {
         let id = required("volume_id", &request.volume_id)?;
         let target = path("target_path", &request.target_path)?;
         let place = self.any_place(id)?;
-        let done = self.pool.alone(&format!("publish {id}"), || match (bind::real(&target), &place) {
+        let done = self.pool.registry().alone(&format!("publish {id}"), || match (bind::real(&target), &place) {
             (Err(error), _) if error.code == "not-found" => Ok(()),
             (Err(error), _) => Err(error),
             (Ok(target), Some(place)) => {
                 bind::unbind(place, &target)?;
                 bind::remove_target(&target)?;
                 // If it was unstaged before, this was what has kept it mounted.
-                self.pool.unmount(&whole(id), &use_of(&target))
+                self.pool.mounts().unmount(&whole(id), &use_of(&target))
             }
             (Ok(_), None) => Ok(()),
         });

@@ -1,7 +1,7 @@
 //! Begins and ends the service of a tree.
 
 use super::Engine;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 

@@ -7,7 +7,7 @@ use super::requester::Requester;
 use std::io;
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::Engine;
 use super::api::{VerbError, VerbResult};

@@ -85,7 +85,9 @@ pub use os::{
     widen_pipe, wrap_number, write_in_place,
 };
 pub use pass::{FILES_AT_ONCE, is_peer_gone, peek, receive_files, send_files};
-pub use path::{link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at, rmdir_at, symlink_at, unlink_at};
+pub use path::{
+    link_at, mkdir_at, open_dir_at, open_file_at, open_root, readlink_at, readlink_fd, rename_at, replace_file, rmdir_at, symlink_at, unlink_at,
+};
 pub use process::{
     clock_ahead_ns, ids, inherited, kill, kill_group, nofile, now, pid_alive, process_group, raise_nofile, setsid, stamp_now, umask0, wait_for_tick,
 };

@@ -108,3 +108,19 @@ pub fn device_major(device: u64) -> u32 {
 pub fn device_minor(device: u64) -> u32 {
     libc::minor(device as libc::dev_t) as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_number_survives_both_ways() {
+        for (major, minor) in [(0, 0), (8, 1), (253, 300), (4095, 1_048_575)] {
+            let device = make_device(major, minor);
+            if cfg!(target_os = "linux") {
+                assert_eq!((device_major(device), device_minor(device)), (major, minor));
+            }
+        }
+        assert_eq!(mode_bits(Kind::Symlink, 0o777), 0o120_777);
+    }
+}

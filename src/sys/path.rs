@@ -1,6 +1,7 @@
 //! Calls on one name in one directory that both systems have.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -51,6 +52,25 @@ pub fn symlink_at(target: &[u8], dir: impl AsFd, name: &[u8]) -> SysResult<()> {
 pub fn link_at(from_dir: impl AsFd, from: &[u8], to_dir: impl AsFd, to: &[u8]) -> SysResult<()> {
     let (from, to) = (component(from)?, component(to)?);
     retry(Call::Link, || rustix::fs::linkat(&from_dir, from, &to_dir, to, AtFlags::empty()))
+}
+
+/// Writes a file whole, in place of what was there: a reader finds the old bytes or the new ones. It is on disk when this returns, its name may not be.
+///
+/// # Errors
+/// The old one is there then.
+pub fn replace_file(dir: impl AsFd, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let new = format!("{name}.new-{}", std::process::id());
+    let written = (|| {
+        let mut file = os::create_file_at(&dir, new.as_bytes(), Open::READ_WRITE, 0o600)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        Ok(rename_at(&dir, new.as_bytes(), &dir, name.as_bytes(), RenameMode::Replace)?)
+    })();
+    if written.is_err() {
+        // It stays where even that fails, and does nothing there.
+        let _ = unlink_at(&dir, new.as_bytes());
+    }
+    written
 }
 
 /// Removes the name of something that is not a directory: EISDIR (EPERM on macOS) otherwise (unlinkat(2)).

@@ -54,17 +54,6 @@ fn names_that_lead_out_are_refused() {
 }
 
 #[test]
-fn a_device_number_survives_both_ways() {
-    for (major, minor) in [(0, 0), (8, 1), (253, 300), (4095, 1_048_575)] {
-        let device = make_device(major, minor);
-        if cfg!(target_os = "linux") {
-            assert_eq!((device_major(device), device_minor(device)), (major, minor));
-        }
-    }
-    assert_eq!(mode_bits(Kind::Symlink, 0o777), 0o120_777);
-}
-
-#[test]
 fn stat_tells_the_same_by_name_and_by_path_descriptor() {
     let (_temp, dir) = scratch();
     let file = file_with(&dir, b"f", b"12345");

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::error::{error, failed};
-use super::facts;
-use super::own::tool;
-use super::pool::{Place, make_dir};
+use super::facts::{self, Place};
+use super::files::make_dir;
+use super::tool::tool;
 use crate::engine::api::VerbResult;
 use crate::sys::{self, Errno};
 

@@ -5,77 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
-use super::error::{error, hinted};
+use super::error::error;
 use super::facts;
 use super::image;
-use super::name::Named;
-use super::pool::{Pool, own_id};
-use super::record::Record;
+use super::name::key;
+use super::pool::Pool;
+use super::record::{Claim, Record, Snapshot};
 use crate::control::Client;
 use crate::engine::api::{CheckpointInfo, CheckpointOptions, Delete, PinCheckpoint, ShowCheckpoint, StateName, VerbResult};
 
-/// What an orchestrator asked for when it had a volume made.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
-    /// Its name for it.
-    pub name: String,
-    /// The bytes that it was promised; 0: nobody said any.
-    pub bytes: u64,
-    /// As they were given.
-    #[serde(default)]
-    pub parameters: BTreeMap<String, String>,
-    /// What it begins with: a volume, or a snapshot.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source: Option<String>,
-    /// When, in nanoseconds since 1970.
-    pub made_ns: i64,
-}
-
-/// A checkpoint that an orchestrator knows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// Its name for it.
-    pub name: String,
-    /// The number of the checkpoint.
-    pub checkpoint: u64,
-    /// When it was made: RFC 3339, nanoseconds.
-    pub created: String,
-    /// What a volume made of it must have room for; 0: not known.
-    pub bytes: u64,
-}
-
-impl Record {
-    /// When it was made, in nanoseconds since 1970: exact if it was claimed.
-    pub fn made_ns(&self) -> i64 {
-        let told = || self.created.parse::<jiff::Timestamp>().ok().and_then(|time| i64::try_from(time.as_nanosecond()).ok());
-        self.claim.as_ref().map(|claim| claim.made_ns).or_else(told).unwrap_or(0)
-    }
-}
-
-/// A key that can be the name of a file.
-fn key(text: &str) -> String {
-    blake3::hash(text.as_bytes()).to_hex().as_str().chars().take(32).collect()
-}
-
-/// Something that is done to a volume besides others.
-fn use_of(what: &str) -> String {
-    own_id(&key(what))
-}
-
 impl Pool {
-    /// Does something that nobody else does to the same thing meanwhile.
-    ///
-    /// # Errors
-    /// `busy`; those of the work.
-    pub fn alone<T>(&self, thing: &str, work: impl FnOnce() -> VerbResult<T>) -> VerbResult<T> {
-        let locked = self.lock(&format!(".alone-{}", key(thing)))?;
-        let done = work();
-        locked.forget();
-        done
-    }
-
     /// Makes a volume for somebody; one that is there is given if `same` says that it is what was asked for.
     ///
     /// # Errors
@@ -84,25 +23,12 @@ impl Pool {
         self.make(Record { claim: Some(claim), ..Record::new(name, options) }, same)
     }
 
-    /// Changes a record that nobody else changes meanwhile.
-    fn change<T>(&self, name: &str, change: impl FnOnce(&mut Record) -> VerbResult<T>) -> VerbResult<T> {
-        let _locked = self.lock(name)?;
-        let mut record = self.get(name)?;
-        let changed = change(&mut record)?;
-        record.save(&self.meta(name))?;
-        Ok(changed)
-    }
-
     /// Asks the daemon of a volume; one that is not mounted is for so long.
     fn ask<T>(&self, volume: &str, what: &str, ask: impl FnOnce(&mut Client) -> VerbResult<T>) -> VerbResult<T> {
-        let (named, id) = (Named { volume: volume.to_owned(), checkpoint: None }, use_of(what));
-        self.mount(&named, &id)?;
-        let asked = self.get(volume).and_then(|record| self.daemon(&record)).and_then(|client| {
-            let mut client = client.ok_or_else(|| hinted("daemon-busy", format!("no daemon serves volume {volume}"), "try again later"))?;
-            ask(&mut client)
-        });
-        self.unmount(&named, &id)?;
-        asked
+        self.mounts().during(volume, &key(what), |_| {
+            let record = self.registry().get(volume)?;
+            ask(&mut self.registry().history(&record)?.serving()?)
+        })
     }
 
     /// Makes a checkpoint that is called `name`, and tagged `tag`; one that there is of that name is given.
@@ -110,8 +36,8 @@ impl Pool {
     /// # Errors
     /// `no-such-volume`; `snapshot-exists`: of another volume.
     pub fn snapshot(&self, volume: &str, name: &str, tag: &str) -> VerbResult<Snapshot> {
-        self.alone(&format!("snapshot {name}"), || {
-            let all = self.list()?;
+        self.registry().alone(&format!("snapshot {name}"), || {
+            let all = self.registry().list()?;
             let known = all.iter().find_map(|record| record.snapshots.iter().find(|one| one.name == name).map(|one| (record, one)));
             match known {
                 Some((of, snapshot)) if of.name == volume => return Ok(snapshot.clone()),
@@ -119,7 +45,7 @@ impl Pool {
                 None => {}
             }
             let made = self.ask(volume, tag, |client| mark(client, name, tag))?;
-            self.change(volume, |record| {
+            self.registry().change(volume, |record| {
                 let bytes = record.claim.as_ref().map_or(0, |claim| claim.bytes);
                 let snapshot = Snapshot { name: name.to_owned(), checkpoint: made.id.0, created: made.created.clone(), bytes };
                 record.snapshots.push(snapshot.clone());
@@ -133,8 +59,8 @@ impl Pool {
     /// # Errors
     /// `pinned`: by somebody who has not called it a snapshot.
     pub fn drop_snapshot(&self, volume: &str, checkpoint: u64) -> VerbResult<()> {
-        self.alone(&format!("checkpoint {volume}@{checkpoint}"), || {
-            let Ok(record) = self.get(volume) else { return Ok(()) };
+        self.registry().alone(&format!("checkpoint {volume}@{checkpoint}"), || {
+            let Ok(record) = self.registry().get(volume) else { return Ok(()) };
             let known = record.snapshots.iter().any(|one| one.checkpoint == checkpoint);
             let unknown_is_done = |done: VerbResult<CheckpointInfo>| match done {
                 Err(why) if why.code == "unknown-checkpoint" => Ok(()),
@@ -147,11 +73,11 @@ impl Pool {
                 }
                 unknown_is_done(client.ask(Delete { state: state(), now: true }))
             })?;
-            let last = self.change(volume, |record| {
+            let last = self.registry().change(volume, |record| {
                 record.snapshots.retain(|one| one.checkpoint != checkpoint);
                 Ok(record.retired && record.snapshots.is_empty())
             })?;
-            if last { super::protocol::remove(self, volume) } else { Ok(()) }
+            if last { self.remove_beside(volume) } else { Ok(()) }
         })
     }
 
@@ -160,16 +86,12 @@ impl Pool {
     /// # Errors
     /// `no-such-volume`, `in-use`.
     pub fn retire(&self, name: &str) -> VerbResult<()> {
-        let record = self.get(name)?;
+        let record = self.registry().get(name)?;
         if record.snapshots.is_empty() {
-            return super::protocol::remove(self, name);
+            return self.remove_beside(name);
         }
-        let place = self.place(name, &record.parsed()?);
-        if let Some(elsewhere) = facts::elsewhere(&place)?.used.first() {
-            let message = format!("volume {name} is mounted at {} of process {}", elsewhere.at.display(), elsewhere.pid);
-            return Err(hinted("in-use", message, "stop what uses it first"));
-        }
-        self.change(name, |record| {
+        facts::refuse_used(name, facts::elsewhere(&self.registry().place(&record)?)?.used.first())?;
+        self.registry().change(name, |record| {
             record.retired = true;
             Ok(())
         })
@@ -180,12 +102,12 @@ impl Pool {
     /// # Errors
     /// `no-such-volume`, no room for it.
     pub fn expand(&self, name: &str, bytes: u64) -> VerbResult<u64> {
-        self.change(name, |record| {
+        self.registry().change(name, |record| {
             let options = record.parsed()?;
             let has = record.claim.as_ref().map_or(0, |claim| claim.bytes).max(options.size.unwrap_or(0));
             let bytes = bytes.max(has);
             if options.size.is_some() {
-                image::grow(&self.image(name), &self.place(name, &options).backing, bytes)?;
+                image::grow(&self.registry().dirs().image(name), &self.registry().place(record)?.backing, bytes)?;
                 record.options.insert("size".to_owned(), bytes.to_string());
             }
             if let Some(claim) = &mut record.claim {

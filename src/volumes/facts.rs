@@ -2,11 +2,24 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use super::error::error;
-use super::pool::Place;
+use super::error::{error, hinted};
 use crate::engine::api::VerbResult;
 use crate::sys::{self, Errno, MountPoint, host};
+
+/// How long a container that has ended may take to be gone, and how often to see.
+const ENDING_PATIENCE: Duration = Duration::from_millis(500);
+const ENDING_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The directory that is served.
+    pub backing: PathBuf,
+    /// Where it is seen.
+    pub point: PathBuf,
+}
 
 /// A place where a tree is mounted besides the one where we put it, and a process that sees it there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +93,28 @@ pub fn elsewhere(place: &Place) -> VerbResult<Seen> {
         list.push(Elsewhere { pid, at: mount.at });
     }
     Ok(seen)
+}
+
+/// Where it is mounted besides, when a moment has passed: a container that has just ended takes its mounts with it a little later.
+pub fn still_elsewhere(place: &Place) -> VerbResult<Option<Elsewhere>> {
+    let started = Instant::now();
+    loop {
+        let found = elsewhere(place)?.used.into_iter().next();
+        if found.is_none() || started.elapsed() > ENDING_PATIENCE {
+            return Ok(found);
+        }
+        std::thread::sleep(ENDING_PAUSE);
+    }
+}
+
+/// Refuses what cannot be done to a volume that somebody has.
+///
+/// # Errors
+/// `in-use`.
+pub fn refuse_used(name: &str, found: Option<&Elsewhere>) -> VerbResult<()> {
+    let Some(Elsewhere { pid, at }) = found else { return Ok(()) };
+    let message = format!("volume {name} is mounted at {} of process {pid}", at.display());
+    Err(hinted("in-use", message, "stop what uses it first"))
 }
 
 /// A process's root directory.

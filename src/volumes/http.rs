@@ -1,25 +1,38 @@
-//! As much of HTTP/1.1 (RFC 9112) as container engines speak to a plugin: POST, a body with its length, connections that stay open.
+//! As much of HTTP/1.1 as container engines speak to a plugin: POST, a body with its length, connections that stay open.
 //!
-//! The head is parsed by `httparse`, the parser below hyper. Headers are not judged: Docker 20.10 sends `Host:` without a value and no Content-Type.
+//! Headers are not judged: Docker 20.10 sends `Host:` without a value and no Content-Type.
 
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest head and body in bytes, and most headers.
-pub const HEAD_BYTES_MAX: usize = 64 << 10;
-/// See [`HEAD_BYTES_MAX`].
-pub const BODY_BYTES_MAX: usize = 1 << 20;
-const HEADERS_MAX: usize = 100;
-const READ_BYTES: usize = 4096;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::header::{CONNECTION, CONTENT_TYPE};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
-/// How long a request that has begun may take to arrive, and an answer to be taken.
-const PART_TIMEOUT: Duration = Duration::from_secs(30);
+use super::asker::Asker;
+
+/// Longest head and body in bytes, and most headers.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+const BODY_BYTES_MAX: u64 = 1 << 20;
+const HEADERS_MAX: usize = 100;
+/// Connections at once; an engine uses as many as it has containers to start.
+pub const CONNECTIONS_MAX: usize = 256;
+/// How long a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection may say nothing.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
-
+/// After a connection that could not be had.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
 /// What engines expect.
-const CONTENT_TYPE: &str = "application/vnd.docker.plugins.v1.1+json";
+const TYPE: &str = "application/vnd.docker.plugins.v1.1+json";
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,174 +54,92 @@ pub struct Response {
     pub body: Vec<u8>,
 }
 
-/// A head that was understood.
-#[derive(Debug, PartialEq, Eq)]
-struct Head {
-    method: String,
-    path: String,
-    bytes: usize,
-    body_bytes: usize,
-    keep: bool,
-    waits: bool,
-}
+/// What answers requests, of a process that is known or not. It may wait.
+pub type Answer = dyn Fn(&Request, Option<Asker>) -> Response + Send + Sync;
 
-/// A connection, and what was read of it and not used.
-struct Connection {
-    stream: UnixStream,
-    buffer: Vec<u8>,
-}
-
-/// Answers the requests of a connection, one after the other, until it ends.
-///
-/// # Errors
-/// Those of the connection; what is not HTTP is answered, and ends it.
-pub fn converse(stream: UnixStream, answer: impl Fn(&Request) -> Response) -> io::Result<()> {
-    stream.set_write_timeout(Some(PART_TIMEOUT))?;
-    let mut connection = Connection { stream, buffer: Vec::new() };
+/// Answers whoever connects, until `stop`; what was asked by then is answered.
+pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answer: Arc<Answer>) {
+    let (connections, ending) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), GracefulShutdown::new());
+    tokio::pin!(stop);
     loop {
-        let head = match connection.head()? {
-            Ok(Some(head)) => head,
-            Ok(None) => return Ok(()),
-            Err(status) => return connection.refuse(status),
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut stop => break,
         };
-        if head.body_bytes > BODY_BYTES_MAX {
-            return connection.refuse(413);
-        }
-        if head.waits {
-            connection.stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
-        }
-        let body = connection.body(&head)?;
-        let response = answer(&Request { method: head.method, path: head.path, body });
-        connection.send(&response, head.keep)?;
-        if !head.keep {
-            return Ok(());
+        match (accepted, Arc::clone(&connections).try_acquire_owned()) {
+            (Ok((stream, _)), Ok(permit)) => {
+                let connection = ending.watch(connection(stream, Arc::clone(&answer)));
+                tokio::spawn(async move {
+                    let _permit = permit;
+                    if let Err(error) = connection.await {
+                        tracing::debug!(%error, "a connection ended");
+                    }
+                });
+            }
+            (Ok(_), Err(_)) => tracing::warn!("more than {CONNECTIONS_MAX} connections: one was refused"),
+            (Err(error), _) => {
+                tracing::warn!(%error, "a connection was lost");
+                sleep(ACCEPT_PAUSE).await;
+            }
         }
     }
+    drop(listener);
+    ending.shutdown().await;
 }
 
-impl Connection {
-    /// The next head; `None` at the end of the connection, or the status of what is none.
-    fn head(&mut self) -> io::Result<Result<Option<Head>, u16>> {
-        loop {
-            match parse(&self.buffer) {
-                Ok(None) if self.buffer.len() > HEAD_BYTES_MAX => return Ok(Err(431)),
-                Ok(None) => {}
-                other => return Ok(other),
-            }
-            self.stream.set_read_timeout(Some(if self.buffer.is_empty() { IDLE_TIMEOUT } else { PART_TIMEOUT }))?;
-            if self.read()? == 0 {
-                return if self.buffer.is_empty() { Ok(Ok(None)) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
-            }
-        }
-    }
-
-    fn body(&mut self, head: &Head) -> io::Result<Vec<u8>> {
-        let end = head.bytes + head.body_bytes;
-        self.stream.set_read_timeout(Some(PART_TIMEOUT))?;
-        while self.buffer.len() < end {
-            if self.read()? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-        let rest = self.buffer.split_off(end);
-        let body = self.buffer.split_off(head.bytes);
-        self.buffer = rest;
-        Ok(body)
-    }
-
-    fn read(&mut self) -> io::Result<usize> {
-        let mut part = [0; READ_BYTES];
-        loop {
-            match self.stream.read(&mut part) {
-                Ok(count) => {
-                    self.buffer.extend_from_slice(part.get(..count).unwrap_or_default());
-                    return Ok(count);
-                }
-                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) => return Err(cause),
-            }
-        }
-    }
-
-    fn send(&mut self, response: &Response, keep: bool) -> io::Result<()> {
-        let Response { status, body } = response;
-        let end = if keep { "" } else { "Connection: close\r\n" };
-        let head = format!("HTTP/1.1 {status} {}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {}\r\n{end}\r\n", reason(*status), body.len());
-        self.stream.write_all(&[head.as_bytes(), body].concat())
-    }
-
-    fn refuse(&mut self, status: u16) -> io::Result<()> {
-        let body = format!("{{\"Err\":\"{}\"}}\n", reason(status)).into_bytes();
-        self.send(&Response { status, body }, false)
-    }
+/// Answers the requests of a connection, one after the other, until it ends; what is not HTTP is answered, and ends it.
+fn connection(stream: UnixStream, answer: Arc<Answer>) -> impl GracefulConnection<Error = hyper::Error> + Send {
+    let asker = Asker::of(&stream);
+    let service = service_fn(move |request| answered(request, asker, Arc::clone(&answer)));
+    let mut http = http1::Builder::new();
+    http.half_close(true).title_case_headers(true).auto_date_header(false);
+    http.max_buf_size(HEAD_BYTES_MAX).max_headers(HEADERS_MAX).timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    http.serve_connection(TokioIo::new(stream), service)
 }
 
-fn reason(status: u16) -> &'static str {
-    match status {
-        200 => "OK",
-        400 => "Bad Request",
-        404 => "Not Found",
-        405 => "Method Not Allowed",
-        411 => "Length Required",
-        413 => "Content Too Large",
-        431 => "Request Header Fields Too Large",
-        _ => "Internal Server Error",
+type Answered = Result<hyper::Response<Full<Bytes>>, Box<dyn Error + Send + Sync>>;
+
+async fn answered(request: hyper::Request<Incoming>, asker: Option<Asker>, answer: Arc<Answer>) -> Answered {
+    let (head, body) = request.into_parts();
+    match body.size_hint().exact() {
+        // No engine sends such a one; its length would be known at its end only.
+        None => return refused(411, "the length of the body is missing"),
+        Some(bytes) if bytes > BODY_BYTES_MAX => return refused(413, "the body is too long"),
+        Some(_) => {}
     }
+    let body = timeout(BODY_TIMEOUT, body.collect()).await??.to_bytes().into();
+    let request = Request { method: head.method.to_string(), path: head.uri.path().to_owned(), body };
+    let Response { status, body } = tokio::task::spawn_blocking(move || answer(&request, asker)).await?;
+    Ok(hyper::Response::builder().status(status).header(CONTENT_TYPE, TYPE).body(body.into())?)
 }
 
-/// The head at the beginning of some bytes; `None`: it is not all there.
-fn parse(bytes: &[u8]) -> Result<Option<Head>, u16> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-    let mut request = httparse::Request::new(&mut headers);
-    let length = match request.parse(bytes) {
-        Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) => return Ok(None),
-        Err(httparse::Error::TooManyHeaders) => return Err(431),
-        Err(_) => return Err(400),
-    };
-    let (Some(method), Some(path)) = (request.method, request.path) else { return Err(400) };
-    let mut head =
-        Head { method: method.to_owned(), path: path.to_owned(), bytes: length, body_bytes: 0, keep: request.version == Some(1), waits: false };
-    let mut told = None;
-    for header in request.headers.iter() {
-        let value = std::str::from_utf8(header.value).unwrap_or_default().trim();
-        match header.name.to_ascii_lowercase().as_str() {
-            "content-length" => {
-                let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
-                let bytes: usize = value.parse().ok().filter(|_| digits).ok_or(400_u16)?;
-                // Two that differ would be two readings of one request.
-                if told.replace(bytes).is_some_and(|before| before != bytes) {
-                    return Err(400);
-                }
-                head.body_bytes = bytes;
-            }
-            // No engine sends one; its length would be known at its end only.
-            "transfer-encoding" => return Err(411),
-            "connection" if value.eq_ignore_ascii_case("close") => head.keep = false,
-            "connection" if value.eq_ignore_ascii_case("keep-alive") => head.keep = true,
-            "expect" => head.waits = value.eq_ignore_ascii_case("100-continue"),
-            _ => {}
-        }
-    }
-    Ok(Some(head))
+/// The connection ends with it.
+fn refused(status: u16, why: &str) -> Answered {
+    let body = format!("{{\"Err\":\"{why}\"}}\n");
+    Ok(hyper::Response::builder().status(status).header(CONTENT_TYPE, TYPE).header(CONNECTION, "close").body(body.into())?)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
 
     /// What comes back for some bytes, to a server that answers with what it was asked.
     fn said(bytes: &[u8]) -> String {
-        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {
-            converse(theirs, |request| Response { status: 200, body: [request.path.as_bytes(), b" ", &request.body].concat() })
+            let answer = |request: &Request, _| Response { status: 200, body: [request.path.as_bytes(), b" ", &request.body].concat() };
+            theirs.set_nonblocking(true).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            // That it is not HTTP is an error of the connection too.
+            let _ = runtime.block_on(async { connection(UnixStream::from_std(theirs).unwrap(), Arc::new(answer)).await });
         });
-        let mut stream = ours;
-        stream.write_all(bytes).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        ours.write_all(bytes).unwrap();
+        ours.shutdown(std::net::Shutdown::Write).unwrap();
         let mut text = String::new();
-        let _ = stream.read_to_string(&mut text);
-        let _ = server.join().unwrap();
+        let _ = ours.read_to_string(&mut text);
+        server.join().unwrap();
         text
     }
 
@@ -240,7 +171,8 @@ mod tests {
 
     #[test]
     fn old_clients_and_careful_ones_are_answered() {
-        assert!(said(b"POST /a HTTP/1.0\r\n\r\n").contains("Connection: close"));
+        let old = said(b"POST /a HTTP/1.0\r\n\r\nPOST /b HTTP/1.0\r\n\r\n");
+        assert!(old.starts_with("HTTP/1.0 200 OK\r\n") && old.ends_with("/a "), "one request, and the connection ends: {old}");
         assert!(
             said(b"POST /a HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx")
                 .starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")

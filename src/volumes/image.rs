@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::error::failed;
 use super::facts;
-use super::own::tool;
-use super::record::sync_parent;
+use super::files::sync_parent;
+use super::tool::tool;
 use crate::engine::api::VerbResult;
 
 /// How often a loop device is asked for, and how long after each other.

@@ -9,7 +9,7 @@
 //! ROOT/trash/             volumes that were removed with on-remove=trash
 //! ```
 //!
-//! **Nothing is done here that a verb does.** Mounting, unmounting, forking and configuring is done by this program's own verbs, started as processes:
+//! **Nothing is done here that a verb does.** Mounting, unmounting and forking is done by the functions of these verbs, which the command line lends ([`Verbs`]):
 //! so a volume is served as any directory is, by a holder and a daemon that do not depend on the driver and outlive it (docs/adr/0009).
 //!
 //! **Facts before records.** Which mounts a container engine has asked for is recorded, as a set; whether a volume is really in use is what the
@@ -19,25 +19,37 @@
 //! **Locking.** One flock(2) for each volume, taken by whoever changes something of it, and never two at a time but for a volume that is made from another:
 //! then first the new one's, whose name nobody else can have got yet. No locks in memory.
 
+mod asker;
 pub mod bind;
-pub mod claims;
+mod claims;
+mod dirs;
 mod error;
 pub mod facts;
+mod files;
+mod fill;
+mod history;
 pub mod http;
 mod image;
+mod mounts;
 pub mod name;
 pub mod options;
-mod own;
 mod pool;
 pub mod protocol;
 mod record;
+mod registry;
 pub mod serve;
 mod sizes;
 mod sweep;
+pub mod tool;
 mod trash;
-mod uses;
+mod verbs;
 
-pub use own::Own;
-pub use pool::{Place, Pool, own_id};
-pub use record::{Parent, Record};
-pub use uses::Asker;
+pub use asker::Asker;
+pub use facts::Place;
+pub use history::VolumeHistory;
+pub use mounts::Mounts;
+pub use pool::Pool;
+pub use record::{Claim, Parent, Record, Snapshot};
+pub use registry::Registry;
+pub use trash::{Thrown, Trash};
+pub use verbs::Verbs;

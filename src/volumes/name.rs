@@ -60,6 +60,11 @@ pub fn check_checkpoint(name: &str) -> VerbResult<()> {
     Err(hinted("bad-name", format!("{name:?} cannot be the name of a checkpoint"), "name it by its number or a tag: VOLUME@3"))
 }
 
+/// A key of any text that can be the name of a file.
+pub fn key(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex().as_str().chars().take(32).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,14 +10,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::asker::Asker;
 use super::error::{error, hinted};
 use super::facts;
 use super::http::{Request, Response};
 use super::name::{self, Named};
-use super::pool::{Pool, remove_tree};
+use super::pool::Pool;
 use super::record::Record;
-use super::sizes::Sizes;
-use super::uses::Asker;
+use super::registry::Registry;
+use super::sizes::{self, Sizes};
 use crate::engine::api::{CheckpointInfo, VerbError, VerbResult};
 
 /// Mount is answered within this time.
@@ -89,30 +90,30 @@ fn call(pool: &Pool, path: &str, asked: Asked, asker: Option<Asker>) -> VerbResu
         "/Plugin.Activate" => json!({"Implements": ["VolumeDriver"]}),
         "/VolumeDriver.Capabilities" => json!({"Capabilities": {"Scope": "local"}}),
         "/VolumeDriver.List" => {
-            let volumes = pool.list()?.iter().map(|record| listed(pool, record)).collect::<VerbResult<Vec<Value>>>()?;
+            let volumes = pool.registry().list()?.iter().map(|record| listed(pool.registry(), record)).collect::<VerbResult<Vec<Value>>>()?;
             json!({"Volumes": volumes, "Err": ""})
         }
         "/VolumeDriver.Create" => {
             create(pool, &asked)?;
             done()
         }
-        "/VolumeDriver.Get" => json!({"Volume": inspect(pool, &asked.name)?, "Err": ""}),
+        "/VolumeDriver.Get" => json!({"Volume": inspect(pool.registry(), &asked.name)?, "Err": ""}),
         "/VolumeDriver.Path" => {
-            let (record, named) = found(pool, &asked.name)?;
-            json!({"Mountpoint": seen_at(pool, &record, &named)?, "Err": ""})
+            let (record, named) = found(pool.registry(), &asked.name)?;
+            json!({"Mountpoint": seen_at(pool.registry(), &record, &named)?, "Err": ""})
         }
         "/VolumeDriver.Mount" => {
             let named = name::parse(&asked.name)?;
             if asked.id.is_empty() {
                 return Err(error("bad-request", "a mount without an ID"));
             }
-            let pool = pool.clone();
-            let point = within(MOUNT_TIMEOUT, move || pool.mount_for(&named, &asked.id, asker))
+            let mounts = pool.mounts().clone();
+            let point = within(MOUNT_TIMEOUT, move || mounts.mount(&named, &asked.id, asker))
                 .unwrap_or_else(|| Err(hinted("busy", "the volume is still being mounted", "it goes on; try again in a moment")))?;
             json!({"Mountpoint": point.to_string_lossy(), "Err": ""})
         }
         "/VolumeDriver.Unmount" => {
-            pool.unmount(&name::parse(&asked.name)?, &asked.id)?;
+            pool.mounts().unmount(&name::parse(&asked.name)?, &asked.id)?;
             done()
         }
         "/VolumeDriver.Remove" => {
@@ -144,31 +145,31 @@ fn create(pool: &Pool, asked: &Asked) -> VerbResult<()> {
     if !options.is_empty() {
         return Err(error("bad-option", format!("{} is a past state, and takes no options", asked.name)));
     }
-    found(pool, &asked.name).map(drop)
+    found(pool.registry(), &asked.name).map(drop)
 }
 
 /// A volume, and if a checkpoint is named, it is there.
-fn found(pool: &Pool, text: &str) -> VerbResult<(Record, Named)> {
+fn found(registry: &Registry, text: &str) -> VerbResult<(Record, Named)> {
     let named = name::parse(text)?;
-    let record = pool.get(&named.volume)?;
+    let record = registry.get(&named.volume)?;
     if let Some(state) = &named.checkpoint {
-        pool.checkpoint_of(&record, state)?;
+        registry.history(&record)?.checkpoint(state)?;
     }
     Ok((record, named))
 }
 
 /// Where somebody who uses it sees it; empty if nobody does.
-fn seen_at(pool: &Pool, record: &Record, named: &Named) -> VerbResult<String> {
-    let Some(point) = pool.mountpoint(record)? else { return Ok(String::new()) };
+fn seen_at(registry: &Registry, record: &Record, named: &Named) -> VerbResult<String> {
+    let Some(point) = registry.mountpoint(record)? else { return Ok(String::new()) };
     let seen = match &named.checkpoint {
-        Some(state) => point.join(".snapshots").join(pool.checkpoint_of(record, state)?.id.to_string()),
+        Some(state) => point.join(".snapshots").join(registry.history(record)?.checkpoint(state)?.id.to_string()),
         None => point,
     };
     Ok(seen.to_string_lossy().into_owned())
 }
 
-fn listed(pool: &Pool, record: &Record) -> VerbResult<Value> {
-    let mountpoint = pool.mountpoint(record)?.map(|point| point.to_string_lossy().into_owned()).unwrap_or_default();
+fn listed(registry: &Registry, record: &Record) -> VerbResult<Value> {
+    let mountpoint = registry.mountpoint(record)?.map(|point| point.to_string_lossy().into_owned()).unwrap_or_default();
     Ok(json!({"Name": record.name, "Mountpoint": mountpoint, "CreatedAt": record.created}))
 }
 
@@ -176,35 +177,35 @@ fn listed(pool: &Pool, record: &Record) -> VerbResult<Value> {
 ///
 /// # Errors
 /// `no-such-volume`, `unknown-checkpoint`.
-pub fn inspect(pool: &Pool, text: &str) -> VerbResult<Value> {
-    let (record, named) = found(pool, text)?;
+pub fn inspect(registry: &Registry, text: &str) -> VerbResult<Value> {
+    let (record, named) = found(registry, text)?;
     let status = match &named.checkpoint {
-        None => status(pool, &record),
+        None => status(registry, &record),
         Some(state) => {
-            let checkpoint = pool.checkpoint_of(&record, state)?;
-            json!({"volume": record.name, "checkpoint": told(&checkpoint, &pool.sizes(&record.name).unwrap_or_default()), "readonly": true})
+            let checkpoint = registry.history(&record)?.checkpoint(state)?;
+            json!({"volume": record.name, "checkpoint": told(&checkpoint, &Sizes::load(registry, &record.name).unwrap_or_default()), "readonly": true})
         }
     };
-    let mountpoint = seen_at(pool, &record, &named)?;
+    let mountpoint = seen_at(registry, &record, &named)?;
     Ok(json!({"Name": text, "Mountpoint": mountpoint, "CreatedAt": record.created, "Status": status}))
 }
 
 /// What is known of a volume: what an engine shows for `volume inspect`.
-pub fn status(pool: &Pool, record: &Record) -> Value {
-    let (asked_pool, asked) = (pool.clone(), record.clone());
-    let checkpoints = within(STATUS_TIMEOUT, move || asked_pool.checkpoints(&asked));
+pub fn status(registry: &Registry, record: &Record) -> Value {
+    let history = registry.history(record);
+    let checkpoints = within(STATUS_TIMEOUT, move || history?.checkpoints());
     let mut status = json!({"mounts": record.mounts.len(), "options": record.options});
     let mut add = |name: &str, value: Value| {
         if let Some(object) = status.as_object_mut() {
             object.insert(name.to_owned(), value);
         }
     };
-    let sizes = pool.sizes(&record.name).unwrap_or_default();
+    let sizes = Sizes::load(registry, &record.name).unwrap_or_default();
     if !sizes.at.is_empty() {
         add("history_bytes", json!(sizes.history_bytes));
         add("counted_at", json!(sizes.at));
     }
-    if let Some(used) = pool.used(record) {
+    if let Some(used) = sizes::used(registry, record) {
         add("used_bytes", json!(used));
     }
     match checkpoints {
@@ -228,29 +229,17 @@ fn told(checkpoint: &CheckpointInfo, sizes: &Sizes) -> Told {
     Told { name: checkpoint.id.0, time: checkpoint.created.clone(), tags, note, bytes }
 }
 
-/// Removes a volume; what it had is deleted beside.
-///
-/// # Errors
-/// `no-such-volume`, `in-use`.
-pub fn remove(pool: &Pool, text: &str) -> VerbResult<()> {
+/// Removes a volume.
+fn remove(pool: &Pool, text: &str) -> VerbResult<()> {
     let named = name::parse(text)?;
-    if named.checkpoint.is_some() {
+    match named.checkpoint {
         // A past state is not a thing of its own: what an engine forgets is only its name for it.
-        return pool.get(&named.volume).map(drop);
+        Some(_) => pool.registry().get(&named.volume).map(drop),
+        None => pool.remove_beside(&named.volume),
     }
-    if let Some(gone) = pool.remove(&named.volume)? {
-        let delete = move || {
-            if let Err(error) = remove_tree(&gone) {
-                tracing::warn!(error = error.message, "what is left of a volume is deleted later");
-            }
-        };
-        // What no thread could be made for is deleted by the next driver.
-        drop(std::thread::Builder::new().name("delete".into()).spawn(delete));
-    }
-    Ok(())
 }
 
 /// Whether a directory can be a pool that costs little.
 pub fn warnings(pool: &Pool) -> Vec<String> {
-    facts::lacks(pool.root()).into_iter().collect()
+    facts::lacks(pool.registry().root()).into_iter().collect()
 }

@@ -1,16 +1,15 @@
 //! What is known of a volume: one file, written whole.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::claims::{Claim, Snapshot};
+use super::asker::Asker;
 use super::error::{error, failed};
+use super::files::write_whole;
 use super::options::Options;
-use super::uses::Asker;
 use crate::engine::api::VerbResult;
 
 /// Version of the file.
@@ -42,6 +41,36 @@ pub struct MountId {
     /// The number of the checkpoint that it looks at, if it is a past state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<u64>,
+}
+
+/// What an orchestrator asked for when it had a volume made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Its name for it.
+    pub name: String,
+    /// The bytes that it was promised; 0: nobody said any.
+    pub bytes: u64,
+    /// As they were given.
+    #[serde(default)]
+    pub parameters: BTreeMap<String, String>,
+    /// What it begins with: a volume, or a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// When, in nanoseconds since 1970.
+    pub made_ns: i64,
+}
+
+/// A checkpoint that an orchestrator knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Its name for it.
+    pub name: String,
+    /// The number of the checkpoint.
+    pub checkpoint: u64,
+    /// When it was made: RFC 3339, nanoseconds.
+    pub created: String,
+    /// What a volume made of it must have room for; 0: not known.
+    pub bytes: u64,
 }
 
 /// A volume.
@@ -81,6 +110,14 @@ pub struct Record {
     pub removing: bool,
 }
 
+impl MountId {
+    /// Whether whoever asked for it runs no more. An engine that was killed gives nothing back; Podman ends when its container runs, so this alone does not
+    /// say that the use has ended.
+    pub(super) fn is_orphan(&self) -> bool {
+        self.boot != boot() || self.by.is_some_and(|by| !by.lives())
+    }
+}
+
 impl Record {
     /// A volume made now.
     pub fn new(name: &str, options: BTreeMap<String, String>) -> Record {
@@ -100,6 +137,12 @@ impl Record {
             retired: false,
             removing: false,
         }
+    }
+
+    /// When it was made, in nanoseconds since 1970: exact if it was claimed.
+    pub fn made_ns(&self) -> i64 {
+        let told = || self.created.parse::<jiff::Timestamp>().ok().and_then(|time| i64::try_from(time.as_nanosecond()).ok());
+        self.claim.as_ref().map(|claim| claim.made_ns).or_else(told).unwrap_or(0)
     }
 
     /// Its options, understood.
@@ -162,30 +205,6 @@ impl Record {
         text.push(b'\n');
         write_whole(path, &text).map_err(|cause| failed(path, cause))
     }
-}
-
-/// Writes a file whole: under another name, synced, renamed, and the directory synced.
-pub(super) fn write_whole(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let new = Path::new(&new);
-    let written = (|| {
-        let mut file = File::create(new)?;
-        file.write_all(text)?;
-        file.sync_all()?;
-        fs::rename(new, path)?;
-        sync_parent(path)
-    })();
-    if written.is_err() {
-        // What stays does nothing there, and the next one takes its place.
-        let _ = fs::remove_file(new);
-    }
-    written
-}
-
-/// Brings a change of names to the disk.
-pub fn sync_parent(path: &Path) -> std::io::Result<()> {
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 fn now_seconds() -> i64 {

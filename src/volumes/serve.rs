@@ -1,4 +1,4 @@
-//! The driver: a socket in the engine's directory of plugins, and threads that answer.
+//! Drivers: a socket, a thread that reads what is asked, and threads that work.
 //!
 //! **Survival.** What the driver has mounted goes on without it. So it may be killed at any moment: an engine tries again for some 15 seconds, and the next
 //! driver finds all that counts on disk and in the kernel's tables. The socket is put in place whole, by a rename, also over one that a dead driver left; a
@@ -6,27 +6,24 @@
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
 
 use super::error::{error, failed, hinted};
+use super::http::Request;
 use super::pool::Pool;
-use super::uses::Asker;
 use super::{facts, http, image, protocol};
 use crate::engine::api::VerbResult;
 use crate::sys;
 
-/// Connections at once; an engine uses as many as it has containers to start.
-const CONNECTIONS_MAX: usize = 256;
 /// How often the pool is put in order.
 const SWEEP_PAUSE: Duration = Duration::from_secs(30);
 /// Answers that are under way at the end have so long.
 const ANSWERS_TIMEOUT: Duration = Duration::from_secs(10);
-const ANSWERS_PAUSE: Duration = Duration::from_millis(5);
 
 /// A filesystem of its own for the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,9 +54,9 @@ pub fn mount_image(wanted: &PoolImage, root: &Path) -> VerbResult<()> {
 }
 
 /// The socket that callers are answered on.
-pub struct Socket {
+struct Socket {
     /// Where they come.
-    pub listener: UnixListener,
+    listener: UnixListener,
     /// Its path and inode, if it is ours to remove.
     made: Option<(PathBuf, u64)>,
 }
@@ -69,7 +66,7 @@ impl Socket {
     ///
     /// # Errors
     /// `not-a-socket`: something else is there.
-    pub fn open(path: &Path) -> VerbResult<Socket> {
+    fn open(path: &Path) -> VerbResult<Socket> {
         if let Some(listener) = sys::host::activated_listener() {
             return Ok(Socket { listener, made: None });
         }
@@ -97,8 +94,14 @@ impl Socket {
         }
     }
 
+    fn listen(&self) -> std::io::Result<tokio::net::UnixListener> {
+        let listener = self.listener.try_clone()?;
+        listener.set_nonblocking(true)?;
+        tokio::net::UnixListener::from_std(listener)
+    }
+
     /// A socket that is left makes every call of an engine wait 15 seconds.
-    pub fn remove(&self) {
+    fn remove(&self) {
         if let Some((path, inode)) = &self.made
             && fs::symlink_metadata(path).is_ok_and(|there| there.ino() == *inode)
         {
@@ -112,101 +115,72 @@ impl Socket {
 /// # Errors
 /// `in-use`: another driver serves this pool; the socket cannot be made.
 pub fn serve(pool: Pool, path: &Path, told: impl FnOnce(&[String])) -> VerbResult<()> {
-    let (tell, asked) = mpsc::channel();
+    let (served, warnings) = (pool.clone(), protocol::warnings(&pool));
+    drive(&pool, path, http::CONNECTIONS_MAX, async move |listener, ended| {
+        told(&warnings);
+        let answer = move |request: &Request, asker| protocol::answer(&served, request, asker);
+        http::serve(listener, async { drop(ended.await) }, Arc::new(answer)).await;
+        Ok(())
+    })
+}
+
+/// Has the only driver of a pool answer at a socket until a signal ends it: `serve` does, and stops when it is told. `threads`: for calls that wait.
+///
+/// # Errors
+/// `in-use`: another driver serves this pool; the socket cannot be made.
+pub fn drive(
+    pool: &Pool,
+    path: &Path,
+    threads: usize,
+    serve: impl AsyncFnOnce(tokio::net::UnixListener, oneshot::Receiver<()>) -> VerbResult<()>,
+) -> VerbResult<()> {
+    let cannot = |what: &'static str| move |cause: std::io::Error| failed(Path::new(what), cause);
+    let (tell, asked) = oneshot::channel();
     sys::on_terminate(move |signal| {
         let _ = tell.send(signal);
     })
     .map_err(|cause| failed(Path::new("waiting for signals"), cause))?;
     sys::raise_nofile();
-    let _only = only_driver(&pool)?;
+    let _only = only_driver(pool)?;
     let since = jiff::Timestamp::now().as_second();
-    let socket = Arc::new(Socket::open(path)?);
-    let answers = Arc::new(AtomicUsize::new(0));
-    let (accepting, counted, served) = (Arc::clone(&socket), Arc::clone(&answers), pool.clone());
-    let accept = move || accept(&accepting.listener, &served, &counted);
-    std::thread::Builder::new().name("accept".into()).spawn(accept).map_err(|cause| failed(Path::new("starting threads"), cause))?;
-    told(&protocol::warnings(&pool));
-    keep_order(pool, since)?;
-    // A signal, or its thread is gone: either way it is over.
-    let _ = asked.recv();
-    socket.remove();
-    let ended = Instant::now();
-    while answers.load(Ordering::SeqCst) > 0 && ended.elapsed() < ANSWERS_TIMEOUT {
-        std::thread::sleep(ANSWERS_PAUSE);
-    }
-    Ok(())
+    let socket = Socket::open(path)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(threads).build();
+    let runtime = runtime.map_err(cannot("starting"))?;
+    keep_order(pool.clone(), since)?;
+    let served = runtime.block_on(async {
+        let listener = socket.listen().map_err(cannot("listening"))?;
+        let (stop, stopping) = oneshot::channel();
+        let end = async {
+            // A signal, or its thread is gone: either way it is over, when what was asked is answered.
+            let _ = asked.await;
+            socket.remove();
+            let _ = stop.send(());
+            tokio::time::sleep(ANSWERS_TIMEOUT).await;
+        };
+        tokio::select! {
+            served = serve(listener, stopping) => served,
+            () = end => Ok(()),
+        }
+    });
+    runtime.shutdown_timeout(ANSWERS_TIMEOUT);
+    served
 }
 
 /// Makes this process the only driver of a pool, as long as what it gives is kept.
-///
-/// # Errors
-/// `in-use`: there is another.
-pub fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
-    let path = pool.root().join("driver.lock");
+fn only_driver(pool: &Pool) -> VerbResult<fs::File> {
+    let path = pool.registry().root().join("driver.lock");
     let lock = fs::File::create(&path).map_err(|cause| failed(&path, cause))?;
     if !sys::flock_exclusive(&lock).map_err(|cause| failed(&path, cause))? {
-        return Err(hinted("in-use", format!("another driver serves the pool {}", pool.root().display()), "end that one first"));
+        return Err(hinted("in-use", format!("another driver serves the pool {}", pool.registry().root().display()), "end that one first"));
     }
     Ok(lock)
 }
 
 /// Puts the pool in order again and again, in a thread of its own: a mount that hangs must not keep the driver from ending.
-///
-/// # Errors
-/// No thread can be started.
-pub fn keep_order(pool: Pool, since: i64) -> VerbResult<()> {
+fn keep_order(pool: Pool, since: i64) -> VerbResult<()> {
     let sweep = move || loop {
         pool.sweep(since);
         std::thread::sleep(SWEEP_PAUSE);
     };
     std::thread::Builder::new().name("sweep".into()).spawn(sweep).map(drop).map_err(|cause| failed(Path::new("starting threads"), cause))
-}
-
-fn accept(listener: &UnixListener, pool: &Pool, answers: &Arc<AtomicUsize>) {
-    let connections = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming() {
-        match stream {
-            Ok(stream) if connections.load(Ordering::SeqCst) < CONNECTIONS_MAX => start(stream, pool, answers, &connections),
-            Ok(_) => tracing::warn!("more than {CONNECTIONS_MAX} connections: one was refused"),
-            Err(error) => {
-                tracing::warn!(%error, "a connection was lost");
-                std::thread::sleep(ANSWERS_PAUSE);
-            }
-        }
-    }
-}
-
-/// Counts as long as it lives, whatever becomes of its thread.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(count: &Arc<AtomicUsize>) -> Counted {
-        count.fetch_add(1, Ordering::SeqCst);
-        Counted(Arc::clone(count))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-fn start(stream: UnixStream, pool: &Pool, answers: &Arc<AtomicUsize>, connections: &Arc<AtomicUsize>) {
-    let (pool, answers, counted) = (pool.clone(), Arc::clone(answers), Counted::new(connections));
-    let converse = move || {
-        let _counted = counted;
-        let asker = Asker::of(&stream);
-        let ended = http::converse(stream, |request| {
-            let _under_way = Counted::new(&answers);
-            tracing::debug!(call = request.path, "asked");
-            protocol::answer(&pool, request, asker)
-        });
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended");
-        }
-    };
-    if let Err(error) = std::thread::Builder::new().name("engine".into()).spawn(converse) {
-        tracing::warn!(%error, "no thread for a connection");
-    }
 }

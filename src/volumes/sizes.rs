@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use super::error::{error, failed};
-use super::pool::Pool;
-use super::record::{Record, now_text, write_whole};
+use super::facts;
+use super::files::write_whole;
+use super::record::{Record, now_text};
+use super::registry::Registry;
 use crate::control::Client;
 use crate::engine::api::{DuOptions, ListCheckpoints, VerbResult};
 use crate::sys::{self, host};
@@ -25,55 +26,46 @@ pub struct Sizes {
     pub checkpoints: BTreeMap<u64, u64>,
 }
 
-impl Pool {
-    fn sizes_path(&self, name: &str) -> PathBuf {
-        self.root().join("meta").join(format!("{name}.sizes"))
-    }
-
+impl Sizes {
     /// What was counted last, if anything was.
-    pub fn sizes(&self, name: &str) -> Option<Sizes> {
-        serde_json::from_slice(&fs::read(self.sizes_path(name)).ok()?).ok()
-    }
-
-    pub(super) fn forget_sizes(&self, name: &str) {
-        // What is left says nothing of a volume that is not there, and is written over by the next one of its name.
-        let _ = fs::remove_file(self.sizes_path(name));
+    pub fn load(registry: &Registry, name: &str) -> Option<Sizes> {
+        serde_json::from_slice(&fs::read(registry.dirs().sizes(name)).ok()?).ok()
     }
 
     /// Counts again, if the volume is mounted and has other checkpoints than when it was counted last.
-    pub(super) fn count(&self, name: &str) -> VerbResult<()> {
-        let Ok(record) = self.get(name) else { return Ok(()) };
-        let Some(mut client) = self.daemon(&record)? else { return Ok(()) };
+    pub(super) fn renew(registry: &Registry, name: &str) -> VerbResult<()> {
+        let Ok(record) = registry.get(name) else { return Ok(()) };
+        let Some(mut client) = registry.history(&record)?.daemon() else { return Ok(()) };
         let kept: Vec<u64> = client.ask(ListCheckpoints)?.iter().map(|checkpoint| checkpoint.id.0).rev().collect();
-        let known = self.sizes(name).map(|sizes| sizes.checkpoints.into_keys().collect::<Vec<u64>>());
+        let known = Sizes::load(registry, name).map(|sizes| sizes.checkpoints.into_keys().collect::<Vec<u64>>());
         if known.unwrap_or_default() == kept {
             return Ok(());
         }
-        let sizes = counted(&mut client)?;
+        let sizes = Sizes::counted(&mut client)?;
         let text = serde_json::to_vec(&sizes).map_err(|cause| error("internal", cause.to_string()))?;
-        let path = self.sizes_path(name);
+        let path = registry.dirs().sizes(name);
         write_whole(&path, &text).map_err(|cause| failed(&path, cause))
     }
 
-    /// The bytes that a volume with a size takes now; `None`: it has none, or is not mounted.
-    pub fn used(&self, record: &Record) -> Option<u64> {
-        let options = record.parsed().ok().filter(|options| options.size.is_some())?;
-        let place = self.place(&record.name, &options);
-        super::facts::is_mounted(&place.backing).ok().filter(|mounted| *mounted)?;
-        let info = host::open_dir_path(&place.backing).and_then(sys::statfs_fd).ok()?;
-        Some(info.blocks.saturating_sub(info.bfree).saturating_mul(info.frsize.into()))
+    fn counted(client: &mut Client) -> VerbResult<Sizes> {
+        let mut options = DuOptions::default();
+        loop {
+            let report = client.ask(options.clone())?;
+            if report.finished {
+                let shown = report.checkpoints.iter().filter(|one| !one.hidden);
+                let checkpoints = shown.map(|one| (one.id.0, one.exclusive_bytes)).collect();
+                return Ok(Sizes { at: now_text(), history_bytes: report.history_bytes, checkpoints });
+            }
+            options.run = Some(report.run);
+        }
     }
 }
 
-fn counted(client: &mut Client) -> VerbResult<Sizes> {
-    let mut options = DuOptions::default();
-    loop {
-        let report = client.ask(options.clone())?;
-        if report.finished {
-            let shown = report.checkpoints.iter().filter(|one| !one.hidden);
-            let checkpoints = shown.map(|one| (one.id.0, one.exclusive_bytes)).collect();
-            return Ok(Sizes { at: now_text(), history_bytes: report.history_bytes, checkpoints });
-        }
-        options.run = Some(report.run);
-    }
+/// The bytes that a volume with a size takes now; `None`: it has none, or is not mounted.
+pub fn used(registry: &Registry, record: &Record) -> Option<u64> {
+    record.parsed().ok()?.size?;
+    let place = registry.place(record).ok()?;
+    facts::is_mounted(&place.backing).ok().filter(|mounted| *mounted)?;
+    let info = host::open_dir_path(&place.backing).and_then(sys::statfs_fd).ok()?;
+    Some(info.blocks.saturating_sub(info.bfree).saturating_mul(info.frsize.into()))
 }

@@ -4,9 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::{error, failed, hinted};
-use super::pool::{Pool, make_dir, remove_tree};
-use super::record::{Record, sync_parent};
+use super::files::{free_name, make_dir, move_away, remove_tree, sync_parent};
+use super::image;
+use super::name;
+use super::record::{Record, now_text};
+use super::registry::Registry;
 use crate::engine::api::VerbResult;
+use crate::engine::word::word;
+
+/// The record in what was thrown.
+const RECORD: &str = "volume.json";
 
 /// Something in the trash.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,17 +24,23 @@ pub struct Thrown {
     pub volume: String,
 }
 
-impl Pool {
-    fn trash(&self) -> PathBuf {
-        self.root().join("trash")
+/// The trash of a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Trash<'a> {
+    registry: &'a Registry,
+}
+
+impl<'a> Trash<'a> {
+    pub(super) fn of(registry: &'a Registry) -> Trash<'a> {
+        Trash { registry }
     }
 
-    /// What is in the trash, by name and time.
+    /// What is in it, by name and time.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn thrown(&self) -> VerbResult<Vec<Thrown>> {
-        let dir = self.trash();
+    pub fn list(self) -> VerbResult<Vec<Thrown>> {
+        let dir = self.registry.dirs().trash();
         let entries = match fs::read_dir(&dir) {
             Ok(entries) => entries,
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -40,44 +53,78 @@ impl Pool {
         Ok(all)
     }
 
-    /// The newest of a volume in the trash, or the one of this whole name.
-    fn find_thrown(&self, text: &str) -> VerbResult<PathBuf> {
-        let all = self.thrown()?;
+    /// The newest of a volume, or the one of this whole name.
+    fn find(self, text: &str) -> VerbResult<PathBuf> {
+        let all = self.list()?;
         let found = all.iter().rev().find(|thrown| thrown.name == text || thrown.volume == text);
         let none = || hinted("no-such-volume", format!("there is no {text} in the trash"), "ckptfs volumes ls --trash");
-        found.map(|thrown| self.trash().join(&thrown.name)).ok_or_else(none)
+        found.map(|thrown| self.registry.dirs().trash().join(&thrown.name)).ok_or_else(none)
     }
 
-    /// Makes a volume out of what is in the trash, with its history, under its old name.
+    /// Makes a volume out of something in the trash, with its history, under its old name.
     ///
     /// # Errors
     /// `no-such-volume`; `volume-exists`: there is another of that name.
-    pub fn recover(&self, text: &str) -> VerbResult<String> {
-        let dir = self.find_thrown(text)?;
-        let damaged = || error("bad-volume", format!("{} has no volume.json", dir.display()));
-        let record = Record::load(&dir.join("volume.json"))?.ok_or_else(damaged)?;
-        super::name::check(&record.name)?;
-        let name = record.name.clone();
-        self.put_back(Record { removing: false, mounted: false, mounts: Vec::new(), ..record }, |tree: &Path, image: &Path| {
-            // A volume with a size has its tree in the image, and an empty directory to mount that at.
-            for (from, to) in [(dir.join("disk.img"), image), (dir.join("tree"), tree)] {
-                match fs::rename(&from, to) {
-                    Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => return Err(failed(&from, cause)),
-                    _ => {}
-                }
-            }
-            make_dir(tree, 0o700)?;
-            sync_parent(tree).map_err(|cause| failed(tree, cause))
-        })?;
+    pub fn recover(self, text: &str) -> VerbResult<String> {
+        let dir = self.find(text)?;
+        let damaged = || error("bad-volume", format!("{} has no {RECORD}", dir.display()));
+        let record = Record::load(&dir.join(RECORD))?.ok_or_else(damaged)?;
+        let name = &record.name.clone();
+        name::check(name)?;
+        let _locked = self.registry.lock(name)?;
+        if self.registry.load(name)?.is_some() {
+            let hint = format!("remove that one first: ckptfs volumes rm {}", word(name));
+            return Err(hinted("volume-exists", format!("there is another volume {name}"), hint));
+        }
+        self.take_orphan(name)?;
+        // A volume with a size has its tree in the image, and an empty directory to mount that at.
+        let tree = &self.registry.dirs().tree(name);
+        for (path, part) in self.parts(name).into_iter().rev() {
+            move_away(&dir.join(part), &path)?;
+        }
+        make_dir(tree, 0o700)?;
+        sync_parent(tree).map_err(|cause| failed(tree, cause))?;
+        self.registry.save(&Record { removing: false, mounted: false, mounts: Vec::new(), ..record })?;
         remove_tree(&dir)?;
-        Ok(name)
+        Ok(name.clone())
     }
 
     /// Deletes something in the trash for good.
     ///
     /// # Errors
     /// `no-such-volume`.
-    pub fn purge(&self, text: &str) -> VerbResult<()> {
-        remove_tree(&self.find_thrown(text)?)
+    pub fn purge(self, text: &str) -> VerbResult<()> {
+        remove_tree(&self.find(text)?)
+    }
+
+    /// What a volume has on disk, and what that is called in the trash.
+    fn parts(self, name: &str) -> [(PathBuf, &'static str); 2] {
+        let dirs = self.registry.dirs();
+        [(dirs.tree(name), "tree"), (dirs.image(name), "disk.img")]
+    }
+
+    /// Takes a volume that is removed.
+    pub(super) fn take(self, record: &Record) -> VerbResult<()> {
+        let dir = self.place_for(&record.name)?;
+        record.save(&dir.join(RECORD))?;
+        self.put(&record.name, &dir)
+    }
+
+    /// Takes what there is of a volume that has no record, if there is something.
+    pub(super) fn take_orphan(self, name: &str) -> VerbResult<()> {
+        image::unmount(&self.registry.dirs().tree(name))?;
+        if self.parts(name).iter().any(|(path, _)| path.exists()) { self.put(name, &self.place_for(name)?) } else { Ok(()) }
+    }
+
+    fn put(self, name: &str, dir: &Path) -> VerbResult<()> {
+        self.parts(name).iter().try_for_each(|(path, part)| move_away(path, &dir.join(part)).map(drop))
+    }
+
+    fn place_for(self, name: &str) -> VerbResult<PathBuf> {
+        let trash = self.registry.dirs().trash();
+        make_dir(&trash, 0o700)?;
+        let dir = free_name(&trash, &format!("{name}@{}", now_text()));
+        make_dir(&dir, 0o700)?;
+        Ok(dir)
     }
 }

@@ -18,8 +18,8 @@ use serde::{Serialize, Serializer};
 
 use super::tiers::Tier;
 
-pub use parse::{ConfigError, TIERS, parse, parse_value, set};
-pub use store_file::{FILE_BYTES_MAX, STORE_FILE, StoreFile, read_store};
+pub use parse::{ConfigError, TIERS, parse, parse_value};
+pub use store_file::{FILE_BYTES_MAX, STORE_FILE, StoreFile, read_store, store_with, text_with};
 
 /// Which files may have a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use super::parse::{ConfigError, parse};
-use super::{Origin, Settings};
+use super::parse::{ConfigError, parse, set};
+use super::{Key, Origin, Settings, Value};
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, Stat, Time};
 
@@ -58,6 +58,28 @@ pub fn read_store(store: impl AsFd) -> Result<Settings, ConfigError> {
         Err(Unread::Missing) => Ok(Settings::default()),
         Err(Unread::Refused(message, hint)) => Err(ConfigError { line: 0, message, hint }),
     }
+}
+
+/// The text of the file in `store` with a key set, or set no more.
+///
+/// # Errors
+/// As of [`read_store`].
+pub fn store_with(store: impl AsFd, key: &Key, value: Option<&Value>) -> Result<String, ConfigError> {
+    match text_in(store, STORE_FILE) {
+        Ok(text) => text_with(&text, Origin::Store, key, value),
+        Err(Unread::Missing) => text_with("", Origin::Store, key, value),
+        Err(Unread::Refused(message, hint)) => Err(ConfigError { line: 0, message, hint }),
+    }
+}
+
+/// A text with a key set, or set no more; it must be one that is read again.
+///
+/// # Errors
+/// As of [`parse`].
+pub fn text_with(text: &str, origin: Origin, key: &Key, value: Option<&Value>) -> Result<String, ConfigError> {
+    parse(text, origin)?;
+    let text = set(text, key, value)?;
+    parse(&text, origin).map(|_| text)
 }
 
 /// Why there is no text.

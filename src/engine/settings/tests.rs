@@ -1,4 +1,4 @@
-use super::parse::{bytes, span};
+use super::parse::{bytes, set, span};
 use super::*;
 
 fn wrong(text: &str, origin: Origin) -> (usize, String, String) {

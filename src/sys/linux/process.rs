@@ -1,7 +1,7 @@
 //! Threads, capabilities and other processes.
 
 use std::cell::Cell;
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::thread::CapabilitySet;
@@ -197,7 +197,7 @@ pub fn release_memory() {
 }
 
 /// Who is at the other end of a socket: user, group and process at the time of connect(2) (`SO_PEERCRED`).
-pub fn peer_cred(stream: &UnixStream) -> SysResult<(u32, u32, i32)> {
+pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
     let cred = rustix::net::sockopt::socket_peercred(stream)?;
     Ok((cred.uid.as_raw(), cred.gid.as_raw(), cred.pid.as_raw_pid()))
 }
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn peer_is_ourselves() {
-        let (a, _b) = UnixStream::pair().expect("socketpair");
+        let (a, _b) = std::os::unix::net::UnixStream::pair().expect("socketpair");
         let (uid, gid, pid) = peer_cred(&a).expect("peer_cred");
         assert_eq!((uid, gid), crate::sys::ids());
         assert_eq!(pid, std::process::id() as i32);

@@ -1,8 +1,7 @@
 //! Threads, privileges and other processes.
 
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd};
 
 use super::super::name::{check, last_errno};
 use super::super::types::{Asker, Errno, OwnMemory, ProcessFacts, SysResult};
@@ -132,8 +131,8 @@ pub fn own_memory() -> SysResult<OwnMemory> {
 pub fn release_memory() {}
 
 /// Who is at the other end of a socket: user, group and process (getpeereid(3), `LOCAL_PEERPID`).
-pub fn peer_cred(stream: &UnixStream) -> SysResult<(u32, u32, i32)> {
-    let fd = stream.as_raw_fd();
+pub fn peer_cred(stream: impl AsFd) -> SysResult<(u32, u32, i32)> {
+    let fd = stream.as_fd().as_raw_fd();
     let (mut uid, mut gid, mut pid): (libc::uid_t, libc::gid_t, libc::pid_t) = (0, 0, 0);
     // SAFETY: the descriptor is borrowed, and both integers may be written through the call.
     check(unsafe { libc::getpeereid(fd, &mut uid, &mut gid) })?;

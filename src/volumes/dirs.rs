@@ -1,0 +1,132 @@
+//! Where the parts of volumes are in the directory of a pool.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::failed;
+use super::facts::Place;
+use super::files::{free_name, make_dir, move_away, remove_file, remove_tree};
+use super::image;
+use super::name;
+use super::options::Options;
+use crate::engine::api::VerbResult;
+
+/// The directories of a pool, and their modes: users of containers get through to where volumes are mounted, and to nothing else.
+const DIRECTORIES: [(&str, u32); 8] =
+    [("", 0o711), ("volumes", 0o700), ("mnt", 0o711), ("meta", 0o700), ("locks", 0o700), ("staging", 0o700), ("images", 0o700), ("gone", 0o700)];
+
+/// The directories of a pool.
+#[derive(Clone, Debug)]
+pub struct Dirs {
+    root: PathBuf,
+    mounts: PathBuf,
+}
+
+impl Dirs {
+    /// Those at `root`, which are made if there are none; volumes are mounted in `mounts`, or in the pool.
+    ///
+    /// # Errors
+    /// Those of making directories.
+    pub fn open(root: &Path, mounts: Option<&Path>) -> VerbResult<Dirs> {
+        let real = |dir: &Path| fs::create_dir_all(dir).and_then(|()| dir.canonicalize()).map_err(|cause| failed(dir, cause));
+        let root = real(root)?;
+        DIRECTORIES.iter().try_for_each(|(name, mode)| make_dir(&root.join(name), *mode))?;
+        let mounts = mounts.map_or_else(|| Ok(root.join("mnt")), real)?;
+        Ok(Dirs { root, mounts })
+    }
+
+    /// The directory of the pool.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where a volume is.
+    pub fn place(&self, name: &str, options: &Options) -> Place {
+        match &options.source {
+            Some(source) => Place { backing: source.clone(), point: source.clone() },
+            None => Place { backing: self.tree(name), point: self.mounts.join(name) },
+        }
+    }
+
+    /// A volume's tree, if it is not a directory that there was.
+    pub fn tree(&self, name: &str) -> PathBuf {
+        self.root.join("volumes").join(name)
+    }
+
+    /// The record of a volume.
+    pub fn meta(&self, name: &str) -> PathBuf {
+        self.root.join("meta").join(format!("{name}.json"))
+    }
+
+    /// What was counted of a volume.
+    pub fn sizes(&self, name: &str) -> PathBuf {
+        self.root.join("meta").join(format!("{name}.sizes"))
+    }
+
+    /// The filesystem of a volume with a size.
+    pub fn image(&self, name: &str) -> PathBuf {
+        self.root.join("images").join(format!("{name}.img"))
+    }
+
+    /// Where a tree is while it is being made.
+    pub fn staged(&self, name: &str) -> PathBuf {
+        self.root.join("staging").join(name)
+    }
+
+    /// What is locked by whoever works on a volume.
+    pub fn lock(&self, name: &str) -> PathBuf {
+        self.root.join("locks").join(name)
+    }
+
+    /// What was removed and can be had back.
+    pub fn trash(&self) -> PathBuf {
+        self.root.join("trash")
+    }
+
+    /// Trees that are being deleted.
+    pub fn gone(&self) -> PathBuf {
+        self.root.join("gone")
+    }
+
+    /// The names that there are records of, sorted.
+    ///
+    /// # Errors
+    /// The pool cannot be read.
+    pub fn names(&self) -> VerbResult<Vec<String>> {
+        let dir = self.root.join("meta");
+        let entries = fs::read_dir(&dir).map_err(|cause| failed(&dir, cause))?;
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_suffix(".json").map(str::to_owned));
+        let mut names: Vec<String> = names.filter(|name| name::check(name).is_ok()).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// The names of trees that are, or were, being made.
+    pub fn staged_names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.root.join("staging")).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| name::check(name).is_ok()).collect()
+    }
+
+    /// Moves a volume's tree to where trees are deleted.
+    pub fn set_gone(&self, name: &str) -> VerbResult<Option<PathBuf>> {
+        let gone = free_name(&self.gone(), name);
+        Ok(move_away(&self.tree(name), &gone)?.then_some(gone))
+    }
+
+    /// Deletes a volume's tree and image.
+    pub fn delete(&self, name: &str) -> VerbResult<()> {
+        if let Some(gone) = self.set_gone(name)? {
+            remove_tree(&gone)?;
+        }
+        remove_file(&self.image(name))
+    }
+
+    /// Takes away what a making, or a removal, that was cut short has left.
+    pub fn unmake(&self, name: &str) {
+        let _ = image::unmount(&self.tree(name));
+        let removed = [remove_tree(&self.staged(name)), self.set_gone(name).map(drop), remove_file(&self.image(name))];
+        for error in removed.into_iter().filter_map(Result::err) {
+            tracing::warn!(name, error = error.message, "what is left of a volume cannot be removed");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The tree of a volume is made.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+
+use super::error::failed;
+use super::facts::Place;
+use super::files::{make_dir, remove_tree, sync_parent};
+use super::image;
+use super::mounts::Mounts;
+use super::options::Options;
+use super::record::{Parent, Record};
+use crate::engine::api::VerbResult;
+
+impl Mounts {
+    /// Makes the tree of a volume.
+    pub(super) fn fill(&self, record: &mut Record, options: &Options, place: &Place) -> VerbResult<()> {
+        let cannot = |cause: std::io::Error| failed(&place.backing, cause);
+        let dirs = self.registry.dirs();
+        if let Some(bytes) = options.size {
+            let image = dirs.image(&record.name);
+            image::make(&image, bytes)?;
+            make_dir(&place.backing, 0o700)?;
+            image::mount(&image, &place.backing)?;
+            self.fill_tree(&place.backing, record, options)?;
+            return image::unmount(&place.backing);
+        }
+        let staged = dirs.staged(&record.name);
+        remove_tree(&staged)?;
+        make_dir(&staged, 0o700)?;
+        self.fill_tree(&staged, record, options)?;
+        fs::rename(&staged, &place.backing).and_then(|()| sync_parent(&place.backing)).map_err(cannot)
+    }
+
+    fn fill_tree(&self, dir: &Path, record: &mut Record, options: &Options) -> VerbResult<()> {
+        let cannot = |cause: std::io::Error| failed(dir, cause);
+        if let Some((volume, state)) = &options.from {
+            record.parent = Some(self.clone_into(dir, volume, state.as_deref(), &record.name)?);
+        } else {
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).map_err(cannot)?;
+        }
+        if options.uid.is_some() || options.gid.is_some() {
+            chown(dir, options.uid, options.gid).map_err(cannot)?;
+        }
+        match options.mode {
+            Some(mode) => fs::set_permissions(dir, fs::Permissions::from_mode(mode)).map_err(cannot),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies a state of a volume to an empty directory. Files share their data where the filesystem can do that.
+    fn clone_into(&self, dir: &Path, volume: &str, state: Option<&str>, child: &str) -> VerbResult<Parent> {
+        self.during(volume, child, |point| {
+            let history = self.registry.history(&self.registry.get(volume)?)?;
+            let state = match state {
+                Some(state) => history.checkpoint(state)?.id,
+                None => history.make(&format!("volume {child} begins here"))?,
+            };
+            self.verbs.fork(&point, state, dir)?;
+            Ok(Parent { volume: volume.to_owned(), checkpoint: state.0 })
+        })
+    }
+}
