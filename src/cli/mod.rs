@@ -13,6 +13,7 @@ mod changes;
 mod checkpoint;
 mod completion;
 mod config;
+mod context;
 mod copies;
 #[cfg(feature = "csi")]
 mod csi;
@@ -71,11 +72,12 @@ mod untag;
 mod verify;
 mod volumes;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(self) use self::context::Context;
 use self::error::{Failure, Outcome};
 use self::output::{Color, Out};
 
@@ -151,19 +153,6 @@ enum Verb {
     Completion(completion::Args),
     #[command(hide = true)]
     Daemon(daemon::Args),
-}
-
-/// What a verb works with: where, and how to print.
-struct Context {
-    dir: Option<PathBuf>,
-    out: Out,
-}
-
-impl Context {
-    /// The directory of `-C`, if given.
-    fn dir(&self) -> Option<&Path> {
-        self.dir.as_deref()
-    }
 }
 
 /// Runs the program with the process's arguments.

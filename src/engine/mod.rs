@@ -60,7 +60,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-
 use crate::live::Live;
 pub use crate::live::{HashMode, Keep};
 use absence::Absences;

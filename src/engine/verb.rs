@@ -6,8 +6,8 @@
 use super::requester::Requester;
 use std::io;
 
-use serde::de::DeserializeOwned;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::Engine;
 use super::api::{VerbError, VerbResult};

@@ -68,7 +68,7 @@ impl Contents {
     /// EIO if a record cannot be read.
     pub fn sealed(&self, epoch: Epoch) -> SysResult<(Vec<ObjectHash>, bool)> {
         let store = self.journal.store();
-        let mut places = store.index.seals(epoch).map_err(fault)?;
+        let mut places = store.index.catalogue().seals(epoch).map_err(fault)?;
         for place in self.hashed.read().seals.get(&epoch).into_iter().flatten() {
             if !places.contains(place) {
                 places.push(*place);
@@ -92,7 +92,7 @@ impl Contents {
         if self.hashed.read().seals.get(&epoch).is_some_and(|seals| seals.iter().any(|(_, whole)| *whole)) {
             return Ok(true);
         }
-        Ok(self.journal.store().index.seals(epoch).map_err(fault)?.iter().any(|(_, whole)| *whole))
+        Ok(self.journal.store().index.catalogue().seals(epoch).map_err(fault)?.iter().any(|(_, whole)| *whole))
     }
 
     /// Other objects that are there and may hold the same as this one, oldest first.

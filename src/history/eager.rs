@@ -86,7 +86,7 @@ impl Ahead {
     /// EIO if the index cannot be read.
     pub fn upto(&self) -> SysResult<Epoch> {
         let memory = self.noted.read().upto;
-        Ok(memory.max(self.journal.store().index.ahead_upto().map_err(fault)?))
+        Ok(memory.max(self.journal.store().index.catalogue().ahead_upto().map_err(fault)?))
     }
 
     /// Objects that were captured ahead of which the index may not know.
@@ -110,7 +110,7 @@ impl Ahead {
     /// What was captured ahead of each key last, and in which epoch; it may be superseded.
     fn latest(&self) -> SysResult<HashMap<Key, (Epoch, Undo)>> {
         let mut frames: BTreeMap<Address, Option<HashSet<u16>>> = BTreeMap::new();
-        for (at, item) in self.journal.store().index.ahead().map_err(fault)? {
+        for (at, item) in self.journal.store().index.catalogue().ahead().map_err(fault)? {
             frames.entry(at).or_insert_with(|| Some(HashSet::new())).get_or_insert_default().insert(item);
         }
         // Those of the tail are read whole: which of their items count is seen from their order.
@@ -165,7 +165,7 @@ impl Ahead {
     pub(super) fn forget_superseded(&self) -> StoreResult<()> {
         let index = &self.journal.store().index;
         let mut frames: BTreeMap<Address, HashSet<u16>> = BTreeMap::new();
-        for (at, item) in index.ahead()? {
+        for (at, item) in index.catalogue().ahead()? {
             frames.entry(at).or_default().insert(item);
         }
         let mut superseded = Vec::new();

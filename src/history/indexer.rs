@@ -158,7 +158,7 @@ impl Indexer {
     pub(super) fn index_closed(&self) -> Result<(), StoreError> {
         let index = &self.store.index;
         while let Some((id, end)) = self.oldest_closed() {
-            let mut batch = Batch::after(index.last_checkpoint()?);
+            let mut batch = Batch::after(index.catalogue().last_checkpoint()?);
             self.wake.calls(Some(Instant::now()));
             for frame in self.store.journal.scan(index.applied()?, None) {
                 let (address, record) = frame?;

@@ -25,7 +25,7 @@ impl Timeline {
     /// # Errors
     /// `JournalDamaged`, `BadRecord`; those of the index.
     pub fn open(store: Arc<Store>) -> StoreResult<(Timeline, Aftermath)> {
-        let checkpoints = store.index.checkpoints()?;
+        let checkpoints = store.index.catalogue().checkpoints()?;
         let applied = store.index.applied()?;
         // An index that was rebuilt holds records of the open epoch too; they are needed in memory, so the scan begins where that epoch did.
         let from = checkpoints.last().map_or(Address::START, |(_, address)| *address).min(applied);
@@ -82,17 +82,17 @@ impl Timeline {
 /// What the index has of what is in memory, but for the checkpoints.
 fn indexed(store: &Store) -> StoreResult<Memory> {
     let mut order = Order::default();
-    for (number, at, undoes) in store.index.operations()? {
+    for (number, at, undoes) in store.index.catalogue().operations()? {
         order.note(number, at, undoes);
     }
-    let absences = store.index.absences()?.into_iter().map(|(from_ns, to_ns, told)| Absence { from_ns, to_ns, told }).collect();
+    let absences = store.index.catalogue().absences()?.into_iter().map(|(from_ns, to_ns, told)| Absence { from_ns, to_ns, told }).collect();
     let mut dropped = Places::default();
-    for (epoch, at, first, last) in store.index.dropped()? {
+    for (epoch, at, first, last) in store.index.catalogue().dropped()? {
         dropped.put(epoch, at, (first, last));
     }
     Ok(Memory {
-        tables: Tables::new(store.index.last_checkpoint()?.map_or(Epoch(1), |id| id.epoch().next())),
-        checkpoints: Checkpoints::of(store.index.lineage()?),
+        tables: Tables::new(store.index.catalogue().last_checkpoint()?.map_or(Epoch(1), |id| id.epoch().next())),
+        checkpoints: Checkpoints::of(store.index.catalogue().lineage()?),
         order,
         absences: absence::Known { absences, ..absence::Known::default() },
         hashed: Hashed::default(),

@@ -140,8 +140,8 @@ impl<'a> Judge<'a> {
         let ends = catalogue.ends();
         // One that is in memory has another on the disk, which the next mount brings up to date: it must hear of each deletion.
         let forgotten = if index.is_in_memory() { Forgotten::default() } else { catalogue.forgotten(needs.upto, applied) };
-        let ahead = index.ahead()?.into_iter().map(|(at, _)| at).collect();
-        let ahead_upto = index.ahead_upto()?;
+        let ahead = index.catalogue().ahead()?.into_iter().map(|(at, _)| at).collect();
+        let ahead_upto = index.catalogue().ahead_upto()?;
         let left = (Epoch(0), Vec::new());
         let (layers, epoch) = (&store.layers, Epoch(1));
         let mut judge = Judge { index, layers, needs, upto, epoch, ahead, ahead_upto, told, forgotten, left, gone: Vec::new() };

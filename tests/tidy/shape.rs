@@ -131,7 +131,7 @@ fn target(source: &BTreeMap<Names, File>, from: &Names, path: &[String], hops: u
         rest = &rest[1..];
     }
     while let Some(name) = rest.first() {
-        let below = [base.as_slice(), &[name.clone()]].concat();
+        let below = [base.as_slice(), std::slice::from_ref(name)].concat();
         if !source.keys().any(|module| module.starts_with(&below)) {
             break;
         }

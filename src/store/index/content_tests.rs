@@ -141,7 +141,7 @@ fn writing_it_anew_can_fail_at_every_call() {
     let bench = Bench::new();
     let (mut index, _) = bench.index();
     with_forgotten(&bench, &index, 60_000);
-    let first = index.seals(Epoch(1)).unwrap();
+    let first = index.catalogue().seals(Epoch(1)).unwrap();
     assert_eq!(first.len(), 1);
     let mut failures = 0;
     for nth in 1.. {
@@ -158,7 +158,7 @@ fn writing_it_anew_can_fail_at_every_call() {
         if opening != Opening::Ready {
             index.rebuild(&bench.journal, None).unwrap();
         }
-        assert_eq!(index.seals(Epoch(1)).unwrap().first(), first.first());
+        assert_eq!(index.catalogue().seals(Epoch(1)).unwrap().first(), first.first());
         if opening != Opening::Ready {
             with_forgotten(&bench, &index, 60_000);
         }

@@ -42,6 +42,7 @@
 //! Another tree, "seen", holds hashes of live files (module `seen`): no record tells of them, and nothing is lost with them.
 
 mod batch;
+mod catalogue;
 mod compact;
 mod compare;
 pub mod contents;
@@ -51,6 +52,7 @@ mod keys;
 mod parts;
 mod runs;
 
+pub use self::catalogue::Catalogue;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -65,7 +67,6 @@ use super::hash::Hash;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
 use super::journal::{Address, Journal, codec};
 use super::layout::{Layout, StoreId};
-use super::lineage::Lineage;
 use super::record::{Kept, Key, Place, Undo};
 use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, Rank, RwLock};
@@ -275,6 +276,11 @@ impl Index {
         Ok(())
     }
 
+    /// What it tells of checkpoints and operations.
+    pub fn catalogue(&self) -> Catalogue<'_> {
+        Catalogue(self)
+    }
+
     /// It is not on disk: the filesystem had no room for it.
     pub fn is_in_memory(&self) -> bool {
         self.db.read().as_ref().is_some_and(|parts| parts.db.disk().is_none())
@@ -359,115 +365,9 @@ impl Index {
         self.with_parts("look up", |parts| parts.runs.has_place(slot, epoch))
     }
 
-    /// All checkpoints that were not deleted for good, hidden ones too, with where their frames begin, in order of their numbers.
-    pub fn checkpoints(&self) -> StoreResult<Vec<(Kept, Address)>> {
-        self.with("list", |db| {
-            let mut checkpoints = Vec::new();
-            for entry in db.scan_prefix(keys::checkpoints_prefix()) {
-                let (key, value) = entry?;
-                let known = keys::unseal(&key, &value).and_then(KnownCheckpoint::parse).ok_or(StoreError::IndexDamaged)?;
-                if !known.deleted {
-                    checkpoints.push((known.kept, known.at));
-                }
-            }
-            Ok(checkpoints)
-        })
-    }
-
-    /// Where checkpoints come from, if that is not the one before.
-    pub fn lineage(&self) -> StoreResult<Lineage> {
-        self.with("list", |db| {
-            let mut lineage = Lineage::default();
-            for entry in db.scan_prefix(keys::lineage_prefix()) {
-                let (key, value) = entry?;
-                let parent = keys::unseal(&key, &value).and_then(|value| value.try_into().ok()).map(u64::from_le_bytes);
-                let child = keys::parse_checkpoint(&key).ok_or(StoreError::IndexDamaged)?;
-                lineage.put(child, CheckpointId(parent.ok_or(StoreError::IndexDamaged)?));
-            }
-            Ok(lineage)
-        })
-    }
-
-    /// Every operation, oldest first: its number, where its record is, and which other it undoes.
-    pub fn operations(&self) -> StoreResult<Vec<(u64, Address, Option<u64>)>> {
-        self.with("list", |db| {
-            let mut operations = Vec::new();
-            for entry in db.scan_prefix(keys::operations_prefix()) {
-                let (key, value) = entry?;
-                let parsed = keys::unseal(&key, &value).and_then(|value| keys::parse_operation(&key, value));
-                operations.push(parsed.ok_or(StoreError::IndexDamaged)?);
-            }
-            Ok(operations)
-        })
-    }
-
-    /// The times in which nobody served the tree, oldest first: from and to, nanoseconds since 1970, and whether all that was changed is on record.
-    pub fn absences(&self) -> StoreResult<Vec<(i64, i64, bool)>> {
-        self.with("list", |db| {
-            let mut absences = Vec::new();
-            for entry in db.scan_prefix(keys::absences_prefix()) {
-                let (key, value) = entry?;
-                let (from, told) = keys::unseal(&key, &value).and_then(keys::parse_absence_value).ok_or(StoreError::IndexDamaged)?;
-                absences.push((from, keys::parse_absence(&key).ok_or(StoreError::IndexDamaged)?, told));
-            }
-            Ok(absences)
-        })
-    }
-
-    /// The records of hashes of an epoch's objects, and whether each says that the epoch is hashed whole.
-    pub fn seals(&self, epoch: Epoch) -> StoreResult<Vec<(Address, bool)>> {
-        self.with("list", |db| {
-            let mut seals = Vec::new();
-            for entry in db.scan_prefix(keys::hashes_prefix(epoch)) {
-                let (key, value) = entry?;
-                let whole = keys::unseal(&key, &value).and_then(|value| value.first().copied());
-                seals.push((keys::parse_seal(&key).ok_or(StoreError::IndexDamaged)?, whole.ok_or(StoreError::IndexDamaged)? != 0));
-            }
-            Ok(seals)
-        })
-    }
-
     /// Calls with objects that may hold what has this hash, and their sizes, until it says `false`: their hash begins as this one does, and they may be gone.
     pub fn each_content(&self, hash: &Hash, call: impl FnMut(ObjectId, u64) -> bool) -> StoreResult<()> {
         self.with_parts("list", |parts| parts.runs.each_content(hash, call))
-    }
-
-    /// The records of dropped versions: the layer, where it is, the first and the last checkpoint that show something of it.
-    pub fn dropped(&self) -> StoreResult<Vec<(Epoch, Address, CheckpointId, CheckpointId)>> {
-        self.with("list", |db| {
-            let mut found = Vec::new();
-            for entry in db.scan_prefix(keys::dropped_prefix()) {
-                let (key, value) = entry?;
-                let parsed = keys::unseal(&key, &value).and_then(|value| keys::parse_dropped(&key, value));
-                found.push(parsed.ok_or(StoreError::IndexDamaged)?);
-            }
-            Ok(found)
-        })
-    }
-
-    /// Where everything is that was captured ahead: frame, and number in its list. It may be superseded.
-    pub fn ahead(&self) -> StoreResult<Vec<(Address, u16)>> {
-        self.with("list", |db| {
-            let mut found = Vec::new();
-            for entry in db.scan_prefix(keys::ahead_prefix()) {
-                let (key, value) = entry?;
-                found.push(keys::unseal(&key, &value).and_then(keys::parse_item).ok_or(StoreError::IndexDamaged)?);
-            }
-            Ok(found)
-        })
-    }
-
-    /// Up to which epoch what changed was looked at to be captured ahead.
-    pub fn ahead_upto(&self) -> StoreResult<Epoch> {
-        self.with("look up", |db| match get(db, keys::META_AHEAD)? {
-            Some(value) => value.try_into().map(|bytes| Epoch(u64::from_le_bytes(bytes))).map_err(|_| StoreError::IndexDamaged),
-            None => Ok(Epoch(0)),
-        })
-    }
-
-    /// The highest number that a checkpoint ever had, deleted ones included.
-    pub fn last_checkpoint(&self) -> StoreResult<Option<CheckpointId>> {
-        self.with("look up", last_checkpoint)
     }
 
     /// Up to where the journal is applied: the end of the last record that is, so a scan from here gives those that are not.

@@ -239,11 +239,11 @@ fn checkpoints_keep_tags_and_deletions_within_and_across_batches() {
         let bench = Bench::new();
         let (index, _) = bench.index();
         let at = bench.put(&index, &records, size);
-        let found = index.checkpoints().unwrap();
+        let found = index.catalogue().checkpoints().unwrap();
         assert_eq!(found.iter().map(|(checkpoint, _)| checkpoint.id.0).collect::<Vec<_>>(), [1, 3, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!(found[1], (Kept::new(Checkpoint { tags: vec!["y".into()], ..checkpoint(3) }, None), at[2]));
         assert_eq!(found[0], (Kept::new(checkpoint(1), None), at[0]));
-        assert_eq!(index.last_checkpoint().unwrap(), Some(CheckpointId(11)), "a number is not given again");
+        assert_eq!(index.catalogue().last_checkpoint().unwrap(), Some(CheckpointId(11)), "a number is not given again");
     }
 }
 
@@ -385,8 +385,8 @@ fn a_changed_value_is_found() {
         db.insert(key.as_slice(), value).unwrap();
     }
     let damaged = |result: StoreResult<()>| matches!(result, Err(StoreError::IndexDamaged));
-    assert!(damaged(index.checkpoints().map(drop)));
-    assert!(damaged(index.last_checkpoint().map(drop)));
+    assert!(damaged(index.catalogue().checkpoints().map(drop)));
+    assert!(damaged(index.catalogue().last_checkpoint().map(drop)));
     assert!(damaged(index.applied().map(drop)));
     drop(index);
     assert_eq!(bench.index().1, Opening::Rebuild(Doubt::Damaged));
@@ -434,13 +434,13 @@ fn who_asked_pins_and_lineage_are_kept_within_and_across_batches() {
         let bench = Bench::new();
         let (index, _) = bench.index();
         let at = bench.put(&index, &records, size);
-        let found = index.checkpoints().unwrap();
+        let found = index.catalogue().checkpoints().unwrap();
         let told: Vec<_> = found.iter().map(|(kept, _)| (kept.id.0, kept.by.as_ref().map(|by| by.uid), kept.pinned.clone(), kept.hidden)).collect();
         let plain = |id| (id, None, None, false);
         assert_eq!(told, [(1, Some(5), None, true), (2, None, Some("b".into()), false), plain(3), plain(4), plain(5)]);
-        let lineage = index.lineage().unwrap();
+        let lineage = index.catalogue().lineage().unwrap();
         let parents: Vec<_> = (1..=5).map(|id| lineage.parent(CheckpointId(id), Some).map(|parent| parent.0)).collect();
         assert_eq!(parents, [None, Some(1), Some(2), Some(1), Some(4)]);
-        assert_eq!(index.operations().unwrap(), [(1, at[8], None), (2, at[14], Some(1))]);
+        assert_eq!(index.catalogue().operations().unwrap(), [(1, at[8], None), (2, at[14], Some(1))]);
     }
 }

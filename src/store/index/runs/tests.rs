@@ -30,7 +30,7 @@ impl Bench {
 
     /// Writes records to the journal and applies them in one batch.
     fn take(&self, index: &Index, records: &[Record]) {
-        let mut batch = Batch::after(index.last_checkpoint().unwrap());
+        let mut batch = Batch::after(index.catalogue().last_checkpoint().unwrap());
         for (record, at) in records.iter().zip(self.journal.append(records).unwrap()) {
             batch.add(at, record).unwrap();
         }
