@@ -1,8 +1,9 @@
 //! `ckptfs audit`.
 
+use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
-use super::{Context, locate, time};
+use super::{locate, time};
 use crate::engine::api::{AuditEvent, AuditKind, ListAudit};
 
 /// Show who did what when: checkpoints, restores, deletions, tags, pins, mounts, oldest first

@@ -9,9 +9,10 @@ use std::process::Stdio;
 
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::run::{execute, shown};
-use super::{Context, launch, locate};
+use super::{launch, locate};
 use crate::engine::api::{CheckpointInfo, Query, ShowCheckpoint, StateName, VerbError, VerbResult};
 use crate::store::ids::CheckpointId;
 

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::io::{self, Read};
 
+use super::context::Context;
 use super::error::{Outcome, io_error};
-use super::{Context, past};
+use super::past;
 
 /// How much is read at once.
 const CHUNK_BYTES: usize = 256 * 1024;

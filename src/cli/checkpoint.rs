@@ -5,8 +5,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::context::Context;
 use super::error::{Outcome, error, io_error};
-use super::{Context, hook, locate, time};
+use super::{hook, locate, time};
 use crate::engine::api::{CheckpointOptions, VerbResult};
 
 /// A note is not longer; what is longer is refused by the daemon, and need not be read.

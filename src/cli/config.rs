@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use serde::Serialize;
 
-use super::Context;
+use super::context::Context;
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::{self, Located};
 use super::output::Role;

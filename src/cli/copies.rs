@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::locate::Served;
 use super::output::{Out, hand_on};
 use super::progress::Bar;
 use super::tree_path::normal;
-use super::{Context, launch, time};
+use super::{launch, time};
 use crate::control::Client;
 use crate::engine::api::{StateName, TreePath, VerbError, VerbResult};
 use crate::engine::export::parts::{ExportAsk, ExportPart, Refused};

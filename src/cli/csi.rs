@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use super::context::Context;
 use super::error::Outcome;
-use super::{Context, volumes};
+use super::volumes;
 use crate::csi::{Config, serve};
 use crate::volumes::facts;
 

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::{Outcome, hinted, io_error};
 use super::locate::{Located, Served};
 use super::output::{Out, Role};
 use super::progress::Bar;
-use super::{Context, locate, size};
+use super::{locate, size};
 use crate::control::{Client, STORE_NAME};
 use crate::engine::api::{DedupOptions, DedupReport, VerbResult, host_path};
 use crate::engine::dedup::{Content, Count, DedupStage, LeftOut, LeftWhy, drop_kept};

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::Outcome;
 use super::freeing::freeing;
 use super::locate::whole;
-use super::{Context, changes, time};
+use super::{changes, time};
 use crate::control::History;
 use crate::engine::api::{CheckpointInfo, Delete, Query, StateName, VerbResult};
 

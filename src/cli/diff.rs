@@ -3,10 +3,11 @@
 use std::io;
 
 use super::by::{self, By};
+use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
 use super::output::{Out, Role};
 use super::past::{Tree, state};
-use super::{Context, changes, locate, patch};
+use super::{changes, locate, patch};
 use crate::engine::api::{Change, CheckpointInfo, Compare, CompareByProcess, StateName, TreePath};
 use crate::sys::Errno;
 

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::{Failure, Outcome, plain};
 use super::output::{Out, Role};
-use super::{Context, locate, mount, mounts};
+use super::{locate, mount, mounts};
 use crate::control::{STORE_NAME, Store};
 use crate::engine::api::{VerbResult, host_path};
 use crate::engine::word::word;

@@ -1,9 +1,10 @@
 //! `ckptfs du`.
 
+use super::context::Context;
 use super::error::Outcome;
 use super::output::Role;
 use super::progress::Bar;
-use super::{Context, locate, size};
+use super::{locate, size};
 use crate::engine::api::{DuOptions, DuReport, StateName, VerbResult};
 
 /// Show what space each checkpoint takes: its own, which would come free if only it went, and what it shares

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
+use super::locate;
 use super::log::print_checkpoints;
 use super::tree_path::in_tree;
-use super::{Context, locate};
 use crate::engine::api::{Query, VerbResult};
 use crate::sys;
 

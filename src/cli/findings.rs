@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Context;
+use super::context::Context;
 use super::error::Outcome;
 use super::output::Role;
 use crate::engine::api::{Damage, Verified};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::Context;
+use super::context::Context;
 use super::copies::{self, Begun, Copied};
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::Served;

@@ -28,7 +28,7 @@ fn here(root: &Path) -> VerbResult<History> {
     // What a restore that was interrupted has yet to make gets its modes from us.
     sys::umask0();
     sys::raise_nofile();
-    super::log_to_stderr(Some("error"));
+    super::logging::log_to_stderr(Some("error"));
     let mut config = Config::bare(sys::open_root(root).map_err(|cause| io_error(root.display(), cause))?, root.to_owned());
     config.auto.absence = serving::parts_absences(&config::settings_of(root)?);
     let engine = Engine::open_unmounted(config)?;

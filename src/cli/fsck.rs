@@ -1,9 +1,10 @@
 //! `ckptfs fsck`.
 
+use super::context::Context;
 use super::error::{Failure, Outcome, hinted};
 use super::locate::{self, Located};
 use super::progress::Bar;
-use super::{Context, error, findings, verify};
+use super::{error, findings, verify};
 use crate::engine::api::Damage;
 use crate::engine::check::{CheckOptions, INDEX_MADE, StoreCheck};
 use crate::engine::word::word;

@@ -1,10 +1,11 @@
 //! `ckptfs gc`.
 
+use super::context::Context;
 use super::error::{Outcome, hinted};
 use super::freeing::freeing;
 use super::output::{Out, Role, can_ask};
 use super::progress::Bar;
-use super::{Context, config, size};
+use super::{config, size};
 use crate::control::History;
 use crate::engine::api::{GcOptions, GcReport, GcWhy, Retention, Rule, VerbResult};
 use crate::engine::settings::{self, Value, parse_value};

@@ -79,7 +79,7 @@ struct Holder {
 
 /// Holds a mount: starts a worker, and another when that one dies. Returns when the mount is gone.
 pub fn hold(args: daemon::Args) -> Outcome {
-    super::log_to_stderr(Some("warn,fuser=error"));
+    super::logging::log_to_stderr(Some("warn,fuser=error"));
     if !args.foreground {
         sys::setsid().map_err(|cause| io_error("setsid", cause))?;
     }

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use super::context::Context;
 use super::error::Outcome;
 use super::graph::Graph;
 use super::output::{Out, Role};
 use super::tree_path::in_tree;
-use super::{Context, changes, locate, time};
+use super::{changes, locate, time};
 use crate::control::History;
 use crate::engine::api::{CheckpointInfo, ListVersions, Query, ShowCheckpoint, StateName, VersionInfo, VersionKind};
 use crate::store::record::Reason;

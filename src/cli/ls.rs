@@ -5,9 +5,10 @@ use std::io;
 
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::Outcome;
 use super::output::Out;
-use super::{Context, past, stat};
+use super::{past, stat};
 use crate::engine::api::TreePath;
 use crate::sys::{self, Kind, SysResult};
 

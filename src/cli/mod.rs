@@ -40,6 +40,7 @@ mod interrupt;
 mod launch;
 mod locate;
 mod log;
+mod logging;
 mod ls;
 mod mount;
 mod mounts;
@@ -77,8 +78,9 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-pub(self) use self::context::Context;
+use self::context::Context;
 use self::error::{Failure, Outcome};
+use self::logging::log_to_stderr;
 use self::output::{Color, Out};
 
 /// A filesystem that gives a directory instant checkpoints.
@@ -160,7 +162,7 @@ pub fn main() -> ExitCode {
     let Cli { global, verb } = Cli::parse();
     let daemon = matches!(verb, Verb::Daemon(_));
     if !daemon {
-        log_to_stderr(if volumes::is_driver(&verb) { Some("info") } else { None });
+        log_to_stderr(if is_driver(&verb) { Some("info") } else { None });
     }
     let mut context = Context { dir: global.change_dir, out: Out::new(global.json, global.color) };
     // These say it in their own way, or act on no tree.
@@ -175,6 +177,15 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(&context.out),
+    }
+}
+
+fn is_driver(verb: &Verb) -> bool {
+    match verb {
+        Verb::Volumes(args) => args.is_driver(),
+        #[cfg(feature = "csi")]
+        Verb::Csi(_) => true,
+        _ => false,
     }
 }
 
@@ -220,19 +231,6 @@ fn run(verb: Verb, context: &mut Context) -> Outcome {
         Verb::Config(args) => config::run(args, context),
         Verb::Completion(args) => completion::run(args, context),
         Verb::Daemon(args) => daemon::run(args),
-    }
-}
-
-/// Writes log lines to stderr: what `CKPTFS_LOG` selects (`debug`, `ckptfs::fuse=trace`, ...), else what `otherwise` does, else nothing.
-fn log_to_stderr(otherwise: Option<&str>) {
-    let selected = std::env::var("CKPTFS_LOG").ok().filter(|filter| !filter.is_empty());
-    if let Some(filter) = selected.as_deref().or(otherwise) {
-        let filter = tracing_subscriber::EnvFilter::new(filter);
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-        // A line that cannot be written (the disk is full) is lost. It would be told on stderr too, by a macro that panics when that fails; a thread
-        // of the session would end by it, and whoever waits for its answer waits for ever.
-        // A second call finds a logger in place, and that one stays.
-        let _ = log.log_internal_errors(false).try_init();
     }
 }
 

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::{Outcome, error, hinted, io_error};
 use super::holders::{self, Holder};
 use super::launch::{Ready, Starter};
 use super::serving::{MountFlag, OthersIo, Serving, Snapdir};
 use super::tree_path::{beyond_links, normal};
-use super::{Context, changes, daemon, launch, locate, mounts};
+use super::{changes, daemon, launch, locate, mounts};
 use crate::control::{Client, STORE_NAME, Store};
 use crate::engine::api::{AbsenceInfo, VerbResult, host_path};
 use crate::engine::word::word;

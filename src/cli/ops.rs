@@ -1,8 +1,9 @@
 //! `ckptfs ops`.
 
+use super::context::Context;
 use super::error::Outcome;
 use super::output::{Out, Role};
-use super::{Context, locate, time};
+use super::{locate, time};
 use crate::engine::api::{ListOperations, OperationInfo, OperationKind};
 
 /// Operations that are listed unless told otherwise.

@@ -1,7 +1,8 @@
 //! `ckptfs pin`.
 
+use super::context::Context;
 use super::error::Outcome;
-use super::{Context, locate};
+use super::locate;
 use crate::engine::api::{CheckpointInfo, PinCheckpoint, StateName};
 
 /// Pin a checkpoint: it is not deleted, by whomever, until it is unpinned

@@ -1,7 +1,8 @@
 //! `ckptfs redo`.
 
+use super::context::Context;
 use super::error::Outcome;
-use super::{Context, undo};
+use super::undo;
 use crate::engine::api::{UndoOptions, UndoWalk};
 
 /// Do again what was undone last

@@ -1,7 +1,8 @@
 //! `ckptfs rename`.
 
+use super::context::Context;
 use super::error::Outcome;
-use super::{Context, locate, tag};
+use super::{locate, tag};
 use crate::engine::api::{ChangeTags, Retag, StateName};
 
 /// Give a tag another name

@@ -6,11 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::by;
+use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
 use super::output::Out;
 use super::tree_path::in_tree;
-use super::{Context, changes, locate, replaced, time};
+use super::{changes, locate, replaced, time};
 use crate::engine::api::attribution::OnlyBy;
 use crate::engine::api::{Change, ChangeKind, RestoreOptions, Restored, StateName, Times, TreePath, VerbResult};
 use crate::sys::Kind;

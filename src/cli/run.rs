@@ -16,9 +16,10 @@ use std::time::Instant;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::{Failure, Outcome, error, hinted, io_error, plain};
 use super::progress::Spinner;
-use super::{Context, changes, diff, locate, run_at, time};
+use super::{changes, diff, locate, run_at, time};
 use crate::engine::api::{Change, CheckpointInfo, CheckpointOptions, Compare, RestoreOptions, ShowCheckpoint, StateName, TreePath, VerbResult};
 use crate::store::ids::CheckpointId;
 use crate::sys;

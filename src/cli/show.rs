@@ -1,9 +1,10 @@
 //! `ckptfs show`.
 
 use super::by;
+use super::context::Context;
 use super::error::Outcome;
 use super::output::Role;
-use super::{Context, locate, size, time};
+use super::{locate, size, time};
 use crate::engine::api::{ShowCheckpoint, StateName};
 use crate::store::record::Reason;
 

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::Outcome;
 use super::output::Role;
 use super::past::Tree;
-use super::{Context, past, time};
+use super::{past, time};
 use crate::engine::api::TreePath;
 use crate::sys::{self, Kind, SysResult, Time};
 

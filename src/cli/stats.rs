@@ -3,9 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::context::Context;
 use super::error::Outcome;
 use super::output::Out;
-use super::{Context, locate, time};
+use super::{locate, time};
 use crate::engine::api::{GetStats, Stats};
 
 /// Show what the daemon has done and holds: requests by kind, memory, open files

@@ -4,9 +4,10 @@ use serde::Serialize;
 
 use super::by::{self, By};
 use super::changes;
+use super::context::Context;
 use super::error::Outcome;
 use super::holders::{self, Holder, Tree};
-use super::{Context, locate, size, time};
+use super::{locate, size, time};
 use crate::engine::api::{CompareByProcess, DaemonInfo, GetStatus, Status};
 
 /// Show what is mounted and what differs from the newest checkpoint

@@ -1,7 +1,8 @@
 //! `ckptfs tag`.
 
+use super::context::Context;
 use super::error::Outcome;
-use super::{Context, locate};
+use super::locate;
 use crate::engine::api::{ChangeTags, CheckpointInfo, Retag, StateName};
 
 /// Give a checkpoint names

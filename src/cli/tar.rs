@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufWriter, IsTerminal, Write};
 
-use super::Context;
+use super::context::Context;
 use super::copies::{self, Begun};
 use super::error::{Failure, Outcome, hinted, io_error};
 use super::locate::Served;

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::context::Context;
 use super::error::{Outcome, error, hinted};
 use super::holders::{self, Found, Tree, Use};
 use super::locate::Located;
 use super::tree_path::{beyond_links, normal};
-use super::{Context, locate, mounts};
+use super::{locate, mounts};
 use crate::control::Client;
 use crate::engine::Keep;
 use crate::engine::api::{Unmount, VerbError, VerbResult, host_path};

@@ -1,8 +1,9 @@
 //! `ckptfs undo`.
 
+use super::context::Context;
 use super::error::{Failure, Outcome};
 use super::interrupt::Interrupt;
-use super::{Context, changes, locate, ops};
+use super::{changes, locate, ops};
 use crate::engine::api::{UndoOptions, UndoWalk, UndoneStep};
 
 /// Undo the last operations on the history: checkpoints, restores, deletions, tags, pins

@@ -1,7 +1,8 @@
 //! `ckptfs unpin`.
 
+use super::context::Context;
 use super::error::Outcome;
-use super::{Context, locate, pin};
+use super::{locate, pin};
 use crate::engine::api::{PinCheckpoint, StateName};
 
 /// Unpin a checkpoint: it can be deleted again

@@ -1,7 +1,8 @@
 //! `ckptfs untag`.
 
+use super::context::Context;
 use super::error::Outcome;
-use super::{Context, locate, tag};
+use super::{locate, tag};
 use crate::engine::api::{ChangeTags, Retag, StateName};
 
 /// Take tags from their checkpoints, which stay

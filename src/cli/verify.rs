@@ -1,10 +1,11 @@
 //! `ckptfs verify`.
 
+use super::context::Context;
+use super::error;
 use super::error::{Failure, Outcome};
 use super::findings;
 use super::locate::{self, Located};
 use super::progress::Bar;
-use super::{Context, error};
 use crate::engine::api::{StateName, VerbResult, Verified, VerifyOptions};
 use crate::engine::check::{CheckOptions, StoreCheck};
 use crate::sys;

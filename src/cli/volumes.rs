@@ -7,10 +7,11 @@ use std::sync::Arc;
 use clap::{Subcommand, ValueEnum};
 use serde_json::json;
 
+use super::context::Context;
 use super::error::{Failure, Outcome, error, hinted, io_error};
 use super::launch::Starter;
 use super::output::{Color, Out, Role};
-use super::{Context, Verb, fork, locate, mount, size, umount};
+use super::{fork, locate, mount, size, umount};
 use crate::engine::api::VerbResult;
 use crate::store::ids::CheckpointId;
 use crate::volumes::options::{OPTIONS, OnRemove, Options};
@@ -129,13 +130,11 @@ enum Removal {
     Delete,
 }
 
-/// Whether this is the driver, which has a log to write.
-pub fn is_driver(verb: &Verb) -> bool {
-    #[cfg(feature = "csi")]
-    if matches!(verb, Verb::Csi(_)) {
-        return true;
+impl Args {
+    /// Whether this is the driver, which has a log to write.
+    pub fn is_driver(&self) -> bool {
+        matches!(self.what, What::Serve(_))
     }
-    matches!(verb, Verb::Volumes(Args { what: What::Serve(_), .. }))
 }
 
 pub fn run(args: Args, context: &mut Context) -> Outcome {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::items::Item;
 use super::target::{State, Target};
 use super::with::Project;
-use crate::cli::Context;
+use crate::cli::context::Context;
 use crate::cli::error::{Failure, Outcome, error, io_error};
 use crate::cli::progress::Bar;
 use crate::engine::api::{ChangeTags, CheckpointInfo, CheckpointOptions, GetStatus, ShowCheckpoint, Status, VerbResult};

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use crate::cli::Context;
+use crate::cli::context::Context;
 use crate::cli::copies;
 use crate::cli::error::{hinted, io_error};
 use crate::cli::locate::{self, Located};
