@@ -109,8 +109,8 @@ pub fn apply<S: Sink>(plan: &Plan, sink: &mut S) -> SysResult<Dirs> {
     applier.rewrite()?;
     applier.put_aside()?;
     applier.remove()?;
-    for dir in &plan.dirs {
-        applier.place(dir)?;
+    for (number, dir) in plan.dirs.iter().enumerate() {
+        applier.place(number, dir)?;
     }
     applier.sink.flush()?;
     // Children before parents, for what is done in a directory changes its times.
@@ -141,6 +141,9 @@ impl<S: Sink> Applier<'_, S> {
     /// Takes inodes that are wanted at another name there, or out of the way; makes what is to be made and is not yet.
     fn put_aside(&mut self) -> SysResult<()> {
         let plan = self.plan;
+        for kept in plan.kept.iter().filter(|kept| kept.from != kept.aside) {
+            self.sink.rename(kept.child, &kept.from, &kept.aside, RenameMode::Replace)?;
+        }
         for (dir, name, child, trail, have) in plan.wanted() {
             if self.placed.contains_key(&child.slot) {
                 continue;
@@ -208,7 +211,7 @@ impl<S: Sink> Applier<'_, S> {
     }
 
     /// Puts everything into one directory that belongs there.
-    fn place(&mut self, dir: &DirPlan) -> SysResult<()> {
+    fn place(&mut self, number: usize, dir: &DirPlan) -> SysResult<()> {
         let here = match &dir.live {
             Some(live) => live.slot,
             None => *self.dirs.get(&dir.want.slot).ok_or(Errno::EIO)?,
@@ -221,6 +224,10 @@ impl<S: Sink> Applier<'_, S> {
                 _ if child.kind == Kind::Dir => self.place_dir(*child, trail, &at)?,
                 _ => self.place_file(*child, &at)?,
             }
+        }
+        for kept in self.plan.kept.iter().filter(|kept| kept.dir == number) {
+            self.sink.flush()?;
+            self.sink.rename(kept.child, &kept.aside, &Place { parent: here, name: kept.name.clone() }, RenameMode::NoReplace)?;
         }
         Ok(())
     }

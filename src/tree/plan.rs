@@ -45,6 +45,21 @@ pub struct DirPlan {
     pub with_attrs: bool,
 }
 
+/// What stays though the directory that it is in does not. It is known by this name alone, for its number can be that of something that is wanted.
+#[derive(Debug)]
+pub struct Kept {
+    /// Which of [`Plan::dirs`] it comes to, ...
+    pub dir: usize,
+    /// ... under which name.
+    pub name: Name,
+    /// What it is.
+    pub child: Child,
+    /// Where it is, beside the tree or in it.
+    pub from: Place,
+    /// Where it is put aside meanwhile.
+    pub aside: Place,
+}
+
 /// What becomes of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -73,6 +88,8 @@ pub struct Plan {
     pub alive_dirs: HashSet<Slot>,
     /// Where a wanted inode was found that is there, when the plan was made.
     pub found: HashMap<Slot, Place>,
+    /// What is in directories that go, and stays.
+    pub kept: Vec<Kept>,
 }
 
 /// Directory and name -> what it is to lead to, `None` being nothing. That a name is planned twice is possible, and rare.

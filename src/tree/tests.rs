@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use super::apply::apply;
 use super::memory::{Becoming, Memory, Node};
 use super::pair::plan;
-use super::plan::{Change, Content};
+use super::plan::{Change, Content, Kept};
 use crate::store::ids::{Name, Slot};
-use crate::store::record::Place;
+use crate::store::record::{Child, Place};
 use crate::sys::Kind;
 
 /// What is done to a tree; places and inodes are chosen among those that there are.
@@ -283,4 +283,27 @@ fn what_was_renamed_and_written_to_is_told_by_two_parts_of_a_plan() {
     };
     assert_eq!((gone.slot, come.slot), (slots["f"], slots["f"]));
     becomes(&from, &to, true);
+}
+
+/// What stays has the number of a file that is wanted: its own was given away before.
+#[test]
+fn what_stays_in_a_directory_that_goes_comes_to_the_one_that_takes_its_place() {
+    let (from, slots) = tree(&[("a", true), ("a/stays", true), ("a/stays/f", false)]);
+    let mut to = Memory::new();
+    to.last = from.last + 10;
+    let above = to.add(&Place { parent: Slot::ROOT, name: Name::new(b"a") }, Node::Dir(0o755, BTreeMap::new()));
+    to.nodes.insert(slots["a/stays"], Node::File(0o600, 7));
+    to.names_mut(above).insert(Name::new(b"g"), slots["a/stays"]);
+    let mut plan = plan(&from, &to, None).expect("a plan");
+    plan.kept.push(Kept {
+        dir: plan.dirs.iter().position(|dir| dir.want.slot == above).expect("it is planned"),
+        name: Name::new(b"stays"),
+        child: Child { slot: slots["a/stays"], kind: Kind::Dir },
+        from: Place { parent: slots["a"], name: Name::new(b"stays") },
+        aside: Place { parent: Slot::STAGING, name: Name::new(b"kept-0") },
+    });
+    let mut becoming = Becoming::new(from, &to, true);
+    apply(&plan, &mut becoming).expect("carried out");
+    let shown: Vec<Vec<u8>> = becoming.tree.shown().into_keys().collect();
+    assert_eq!(shown, [b"".as_slice(), b"/a", b"/a/g", b"/a/stays", b"/a/stays/f"]);
 }

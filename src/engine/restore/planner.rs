@@ -18,7 +18,7 @@ use crate::store::ids::{CheckpointId, Name, Slot};
 use crate::store::record::{Child, Place};
 use crate::sys::{Errno, Kind, SysResult};
 use crate::tree;
-use crate::tree::plan::{Content, DirPlan, NamePlan};
+use crate::tree::plan::{Content, DirPlan, Kept, NamePlan};
 use crate::tree::states::States;
 
 /// What a plan is made from.
@@ -58,8 +58,6 @@ pub(super) struct Planner<'a> {
     /// What stays as it is, and where that is in the live tree.
     pub(super) spared: Spared,
     pub(super) spared_places: HashSet<Place>,
-    /// What stays, and is in a directory that does not: the directory of the plan that it comes to, its name there, and what it is.
-    rescued: Vec<(usize, Name, Child, Arc<Trail>)>,
     /// Directories of the checkpoint that are wanted.
     passed: HashSet<Slot>,
     pub(super) plan: Plan,
@@ -101,22 +99,9 @@ impl Plan {
         for path in spared.paths() {
             spared_places.extend(live_place(&now, path)?);
         }
-        let (inside, rescued) = (RefCell::default(), Vec::new());
-        let mut planner = Planner {
-            engine,
-            view,
-            now,
-            touched,
-            paths,
-            roots,
-            exact,
-            inside,
-            spared: spared.clone(),
-            spared_places,
-            rescued,
-            passed: HashSet::new(),
-            plan,
-        };
+        let inside = RefCell::default();
+        let mut planner =
+            Planner { engine, view, now, touched, paths, roots, exact, inside, spared: spared.clone(), spared_places, passed: HashSet::new(), plan };
         if paths.is_empty() && !exact {
             planner.all()?;
         }
@@ -128,7 +113,6 @@ impl Plan {
         } else if !split.is_empty() {
             planner.paths(split)?;
         }
-        planner.take_rescued();
         let mut plan = planner.plan;
         let lost = std::mem::take(&mut plan.lost);
         for dir in &mut plan.tree.dirs {
@@ -343,27 +327,22 @@ impl Planner<'_> {
     }
 
     /// What is at a path that stays, and would go with the directory that it is in: it comes to the directory that is planned next, unless that has
-    /// something there.
+    /// something there. A restore that was interrupted may have put it aside.
     fn rescue(&mut self, path: &[u8], name: &Name, live: Option<&Arc<Trail>>) -> SysResult<()> {
         if live.map_or(Ok(None), |live| self.now.child(live, name))?.is_some() {
             return Ok(());
         }
-        let found = self.now.walk(path)?;
-        self.rescued.extend(found.map(|(child, trail)| (self.plan.tree.dirs.len(), name.clone(), child, trail)));
-        Ok(())
-    }
-
-    /// Plans what is rescued, but for what is wanted elsewhere.
-    fn take_rescued(&mut self) {
-        for (dir, name, child, trail) in std::mem::take(&mut self.rescued) {
-            let wanted = self.plan.tree.alive_dirs.contains(&child.slot) || self.plan.tree.contents.contains_key(&child.slot);
-            let Some(dir) = self.plan.tree.dirs.get_mut(dir).filter(|_| !wanted) else { continue };
-            if child.kind == Kind::Dir {
-                self.plan.tree.alive_dirs.insert(child.slot);
-            } else {
-                self.plan.tree.contents.insert(child.slot, Content::Same);
+        let number = self.spared.paths().position(|spared| spared == path).unwrap_or_default();
+        let aside = Place { parent: Slot::STAGING, name: Name::new(format!("kept-{number}").as_bytes()) };
+        let found = match self.now.walk(path)? {
+            Some((child, trail)) => trail.up.as_ref().map(|up| (child, Place { parent: up.slot, name: trail.name.clone() })),
+            None => {
+                let beside = Arc::new(Trail { slot: Slot::STAGING, name: Name::new(b""), up: None });
+                self.now.child(&beside, &aside.name)?.map(|child| (child, aside.clone()))
             }
-            dir.names.push(NamePlan { name, want: Some((child, trail)), have: None });
-        }
+        };
+        let dir = self.plan.tree.dirs.len();
+        self.plan.tree.kept.extend(found.map(|(child, from)| Kept { dir, name: name.clone(), child, from, aside }));
+        Ok(())
     }
 }
