@@ -5,6 +5,7 @@
 //! and checkpoints deleted meanwhile.
 
 use super::compare::States;
+use super::runs::Runs;
 use crate::live::Live;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -20,7 +21,6 @@ use crate::store::journal::Journal;
 use crate::store::layers::Layers;
 use crate::store::layout::Layout;
 use crate::store::{Store, StoreError, check_end};
-use crate::sys::lock::Mutex;
 
 /// What [`StoreCheck::repair`] says of an index that it has made.
 pub const INDEX_MADE: &str = "the index was made from the journal";
@@ -28,35 +28,8 @@ pub const INDEX_MADE: &str = "the index was made from the journal";
 const PART_TIME: Duration = Duration::from_millis(200);
 /// Findings that one part tells.
 const PART_FINDINGS_MAX: usize = 1000;
-/// Verifications that may be under way at once; of more, the oldest is given up.
-const RUNS_MAX: usize = 4;
 /// A moved inode is recorded a moment before it is moved.
 const MOVE_TIME: Duration = Duration::from_millis(20);
-
-/// Verifications of a served tree that are under way. A leaf: each is taken out to be worked on.
-#[derive(Debug, Default)]
-pub(super) struct Checks(Mutex<(u64, Vec<(u64, Check)>)>);
-
-impl Checks {
-    fn take(&self, run: u64) -> Option<Check> {
-        let mut checks = self.0.lock();
-        let at = checks.1.iter().position(|(number, _)| *number == run)?;
-        Some(checks.1.remove(at).1)
-    }
-
-    fn put(&self, run: Option<u64>, check: Check) -> u64 {
-        let mut checks = self.0.lock();
-        let run = run.unwrap_or_else(|| {
-            checks.0 += 1;
-            checks.0
-        });
-        if checks.1.len() >= RUNS_MAX {
-            checks.1.remove(0);
-        }
-        checks.1.push((run, check));
-        run
-    }
-}
 
 fn unreadable(cause: &StoreError) -> VerbError {
     error::failed("the store cannot be checked", cause.errno())
@@ -117,22 +90,18 @@ fn tell(run: u64, check: &mut Check) -> Verified {
 pub(super) struct Verifier {
     live: Arc<Live>,
     states: Arc<States>,
-    checks: Checks,
+    checks: Runs<Check>,
 }
 
 impl Verifier {
     pub(super) fn new(live: Arc<Live>, states: Arc<States>) -> Verifier {
-        Verifier { live, states, checks: Checks::default() }
+        Verifier { live, states, checks: Runs::default() }
     }
 
     pub(super) fn verify_for_a_while(&self, options: &VerifyOptions) -> VerbResult<Verified> {
         let store = self.live.timeline().store();
         let mut check = match options.run {
-            Some(run) => self.checks.take(run).ok_or_else(|| VerbError {
-                code: "unknown-run".into(),
-                message: "the daemon does not know this verification any more".into(),
-                hint: Some("begin again: ckptfs verify".into()),
-            })?,
+            Some(run) => self.checks.take(run)?,
             None => {
                 let of = options.state.as_ref().map(|state| self.states.checkpoint_id(state)).transpose()?;
                 let mut check = Check::begin(&store.journal, of, options.deep).map_err(|cause| unreadable(&cause))?;

@@ -13,6 +13,7 @@ mod tiers;
 use super::checkpoint::Checkpoints;
 use super::compare::States;
 use super::control::Snapdir;
+use super::runs::Runs;
 use super::serving::Serving;
 use crate::live::Live;
 use std::collections::{BTreeSet, HashMap};
@@ -25,20 +26,17 @@ use serde::{Deserialize, Serialize};
 
 use self::held::Held;
 use self::tiers::{Fate, Matching};
-use super::api::{CheckpointInfo, VerbError, VerbResult};
+use super::api::{CheckpointInfo, VerbResult};
 use super::error;
 use super::retention::{Known, Retention, Rule, order, rules};
 use super::space::Measuring;
 use crate::history::needed::{Captured, Census};
 use crate::store::ids::{CheckpointId, Epoch, ObjectId};
 use crate::store::record::{Actor, Kept, Reason};
-use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Gently};
 
 /// How long one part of a run takes.
 const PART_TIME: Duration = Duration::from_millis(200);
-/// Runs that may be under way at once; of more, the oldest is given up.
-const RUNS_MAX: usize = 4;
 
 /// What `gc` is asked to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,44 +142,6 @@ pub struct GcReport {
     /// Checkpoints that were to go and stay: they were pinned, tagged or brought back meanwhile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<CheckpointId>,
-}
-
-/// Runs that are under way. A leaf: each is taken out to be worked on.
-pub(super) struct Runs<T>(Mutex<UnderWay<T>>);
-
-struct UnderWay<T> {
-    /// Number of the newest.
-    last: u64,
-    runs: Vec<(u64, T)>,
-}
-
-impl<T> Default for Runs<T> {
-    fn default() -> Runs<T> {
-        Runs(Mutex::new(UnderWay { last: 0, runs: Vec::new() }))
-    }
-}
-
-impl<T> Runs<T> {
-    pub(super) fn take(&self, number: u64) -> VerbResult<T> {
-        let mut under_way = self.0.lock();
-        let at = under_way.runs.iter().position(|(known, _)| *known == number).ok_or_else(|| VerbError {
-            code: "unknown-run".into(),
-            message: "the daemon does not know this run any more; what it has done is done".into(),
-            hint: Some("begin again".into()),
-        })?;
-        Ok(under_way.runs.remove(at).1)
-    }
-
-    pub(super) fn put(&self, number: Option<u64>, run: T) -> u64 {
-        let mut under_way = self.0.lock();
-        let number = number.unwrap_or(under_way.last + 1);
-        under_way.last = under_way.last.max(number);
-        if under_way.runs.len() >= RUNS_MAX {
-            under_way.runs.remove(0);
-        }
-        under_way.runs.push((number, run));
-        number
-    }
 }
 
 /// A run under way.

@@ -38,6 +38,7 @@ pub mod request;
 pub mod requester;
 mod restore;
 pub mod retention;
+mod runs;
 mod service;
 mod serving;
 pub mod settings;

@@ -15,7 +15,7 @@ mod run;
 
 pub use super::api::Count;
 use super::checkpoint::Checkpoints;
-use super::gc::Runs;
+use super::runs::Runs;
 use crate::live::Live;
 use std::fs::File;
 use std::sync::Arc;
