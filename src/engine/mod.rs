@@ -2,6 +2,15 @@
 //!
 //! It has two faces, both in plain types: [`request::Service`], what the kernel asks, and [`verb::Verb`], what people ask. Requests go to the live
 //! tree, to a view of the past, or to `.snapshots` itself, by the node's number.
+//!
+//! **Parts.** [`Engine`] makes them and answers with them. Each has its state to itself, and knows only those before it:
+//! - what it is served with: the configuration, the settings, the kernel's caches, warnings (`serving`);
+//! - states of the tree, and what differs between two (`compare`); nodes and open files of views (`files`); `.snapshots` (`control`);
+//! - checkpoints: made, named, deleted (`checkpoint`);
+//! - what relies on these: absences (`absence`), checkpoints that nobody asks for (`auto`, `tripwire`), thinning out (`gc`), searching (`find`), verifying
+//!   (`check`), sharing (`dedup`).
+//!
+//! What needs most of them takes the engine: the service of the kernel (`service`), restores, exports, imports, undoing, and the verbs.
 
 mod absence;
 mod announce;
