@@ -1,9 +1,11 @@
 //! The client's side of the socket.
 
-use crate::engine::verbs::Request;
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+
+use crate::engine::verbs::Request;
+
 #[cfg(test)]
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,6 +1,5 @@
 //! Whoever tells the history of a tree.
 
-use crate::engine::verbs::Request;
 use std::sync::Arc;
 
 use super::Client;
@@ -9,6 +8,7 @@ use crate::engine::api::VerbResult;
 use crate::engine::offline::Offline;
 use crate::engine::requester::Requester;
 use crate::engine::verb::Verb;
+use crate::engine::verbs::Request;
 
 /// See the module.
 pub enum History {

@@ -8,6 +8,8 @@
 //! next mount then begins the comparison anew with the same baseline: keys that have a record keep it, and what was changed since is a part of the same
 //! absence. The checkpoint that ends the epoch ends the comparison; where nothing differs, or it is no epoch of its own, another record does.
 
+use std::sync::Arc;
+
 use super::api::{AbsenceInfo, Change, ChangeKind};
 use super::auto::daemon;
 use super::checkpoint::Checkpoints;
@@ -23,7 +25,6 @@ use crate::store::record::{Apart, Checkpoint, Comparing, Reason, Record, Trigger
 use crate::sys;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
-use std::sync::Arc;
 
 /// The note of the checkpoint that closes the epoch of an absence.
 const NOTE: &str = "changed while not mounted";

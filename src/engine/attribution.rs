@@ -1,14 +1,14 @@
 //! Who did it: what differs, by process; and the restore of what one of them changed (docs/adr/0015-who.md).
 
-use crate::engine::checkpoint::Checkpoints;
-use crate::engine::compare::States;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Engine;
 use super::api::attribution::{ByProcess, ChangeBy, OnlyBy, OpenAtCut, OpenFile, ProcessInfo, SharedPath};
 use super::api::{Change, StateName, TreePath, VerbError, VerbResult};
+use super::checkpoint::Checkpoints;
 use super::checkpoint::Opened;
+use super::compare::States;
 use super::compare::change;
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs};

@@ -3,20 +3,20 @@
 //! One thread, which sleeps for good where nothing of it is asked for and no mark of the tripwire is to be decided upon. It holds no lock while it
 //! waits, and what it works on only for a round.
 
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::api::CheckpointOptions;
 use super::checkpoint::Checkpoints;
 use super::compare::States;
 use super::config::AutoConfig;
 use super::control::Snapdir;
 use super::quiesce::Stir;
 use super::serving::Serving;
-use super::tripwire::Tripwire;
-use crate::live::Live;
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
-
-use super::api::CheckpointOptions;
 use super::tripwire::Decision;
+use super::tripwire::Tripwire;
 use crate::history::state::State;
+use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::store::record::{Actor, Reason, Trigger};
 use crate::sys;

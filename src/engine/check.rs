@@ -4,15 +4,15 @@
 //! bar can be shown, and who stops asking stops it. What seems damaged is looked at again before it is told: captures are taken back
 //! and checkpoints deleted meanwhile.
 
-use super::compare::States;
-use super::runs::Runs;
-use crate::live::Live;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::api::{Damage, StateName, TreePath, VerbError, VerbResult, Verified, VerifyOptions};
+use super::compare::States;
 use super::error;
+use super::runs::Runs;
+use crate::live::Live;
 use crate::store::baseline::Baseline;
 use crate::store::check::{Check, DamageKind, Finding, Version};
 use crate::store::ids::{CheckpointId, ObjectOrigin};

@@ -1,27 +1,27 @@
 //! Making and deleting checkpoints: freeze, close the epoch, thaw.
 
-use super::compare::States;
-use super::control::Snapdir;
-use super::hooks::Hooks;
-use super::hooks::around;
-use super::requester::Requester;
-use super::serving::Serving;
-use crate::live::Live;
-use crate::sys::lock::MutexGuard;
-use crate::sys::lock::{Mutex, Rank};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::api::{CheckpointInfo, CheckpointOptions, SlowFile, TreePath, VerbError, VerbResult, microseconds};
+use super::compare::States;
+use super::control::Snapdir;
 use super::error;
+use super::hooks::Hooks;
+use super::hooks::around;
 use super::quiesce::Frozen;
 use super::request::{NodeId, Stale};
+use super::requester::Requester;
+use super::serving::Serving;
 use crate::history::attribution::Numbered;
 use crate::live::Freeze;
+use crate::live::Live;
 use crate::store::ids::{CheckpointId, ObjectId, Slot};
 use crate::store::journal::codec::{NOTE_MAX, TAGS_MAX};
 use crate::store::operation::Deed;
 use crate::store::record::{Actor, Checkpoint, INCOMPLETE_PREFIX, Kept, Reason, Record, is_tag};
+use crate::sys::lock::MutexGuard;
+use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, SysResult};
 
 /// How often somebody who waits for his turn looks whether it is still wanted.

@@ -1,5 +1,8 @@
 //! States by the names that people give them, and what differs between two.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use super::api::{Change, ChangeKind, StateName, TreePath, VerbError, VerbResult, Why};
 use super::error;
 use crate::history::diff::{Comparison, Difference, Differs, ordered};
@@ -12,8 +15,6 @@ use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::sys::lock::Mutex;
 use crate::sys::{Errno, Kind, SysResult};
-use std::collections::HashMap;
-use std::sync::Arc;
 
 /// Times that a comparison with the live tree is tried again when the tree changes under it.
 const COMPARE_TRIES: u32 = 3;

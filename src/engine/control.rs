@@ -1,8 +1,5 @@
 //! `.snapshots`: the directory that lists the checkpoints, and the names that are ours in the root directory.
 
-use super::files::Views;
-use super::serving::Serving;
-use crate::live::Live;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,9 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::api::CheckpointInfo;
+use super::files::Views;
 use super::past::PastNode;
 use super::request::{Entry, Listed, Looked, NodeId};
+use super::serving::Serving;
 use crate::history::present::Trail;
+use crate::live::Live;
 use crate::store::ids::{CheckpointId, Slot};
 use crate::store::record::{Child, Reason};
 use crate::sys::lock::Mutex;

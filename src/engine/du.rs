@@ -1,12 +1,12 @@
 //! `du`: what space the history takes, by checkpoint.
 
-use crate::engine::gc::Collector;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::api::{StateName, VerbResult};
 use super::error;
+use super::gc::Collector;
 use super::space::{Measuring, Space};
 use crate::history::needed::Census;
 use crate::store::ids::CheckpointId;

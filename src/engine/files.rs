@@ -1,16 +1,16 @@
 //! Open files: what both kinds of nodes, live and past, have in common for reads and seeks.
 
-use super::compare::States;
-use super::listing::Kept;
-use super::past::Past;
-use super::request::NodeId;
-use crate::history::present::Trail;
-use crate::live::Live;
 use std::fs::File;
 use std::sync::Arc;
 
+use super::compare::States;
+use super::listing::Kept;
+use super::past::Past;
 use super::past::{PAST_HANDLE, PastHandle, PastNode};
+use super::request::NodeId;
 use super::request::{Entry, FOR_EVER, Fh, Listed, Looked, Seek};
+use crate::history::present::Trail;
+use crate::live::Live;
 use crate::live::{Handle, HandleId};
 use crate::store::ids::{Name, Slot};
 use crate::store::record::Child;

@@ -1,20 +1,20 @@
 //! Finding checkpoints and versions, and naming them.
 
-use super::checkpoint::Checkpoints;
-use super::compare::States;
-use super::counted::Counted;
-use crate::live::Live;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::api::{ChangeKind, CheckpointInfo, Query, Retag, StateName, TreePath, VerbError, VerbResult, VersionInfo, VersionKind};
+use super::checkpoint::Checkpoints;
 use super::checkpoint::check_tag;
+use super::compare::States;
+use super::counted::Counted;
 use super::counted::Pair;
 use super::error;
 use crate::history::select::parse_time;
 use crate::history::state::State;
 use crate::history::versions::{Asked, Became, Version};
+use crate::live::Live;
 use crate::store::ids::CheckpointId;
 use crate::store::operation::{Deed, Retagged};
 use crate::store::record::{Actor, Kept, Record};

@@ -9,8 +9,6 @@
 //! **Locking.** Hooks run one operation at a time, and hold nothing that a request needs: a hook reads and writes the mount like anybody. What a hook
 //! itself asks for (`ckptfs checkpoint` in `pre-restore`) is done without hooks.
 
-use super::api::{VerbError, VerbResult};
-use super::config::HooksConfig;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -22,6 +20,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use super::api::{VerbError, VerbResult};
+use super::config::HooksConfig;
 use crate::store::record::Actor;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno, Kind};

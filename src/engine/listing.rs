@@ -5,11 +5,11 @@
 //! given (`fuse_parse_cache` in fs/fuse/readdir.c). In a live directory it is the backing filesystem's own, in a view (which never changes) the number
 //! of the name in order, in `.snapshots` it comes from the name.
 
-use crate::engine::control::Snapdir;
-use crate::engine::files::Views;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
+use super::control::Snapdir;
+use super::files::Views;
 use super::past::{Past, PastNode};
 use super::request::{Listed, Names, NodeId};
 use crate::sys::lock::Mutex;

@@ -1,15 +1,12 @@
 //! Begins and ends the service of a tree.
 
-use super::Engine;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::api::{VerbError, VerbResult};
-use super::durable::sync_checkpoints;
-use super::request::Caches;
-
+use super::Engine;
 use super::absence::Absences;
+use super::api::{VerbError, VerbResult};
 use super::auto::Automatic;
 use super::check::Verifier;
 use super::checkpoint::Checkpoints;
@@ -18,13 +15,14 @@ use super::config::Config;
 use super::config::{Served, probe_reflink, probe_times};
 use super::control::Snapdir;
 use super::dedup::Dedup;
+use super::durable::sync_checkpoints;
 use super::files::Views;
 use super::find::Search;
 use super::gc::Collector;
+use super::request::Caches;
 use super::serving::Serving;
 use crate::history::timeline::{Aftermath, Timeline};
 use crate::live::Live;
-
 use crate::store::layout::STAGING_NAME;
 use crate::store::record::Record;
 use crate::store::{Opened, Store, StoreError};

@@ -1,9 +1,9 @@
 //! Pins: checkpoints that are not deleted, by whomever, until they are unpinned.
 
 use super::api::{CheckpointInfo, StateName, VerbResult};
+use super::checkpoint::Checkpoints;
 use super::checkpoint::check_note;
 use super::error;
-use crate::engine::checkpoint::Checkpoints;
 use crate::store::operation::Deed;
 use crate::store::record::{Actor, Kept, Record};
 use crate::sys::SysResult;

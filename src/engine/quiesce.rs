@@ -1,12 +1,12 @@
 //! `checkpoint --quiesce`: waiting for an instant at which nothing is being changed.
 
-use crate::engine::checkpoint::Checkpoints;
-use crate::store::ids::Slot;
-use crate::sys::Time;
 use std::time::{Duration, Instant};
 
+use super::checkpoint::Checkpoints;
 use crate::live::Freeze;
+use crate::store::ids::Slot;
 use crate::sys::SysResult;
+use crate::sys::Time;
 use crate::sys::lock::MutexGuard;
 
 /// Nothing was changed for this part of the time that may be waited, within these bounds: then nothing is in the middle of being changed.

@@ -5,10 +5,10 @@
 //! So root in a container is, unless the container is privileged. What was deleted can be brought back, and counts by itself: the oldest is freed for
 //! good where there is too much of it.
 
-use crate::engine::gc::Collector;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use super::gc::Collector;
 use super::request::Caller;
 use super::settings::Settings;
 use crate::store::ids::CheckpointId;

@@ -1,22 +1,22 @@
 //! The requests of the kernel, each led to the live tree, to a view of the past, or to `.snapshots`.
 
-use super::control::is_reserved;
-use super::control::{SNAPDIR_NAME, STORE_NAME};
-use super::listing::BATCH;
-use super::request::FOR_EVER;
-use crate::live::Live;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
 use super::announce::{self, is_dummy};
+use super::control::is_reserved;
 use super::control::{CONTROL, SNAPDIR};
+use super::control::{SNAPDIR_NAME, STORE_NAME};
 use super::counts::RequestCounts;
 use super::files::Open;
+use super::listing::BATCH;
 use super::past::{PAST, PAST_HANDLE, PastNode};
+use super::request::FOR_EVER;
 use super::request::{
     Attr, Caller, Entry, Fh, LeftOpen, Listed, Looked, Names, NewNode, NewTime, NodeId, Opened, RenameHow, Seek, Service, SetAttr, Space, XattrHow,
 };
+use crate::live::Live;
 use crate::live::{Change, Handle, HandleId, IoMode, Made, Make, OpenFlags, Turn, opener_word};
 use crate::store::ids::{Name, Slot};
 use crate::store::layout::is_own_xattr;

@@ -1,13 +1,13 @@
 //! What every part of the engine needs besides the live tree: how it is served, the store's directory and settings, the kernel's caches, and what somebody
 //! should know.
 
-use super::request::NodeId;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use super::config::Served;
 use super::counts::RequestCounts;
 use super::request::Caches;
+use super::request::NodeId;
 use super::settings::{Settings, StoreFile};
 use crate::sys::lock::Mutex;
 

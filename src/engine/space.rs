@@ -7,9 +7,9 @@
 //!
 //! btrfs keeps an extent whole as long as a part of it is used, so there ranges that overlap count as one: it may free more than is told, not less.
 
-use crate::engine::gc::Collector;
 use std::collections::HashSet;
 
+use super::gc::Collector;
 use crate::history::needed::Census;
 use crate::store::ids::{ObjectId, ObjectOrigin, Slot};
 use crate::sys::{self, Allocation, Errno, Kind, Placed, Stat, SysResult};

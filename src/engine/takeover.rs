@@ -1,9 +1,9 @@
 //! Taking over from a worker that died (docs/adr/0009-the-mount-outlives-its-daemon.md).
 
-use super::control::is_reserved;
 use std::sync::Arc;
 
 use super::Engine;
+use super::control::is_reserved;
 use super::past::PAST_HANDLE;
 use super::request::{LeftOpen, NodeId};
 use super::service::open_flags;

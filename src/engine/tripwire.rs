@@ -14,11 +14,11 @@
 //! **Cost.** An operation takes a leaf lock twice and looks into small tables. `/proc` is read only when there were more operations in the time than
 //! one tree may make, once for each process, to tell whether they are of one. A mark is made at most once in the time, whoever destroys.
 
-use crate::engine::auto::Automatic;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::auto::Automatic;
 use super::config::TripwireConfig;
 use super::request::Caller;
 use crate::store::ids::{CheckpointId, Slot};

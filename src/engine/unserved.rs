@@ -4,13 +4,13 @@
 //! with a baseline has told of, and then once for that checkpoint and mount, and when `verify` is asked for it. What is changed while the tree is served, past the mount, is known
 //! when somebody meets it in a view.
 
-use crate::engine::compare::States;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Engine;
 use super::api::{Change, TreePath, Why};
+use super::compare::States;
 use crate::history::diff::join;
 use crate::history::diff::ordered;
 use crate::history::present::Trail;

@@ -3,7 +3,6 @@
 //! Everything else about a verb is derived from that: the client and the server of the control socket, what this process answers without a daemon, and the
 //! JSON in between. A new verb is one type with an `impl Verb`, and one line in the list of [`super::verbs::Request`].
 
-use super::requester::Requester;
 use std::io;
 
 use serde::Serialize;
@@ -12,6 +11,7 @@ use serde::de::DeserializeOwned;
 use super::Engine;
 use super::api::{VerbError, VerbResult};
 use super::offline::Offline;
+use super::requester::Requester;
 
 /// A request of one kind.
 pub trait Verb: Clone {

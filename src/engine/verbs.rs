@@ -1,9 +1,5 @@
 //! The list of the verbs, the requests of the small ones, and what each does. Those that take more have a module of their own.
 
-use super::restore::Restorer;
-use super::undo::Undoer;
-use super::unmount::Unmount;
-use super::verb::Answer;
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
@@ -18,6 +14,10 @@ use super::export::parts::{ExportAsk, ExportPart};
 use super::import::{ImportAsk, ImportPart};
 use super::offline::Offline;
 use super::requester::Requester;
+use super::restore::Restorer;
+use super::undo::Undoer;
+use super::unmount::Unmount;
+use super::verb::Answer;
 use super::verb::Verb;
 use crate::history::state::State;
 use crate::store::record::Reason;

@@ -3,8 +3,6 @@
 mod present;
 mod walk;
 
-pub(super) use walk::names_of;
-
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,6 +16,7 @@ use crate::store::ids::{Name, Slot};
 use crate::store::record::Place;
 use crate::sys::lock::Mutex;
 use crate::sys::{self, Errno, Kind, Open, Stat, SysResult};
+pub(super) use walk::names_of;
 
 /// An inode, and the way by which it was reached if that is known.
 #[derive(Clone, Copy, Debug)]

@@ -13,10 +13,6 @@
 mod files;
 mod run;
 
-pub use super::api::Count;
-use super::checkpoint::Checkpoints;
-use super::runs::Runs;
-use crate::live::Live;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,8 +21,12 @@ use serde::{Deserialize, Serialize};
 
 pub use self::files::why_of;
 pub(super) use self::run::Run;
+pub use super::api::Count;
 use super::api::{TreePath, VerbError, VerbResult};
+use super::checkpoint::Checkpoints;
 use super::error;
+use super::runs::Runs;
+use crate::live::Live;
 pub use crate::live::drop_kept;
 use crate::store::hash::Hash;
 use crate::sys::{self, FILES_AT_ONCE};

@@ -4,8 +4,9 @@
 //! keeps things, so the change was; at every checkpoint that shows it, all its names were in a tier that says so; and none of these checkpoints is pinned.
 //! What only hidden checkpoints show, which go in the same run, is not asked for.
 
-use crate::engine::gc::Collector;
 use std::collections::HashMap;
+
+use jiff::tz::TimeZone;
 
 use super::super::api::{VerbError, VerbResult};
 use super::super::error;
@@ -14,12 +15,12 @@ use super::super::space::Space;
 use super::super::tiers::{Matcher, Tier};
 use super::GcTier;
 use super::held::Held;
+use crate::engine::gc::Collector;
 use crate::history::append::now_ns;
 use crate::history::needed::{Captured, Census};
 use crate::store::ids::{ObjectId, ObjectOrigin};
 use crate::store::record::{Dropped, Kept};
 use crate::sys::{self, Errno, Kind, SysResult};
-use jiff::tz::TimeZone;
 
 /// Tiers of one run.
 const TIERS_MAX: usize = 256;

@@ -1,11 +1,11 @@
 //! Taking back what one process changed: a restore of chosen names alone.
 
-use super::super::attribution::no_checkpoint;
 use std::time::Instant;
 
 use super::super::api::attribution::{OnlyBy, RestoredOnly};
 use super::super::api::{Restored, Times, TreePath, VerbError, VerbResult};
 use super::super::attribution::Selector;
+use super::super::attribution::no_checkpoint;
 use super::super::requester::Requester;
 use super::plan::{Plan, Which};
 use super::prepare::{Choice, Prepared};

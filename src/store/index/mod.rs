@@ -52,16 +52,20 @@ mod keys;
 mod parts;
 mod runs;
 
-pub use self::catalogue::Catalogue;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+pub use self::batch::Batch;
 use self::batch::CheckpointChange;
+pub use self::catalogue::Catalogue;
+pub use self::compare::Difference;
 use self::db::Db;
 use self::files::{Home, guarded};
 use self::parts::{Parts, apply, begin, fill, filled_in_memory, in_memory, listed, put_merged};
 use self::runs::Runs;
+pub use self::runs::needs::Needs;
+pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
 use super::error::{StoreError, StoreResult};
 use super::hash::Hash;
 use super::ids::{CheckpointId, Epoch, Name, ObjectId, Slot};
@@ -70,11 +74,6 @@ use super::layout::{Layout, StoreId};
 use super::record::{Kept, Key, Place, Undo};
 use super::reserve::Reserve;
 use crate::sys::lock::{Mutex, Rank, RwLock};
-
-pub use self::batch::Batch;
-pub use self::compare::Difference;
-pub use self::runs::needs::Needs;
-pub(super) use self::runs::run::{Builder, Bytes, Cursor, Out, Run};
 
 /// Records, or keys of them, that a rebuild applies at once.
 const REBUILD_BATCH: usize = 32_768;

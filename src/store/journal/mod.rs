@@ -54,7 +54,6 @@ mod scan;
 mod segment;
 mod tail;
 
-pub use super::ids::Address;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -63,16 +62,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::frame::{Link, Seen};
+pub use self::packing::{Packed, Verdict};
+pub use self::scan::Scan;
 use self::segment::{SEGMENT_HEADER, Source};
 use self::tail::Tail;
 use super::error::{CodecError, StoreError, StoreResult};
+pub use super::ids::Address;
 use super::layout::{Layout, StoreId};
 use super::record::Record;
 use crate::sys::lock::{Mutex, Rank};
 use crate::sys::{self, Errno};
-
-pub use self::packing::{Packed, Verdict};
-pub use self::scan::Scan;
 
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: u32 = 8 << 20;
