@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::asker::Asker;
+use super::timed::{Timed, Turn};
 
 /// Longest head and body in bytes, and most headers.
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -25,8 +26,8 @@ const BODY_BYTES_MAX: u64 = 1 << 20;
 const HEADERS_MAX: usize = 100;
 /// Connections at once; an engine uses as many as it has containers to start.
 pub const CONNECTIONS_MAX: usize = 256;
-/// How long a body may take to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a head that has begun may take to arrive, its body, and each time that nothing of an answer is taken.
+const PART_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
 /// How long a connection may say nothing.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// After a connection that could not be had.
@@ -89,12 +90,21 @@ pub async fn serve(listener: UnixListener, stop: impl Future<Output = ()>, answe
 
 /// Answers the requests of a connection, one after the other, until it ends; what is not HTTP is answered, and ends it.
 fn connection(stream: UnixStream, answer: Arc<Answer>) -> impl GracefulConnection<Error = hyper::Error> + Send {
-    let asker = Asker::of(&stream);
-    let service = service_fn(move |request| answered(request, asker, Arc::clone(&answer)));
+    let (asker, turn) = (Asker::of(&stream), Turn::default());
+    let stream = TokioIo::new(Timed::new(stream, turn.clone(), PART_TIMEOUT));
+    let service = service_fn(move |request| {
+        turn.answering();
+        let (turn, answered) = (turn.clone(), answered(request, asker, Arc::clone(&answer)));
+        async move {
+            let answer = answered.await;
+            turn.answered();
+            answer
+        }
+    });
     let mut http = http1::Builder::new();
     http.half_close(true).title_case_headers(true).auto_date_header(false);
     http.max_buf_size(HEAD_BYTES_MAX).max_headers(HEADERS_MAX).timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
-    http.serve_connection(TokioIo::new(stream), service)
+    http.serve_connection(stream, service)
 }
 
 type Answered = Result<hyper::Response<Full<Bytes>>, Box<dyn Error + Send + Sync>>;
@@ -107,7 +117,7 @@ async fn answered(request: hyper::Request<Incoming>, asker: Option<Asker>, answe
         Some(bytes) if bytes > BODY_BYTES_MAX => return refused(413, "the body is too long"),
         Some(_) => {}
     }
-    let body = timeout(BODY_TIMEOUT, body.collect()).await??.to_bytes().into();
+    let body = timeout(PART_TIMEOUT, body.collect()).await??.to_bytes().into();
     let request = Request { method: head.method.to_string(), path: head.uri.path().to_owned(), body };
     let Response { status, body } = tokio::task::spawn_blocking(move || answer(&request, asker)).await?;
     Ok(hyper::Response::builder().status(status).header(CONTENT_TYPE, TYPE).body(body.into())?)
@@ -167,6 +177,39 @@ mod tests {
         let headers = "X: y\r\n".repeat(HEADERS_MAX + 1);
         assert!(said(format!("POST /a HTTP/1.1\r\n{headers}\r\n").as_bytes()).starts_with("HTTP/1.1 431 "));
         assert_eq!(said(b"POST /a HTTP/1.1\r\nContent-Length: 5\r\n\r\nab"), "", "half a request is no request");
+    }
+
+    /// Half a head, half a body, or an answer that is not taken does not keep a connection; silence does, and so does an answer that takes long.
+    #[test]
+    fn nobody_keeps_us_waiting_but_by_silence() {
+        let big = vec![b'x'; 8 << 20];
+        let (connect, ended) = (std::os::unix::net::UnixStream::pair, std::sync::mpsc::channel());
+        let serve = |bytes: &[u8]| {
+            let ((mut ours, theirs), tell, big) = (connect().unwrap(), ended.0.clone(), big.clone());
+            std::thread::spawn(move || {
+                let answer = move |request: &Request, _: Option<Asker>| {
+                    if request.path == "/slow" {
+                        std::thread::sleep(PART_TIMEOUT * 3);
+                    }
+                    Response { status: 200, body: if request.path == "/big" { big.clone() } else { Vec::new() } }
+                };
+                theirs.set_nonblocking(true).unwrap();
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let _ = runtime.block_on(async { connection(UnixStream::from_std(theirs).unwrap(), Arc::new(answer)).await });
+                let _ = tell.send(());
+            });
+            ours.write_all(bytes).unwrap();
+            ours
+        };
+        for bytes in [&b"POST /a HT"[..], b"POST /a HTTP/1.1\r\nContent-Length: 5\r\n\r\nab", b"POST /big HTTP/1.1\r\n\r\n"] {
+            let _ours = serve(bytes);
+            ended.1.recv_timeout(PART_TIMEOUT * 20).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(bytes)));
+        }
+        let (_silent, mut slow) = (serve(b""), serve(b"POST /slow HTTP/1.1\r\n\r\n"));
+        let mut answer = [0; 15];
+        slow.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        assert!(ended.1.recv_timeout(PART_TIMEOUT * 3).is_err(), "both are there");
     }
 
     #[test]

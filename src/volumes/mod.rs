@@ -40,6 +40,7 @@ mod registry;
 pub mod serve;
 mod sizes;
 mod sweep;
+mod timed;
 pub mod tool;
 mod trash;
 mod verbs;

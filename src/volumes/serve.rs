@@ -4,12 +4,13 @@
 //! driver finds all that counts on disk and in the kernel's tables. The socket is put in place whole, by a rename, also over one that a dead driver left; a
 //! socket of the service manager (`LISTEN_FDS`) is there before the driver is, and stays.
 
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -147,12 +148,14 @@ pub fn drive(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(threads).build();
     let runtime = runtime.map_err(cannot("starting"))?;
     keep_order(pool.clone(), since)?;
+    let until = Cell::new(None);
     let served = runtime.block_on(async {
         let listener = socket.listen().map_err(cannot("listening"))?;
         let (stop, stopping) = oneshot::channel();
         let end = async {
             // A signal, or its thread is gone: either way it is over, when what was asked is answered.
             let _ = asked.await;
+            until.set(Some(Instant::now() + ANSWERS_TIMEOUT));
             socket.remove();
             let _ = stop.send(());
             tokio::time::sleep(ANSWERS_TIMEOUT).await;
@@ -162,7 +165,9 @@ pub fn drive(
             () = end => Ok(()),
         }
     });
-    runtime.shutdown_timeout(ANSWERS_TIMEOUT);
+    // It may have ended without being asked to.
+    socket.remove();
+    runtime.shutdown_timeout(until.get().map_or(ANSWERS_TIMEOUT, |until| until.saturating_duration_since(Instant::now())));
     served
 }
 
