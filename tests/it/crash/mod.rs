@@ -20,4 +20,5 @@ mod order;
 mod random;
 mod recorder;
 mod replay;
+mod spared;
 mod undo;
